@@ -1,0 +1,462 @@
+"""The bytes of the store: every fixed structure on disk, as `docs/format.md` describes it.
+
+Only layouts, constants and the functions that pack and check them live here; what writes them, when, and
+in which order is in `segments`, `journal`, `index` and `checkpoint`.
+
+Rules kept here:
+- A structure is checked (length, magic, version, checksum) before any field of it is used.
+- Every stored type has a version marker; an unknown one is refused by name.
+- A value of a table ends with a CRC32C over table id, key and value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+from crc32c import crc32c
+
+from lakefs.errors import IndexDamaged, StoreUnusable
+from lakefs.ids import Birth, BlobId, BootId, ChunkId, DomainIndex, NodeId, SegmentId, Sequence
+from lakefs.layout import Layout
+
+FORMAT_VERSION: Final = 1
+PAGE: Final = 4096
+GRANULE: Final = 65536
+
+
+class Feature(IntEnum):
+    """Reserved incompatible feature bits: none is written by format 1, each is refused by name."""
+
+    ENCRYPTION = 1 << 0
+    COMPRESSION = 1 << 1
+    ERASURE_SHARDS = 1 << 2
+    KEYED_BLOBS = 1 << 3
+    MORE_DOMAINS = 1 << 4
+    CLUSTER = 1 << 5
+
+
+KNOWN_COMPAT: Final = 0
+KNOWN_READ_ONLY: Final = 0
+KNOWN_INCOMPAT: Final = 0
+
+
+class Table(IntEnum):
+    """The tables of the index.  Ids are part of the format; reserved ones hold no records yet."""
+
+    COUNTERS = 1
+    CHUNKS = 2
+    NODES = 3
+    NAMES = 4
+    BUCKETS = 5
+    SEGMENTS = 6  # reserved
+    UPLOADS = 7  # reserved
+    VERSIONS = 8  # reserved
+    KEYED = 9  # reserved
+    ACCESS_KEYS = 10  # reserved
+    QUARANTINE = 11
+
+
+ORDERED_TABLES: Final = frozenset({Table.NODES, Table.NAMES, Table.BUCKETS, Table.QUARANTINE, Table.UPLOADS})
+"""Tables whose overlay is kept sorted because something scans them while commits go on."""
+
+
+class Op(IntEnum):
+    """What a journal record does to its key."""
+
+    INSERT = 1  # the key was absent
+    PUT = 2  # the key may have been there
+    DELETE = 3  # no value
+
+
+class SegmentKind(IntEnum):
+    """How a segment is written; see `docs/format.md`."""
+
+    LARGE = 1
+    SMALL = 2
+
+
+class NodeKind(IntEnum):
+    """What a node is; HIDDEN holds the rest of names split at 480 bytes."""
+
+    FOLDER = 1
+    OBJECT = 2
+    SYMLINK = 3
+    HIDDEN = 4
+
+
+class EtagKind(IntEnum):
+    """Where a node's ETag comes from."""
+
+    DERIVED = 0  # first 32 hex digits of the digest, "-", chunk count
+    MD5 = 1  # attributes hold 16 bytes
+    MULTIPART = 2  # attributes hold the text md5-N
+
+
+SUPERBLOCK: Final = Layout(
+    "superblock",
+    1164,
+    [
+        ("magic", "8s"),
+        ("format_version", "I"),
+        ("granule_bytes", "I"),
+        ("store_id", "16s"),
+        ("engine_id", "16s"),
+        ("cluster_id", "16s"),
+        ("boot_id", "16s"),
+        ("compat_features", "Q"),
+        ("read_only_features", "Q"),
+        ("incompat_features", "Q"),
+        ("identity_inode", "Q"),
+        ("created_ns", "Q"),
+        ("clean_sequence", "Q"),
+        ("domain_count", "H"),
+        ("reserved", "6s"),
+        ("domains", "1024s"),
+        ("crc", "I"),
+    ],
+)
+SUPERBLOCK_MAGIC: Final = b"LAKESUPR"
+NOT_CLEAN: Final = (1 << 64) - 1
+
+SEGMENT_HEADER: Final = Layout(
+    "segment header",
+    60,
+    [
+        ("magic", "8s"),
+        ("format_version", "I"),
+        ("segment_kind", "I"),
+        ("segment_id", "Q"),
+        ("store_id", "16s"),
+        ("boot_id", "16s"),
+        ("crc", "I"),
+    ],
+)
+SEGMENT_MAGIC: Final = b"LAKESEGM"
+SEGMENT_DATA_OFFSET: Final = PAGE
+
+JOURNAL_HEADER: Final = Layout(
+    "journal header",
+    64,
+    [
+        ("magic", "8s"),
+        ("format_version", "I"),
+        ("reserved", "4s"),
+        ("first_sequence", "Q"),
+        ("store_id", "16s"),
+        ("boot_id", "16s"),
+        ("reserved2", "4s"),
+        ("crc", "I"),
+    ],
+)
+JOURNAL_MAGIC: Final = b"LAKEJRNL"
+
+GROUP_HEADER: Final = Layout(
+    "group header",
+    48,
+    [
+        ("magic", "4s"),
+        ("body_bytes", "I"),
+        ("sequence", "Q"),
+        ("time_ns", "Q"),
+        ("boot_tag", "8s"),
+        ("record_count", "I"),
+        ("body_crc", "I"),
+        ("reserved", "4s"),
+        ("header_crc", "I"),
+    ],
+)
+GROUP_MAGIC: Final = b"LGRP"
+
+RECORD_HEADER: Final = Layout(
+    "journal record header",
+    8,
+    [("table", "B"), ("op", "B"), ("key_bytes", "H"), ("value_bytes", "I")],
+)
+
+CHECKPOINT_HEADER: Final = Layout(
+    "checkpoint header",
+    64,
+    [
+        ("magic", "8s"),
+        ("format_version", "I"),
+        ("compression", "I"),
+        ("sequence", "Q"),
+        ("store_id", "16s"),
+        ("boot_id", "16s"),
+        ("reserved", "4s"),
+        ("crc", "I"),
+    ],
+)
+CHECKPOINT_MAGIC: Final = b"LAKECKPT"
+CHECKPOINT_TRAILER: Final = Layout(
+    "checkpoint trailer",
+    32,
+    [("magic", "8s"), ("record_count", "Q"), ("stored_bytes", "Q"), ("stored_crc", "I"), ("crc", "I")],
+)
+CHECKPOINT_TRAILER_MAGIC: Final = b"LAKECKND"
+
+CHUNK_KEY: Final = Layout(
+    "chunk key",
+    36,
+    [("chunk_kind", "B"), ("domain", "2s"), ("digest", "32s"), ("shard", "B")],
+)
+
+CHUNK_RECORD: Final = Layout(
+    "chunk record",
+    44,
+    [
+        ("version", "B"),
+        ("codec", "B"),
+        ("cipher", "B"),
+        ("checksum_kind", "B"),
+        ("cipher_key_id", "I"),
+        ("birth", "Q"),
+        ("segment_id", "Q"),
+        ("offset", "Q"),
+        ("stored_bytes", "I"),
+        ("logical_bytes", "I"),
+        ("crc", "I"),
+    ],
+)
+CHECKSUM_CRC32C_GRANULE: Final = 1
+
+NODE_HEAD: Final = Layout(
+    "node head",
+    73,
+    [
+        ("version", "B"),
+        ("node_kind", "B"),
+        ("etag_kind", "B"),
+        ("flags", "B"),
+        ("mode", "I"),
+        ("uid", "I"),
+        ("gid", "I"),
+        ("size_bytes", "Q"),
+        ("mtime_ns", "q"),
+        ("ctime_ns", "q"),
+        ("blob", "33s"),
+    ],
+)
+
+NAME_RECORD: Final = Layout("name record", 10, [("version", "B"), ("node_kind", "B"), ("node_id", "Q")])
+COUNTER_RECORD: Final = Layout("counter record", 8, [("count", "Q")])
+VALUE_CRC: Final = Layout("value checksum", 4, [("crc", "I")])
+NO_BLOB: Final = bytes(33)
+
+
+def seal_value(table: Table, key: bytes, value: bytes) -> bytes:
+    """The value as the index stores it: with the CRC32C of table id, key and value behind it."""
+    return value + VALUE_CRC.pack(crc32c(value, crc32c(key, crc32c(_TABLE_BYTE[table]))))
+
+
+def open_value(table: Table, key: bytes, sealed: bytes) -> bytes:
+    """The value without its checksum.  IndexDamaged when the checksum is not that of this key here."""
+    value = sealed[:-4]
+    if len(sealed) < 4 or crc32c(value, crc32c(key, crc32c(_TABLE_BYTE[table]))) != int.from_bytes(sealed[-4:], "little"):
+        raise IndexDamaged(
+            f"a record of table {table.name.lower()} does not match its checksum; "
+            "run: lake fsck --rebuild (with the engine stopped)",
+            subject=key.hex(),
+        )
+    return value
+
+
+_TABLE_BYTE: Final = {table: bytes([table]) for table in Table}
+
+
+def chunk_key(chunk: ChunkId, domain: DomainIndex = DomainIndex(0)) -> bytes:
+    """Key of a chunk in the table `chunks`: kind, domain, digest, shard (255 = not sharded)."""
+    return chunk[:1] + domain.to_bytes(2, "big") + chunk[1:] + b"\xff"
+
+
+def chunk_id_of_key(key: bytes) -> ChunkId:
+    """The chunk's id from its key in the table `chunks`."""
+    return ChunkId(key[:1] + key[3:35])
+
+
+class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
+    """Where a chunk lies and how it is checked; `crc` is the payload's, or its vector's when it has one."""
+
+    birth: Birth
+    segment: SegmentId
+    offset: int
+    stored_bytes: int
+    logical_bytes: int
+    crc: int
+
+    def pack(self) -> bytes:
+        """The record's 44 bytes."""
+        return CHUNK_RECORD.pack(
+            1,
+            0,
+            0,
+            CHECKSUM_CRC32C_GRANULE,
+            0,
+            self.birth,
+            self.segment,
+            self.offset,
+            self.stored_bytes,
+            self.logical_bytes,
+            self.crc,
+        )
+
+    @property
+    def has_vector(self) -> bool:
+        """Whether a vector of granule checksums follows the payload."""
+        return self.stored_bytes > GRANULE
+
+    @property
+    def vector_bytes(self) -> int:
+        """Length of the vector behind the payload, 0 for a chunk of one granule."""
+        return 4 * -(-self.stored_bytes // GRANULE) if self.has_vector else 0
+
+    @property
+    def extent_bytes(self) -> int:
+        """Payload and vector."""
+        return self.stored_bytes + self.vector_bytes
+
+
+def unpack_chunk_record(value: bytes) -> ChunkRecord:
+    """The record from its (already verified) value.  StoreUnusable for a codec or version of the future."""
+    if len(value) != CHUNK_RECORD.size:
+        raise StoreUnusable(f"chunk record of {len(value)} bytes, {CHUNK_RECORD.size} expected")
+    version, codec, cipher, checksum, _, birth, segment, offset, stored, logical, crc = CHUNK_RECORD.unpack(value)
+    if (version, codec, cipher, checksum) != (1, 0, 0, CHECKSUM_CRC32C_GRANULE):
+        raise StoreUnusable(f"chunk record version {version}, codec {codec}, cipher {cipher}, checksum {checksum}")
+    return ChunkRecord(Birth(birth), SegmentId(segment), offset, stored, logical, crc)
+
+
+class Attributes(
+    msgspec.Struct,
+    frozen=True,
+    omit_defaults=True,
+    rename={
+        "etag": "e",
+        "content_type": "t",
+        "user_metadata": "m",
+        "headers": "h",
+        "checksums": "k",
+        "xattrs": "x",
+        "symlink_target": "l",
+    },
+):
+    """What a node has beyond its head; absent from the record when all are defaults."""
+
+    etag: bytes = b""
+    content_type: str = ""
+    user_metadata: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    checksums: dict[str, bytes] = {}
+    xattrs: dict[str, bytes] = {}
+    symlink_target: bytes = b""
+
+
+NO_ATTRIBUTES: Final = Attributes()
+_attributes_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+_attributes_decoder: Final = msgspec.msgpack.Decoder(Attributes)
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder, object or symlink.  `blob` is None for a folder without content of its own."""
+
+    kind: NodeKind
+    blob: BlobId | None = None
+    size_bytes: int = 0
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    etag_kind: EtagKind = EtagKind.DERIVED
+    attributes: Attributes = NO_ATTRIBUTES
+
+    def pack(self) -> bytes:
+        """Head, then the attributes in msgpack when there are any."""
+        head = NODE_HEAD.pack(
+            1,
+            self.kind,
+            self.etag_kind,
+            0,
+            self.mode,
+            self.uid,
+            self.gid,
+            self.size_bytes,
+            self.mtime_ns,
+            self.ctime_ns,
+            self.blob or NO_BLOB,
+        )
+        if self.attributes is NO_ATTRIBUTES or self.attributes == NO_ATTRIBUTES:
+            return head
+        return head + _attributes_encoder.encode(self.attributes)
+
+
+def unpack_node(value: bytes) -> Node:
+    """The node from its (already verified) value.  StoreUnusable for a version of the future."""
+    if len(value) < NODE_HEAD.size:
+        raise StoreUnusable(f"node record of {len(value)} bytes, at least {NODE_HEAD.size} expected")
+    version, kind, etag_kind, _, mode, uid, gid, size, mtime, ctime, blob = NODE_HEAD.unpack_from(value)
+    if version != 1:
+        raise StoreUnusable(f"node record version {version} is not known")
+    tail = value[NODE_HEAD.size :]
+    return Node(
+        kind=NodeKind(kind),
+        blob=None if blob == NO_BLOB else BlobId(blob),
+        size_bytes=size,
+        mode=mode,
+        uid=uid,
+        gid=gid,
+        mtime_ns=mtime,
+        ctime_ns=ctime,
+        etag_kind=EtagKind(etag_kind),
+        attributes=_attributes_decoder.decode(tail) if tail else NO_ATTRIBUTES,
+    )
+
+
+def node_key(node: NodeId) -> bytes:
+    """Key of a node, and prefix of its children's names: 8 bytes, big-endian."""
+    return node.to_bytes(8, "big")
+
+
+def pack_name(kind: NodeKind, node: NodeId) -> bytes:
+    """Value of a name: version, kind, node id."""
+    return NAME_RECORD.pack(1, kind, node)
+
+
+def unpack_name(value: bytes) -> tuple[NodeKind, NodeId]:
+    """Kind and node id from the (already verified) value of a name."""
+    version, kind, node = NAME_RECORD.unpack(value)
+    if version != 1:
+        raise StoreUnusable(f"name record version {version} is not known")
+    return NodeKind(kind), NodeId(node)
+
+
+class BucketRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A bucket's fixed properties; stored as msgpack array, first field the version."""
+
+    version: int = 1
+    domain: int = 0
+    created_ns: int = 0
+    versioning: int = 0
+    policy: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class StoreIdentity:
+    """What ties the files of one store together; written into every header."""
+
+    store_id: bytes
+    boot_id: BootId
+
+    @property
+    def boot_tag(self) -> bytes:
+        """First 8 bytes of the boot id, in every group header."""
+        return self.boot_id[:8]
+
+
+Mutation = tuple[Op, Table, bytes, bytes]
+"""One journal record: op, table, key, value (without its index checksum; empty for DELETE)."""
+
+FIRST_SEQUENCE: Final = Sequence(1)

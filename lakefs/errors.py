@@ -1,0 +1,256 @@
+"""The error tree, and the one table that gives each class its wire code, exit code and HTTP status.
+
+Four branches: what the user can mend, what operation must mend (retryable or not), damage, and bugs.
+Everything that crosses a port is one of these; faces translate once, at the edge, from this table.
+A message says what happened, to which object, and what to do next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+
+class LakeError(Exception):
+    """Root of the tree.  `subject` names the object concerned, when there is one."""
+
+    wire_code: ClassVar[int] = 0
+    exit_code: ClassVar[int] = 70
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, subject: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.subject = subject
+
+
+class UserError(LakeError):
+    """The request cannot be done as asked; asking differently can."""
+
+
+class OperationalError(LakeError):
+    """The service cannot do it now."""
+
+
+class CorruptionError(LakeError):
+    """Stored bytes are not what was written.  Never retried silently, never answered with other bytes."""
+
+
+class BugError(LakeError):
+    """A rule of ours was broken by ourselves."""
+
+
+class InvalidArgument(UserError):
+    """A value outside what the operation accepts."""
+
+
+class InvalidName(UserError):
+    """A bucket name or key that the store does not accept."""
+
+
+class BucketNotFound(UserError):
+    """No such bucket."""
+
+
+class KeyNotFound(UserError):
+    """No such object or folder in the bucket."""
+
+
+class AlreadyExists(UserError):
+    """The name is taken and the request asked for a new one."""
+
+
+class BucketNotEmpty(UserError):
+    """A bucket with names in it is not removed."""
+
+
+class FolderNotEmpty(UserError):
+    """A folder with names in it is not replaced or removed."""
+
+
+class IsAFolder(UserError):
+    """An object was asked for and the name is a folder."""
+
+
+class NotAFolder(UserError):
+    """A folder was asked for and the name, or a part of it, is an object."""
+
+
+class PreconditionFailed(UserError):
+    """If-Match, If-None-Match or an expected node did not hold; nothing was changed."""
+
+
+class PermissionDenied(UserError):
+    """Wrong token, wrong socket owner, or a file that may not be read."""
+
+
+class SourceChanged(UserError):
+    """A source file changed or shrank while it was read; nothing was stored under the name."""
+
+
+class RequestTooLarge(UserError):
+    """A batch, body or attribute set over its limit."""
+
+
+class ConfigError(UserError):
+    """The configuration cannot be used; the message names the nearest known key."""
+
+
+class LocalFileError(UserError):
+    """A local file or folder of the client cannot be read, written or created."""
+
+
+class EngineUnreachable(OperationalError):
+    """Nobody serves at the address, or the engine was lost and did not come back in time."""
+
+    retryable = True
+
+
+class EngineBusy(OperationalError):
+    """A bound of the engine is reached; try again."""
+
+    retryable = True
+
+
+class DeadlineExceeded(OperationalError):
+    """The deadline of the request passed; a write may or may not have been done."""
+
+    retryable = True
+
+
+class SessionLost(OperationalError):
+    """The put session is gone (engine restart or expiry); offer the chunks again."""
+
+    retryable = True
+
+
+class StaleGrant(OperationalError):
+    """The chunk moved or was freed after it was located; locate again."""
+
+    retryable = True
+
+
+class ChunkNotFound(OperationalError):
+    """A chunk is not in the store: it was freed, or never stored."""
+
+
+class StoreFull(OperationalError):
+    """No room for payload.  Removing names and running gc works."""
+
+
+class StoreLocked(OperationalError):
+    """Another process has the store open."""
+
+
+class StoreReadOnly(OperationalError):
+    """A sync failed, or the disk is read-only: no write is accepted until restart."""
+
+
+class StoreUnusable(OperationalError):
+    """The store cannot be opened: unknown feature, other format, missing parts."""
+
+
+class UnsupportedVersion(OperationalError):
+    """The peer speaks another protocol version, or lacks an operation."""
+
+
+class AddressInUse(OperationalError):
+    """A socket or port to listen on is taken."""
+
+
+class Unchecked(OperationalError):
+    """A check could not be made, so nothing is known of what it was to check."""
+
+
+class DiskFailed(OperationalError):
+    """The operating system reported an error of the device or file system."""
+
+
+class ChunkDamaged(CorruptionError):
+    """A chunk's bytes do not match its checksum or id."""
+
+
+class IndexDamaged(CorruptionError):
+    """A record of the index does not match its checksum; the index will be rebuilt."""
+
+
+class JournalDamaged(CorruptionError):
+    """A journal group that was durable cannot be read."""
+
+
+class StoreDamaged(CorruptionError):
+    """Damage to the superblock, a checkpoint or a segment's header; or found by fsck."""
+
+
+class ProtocolError(BugError):
+    """The peer broke the protocol."""
+
+
+class InternalError(BugError):
+    """An invariant of ours does not hold; please report it."""
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """What one class answers as, on each face that has no table of its own."""
+
+    error: type[LakeError]
+    wire_code: int
+    exit_code: int
+    http_status: int
+
+
+# Exit codes: 1 damage found, 2 usage or not checked, then sysexits.h where one fits.
+ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
+    ErrorRow(InvalidArgument, 1, 2, 400),
+    ErrorRow(InvalidName, 2, 2, 400),
+    ErrorRow(BucketNotFound, 3, 66, 404),
+    ErrorRow(KeyNotFound, 4, 66, 404),
+    ErrorRow(AlreadyExists, 5, 73, 409),
+    ErrorRow(BucketNotEmpty, 6, 73, 409),
+    ErrorRow(FolderNotEmpty, 7, 73, 409),
+    ErrorRow(IsAFolder, 8, 73, 409),
+    ErrorRow(NotAFolder, 9, 73, 409),
+    ErrorRow(PreconditionFailed, 10, 73, 412),
+    ErrorRow(PermissionDenied, 11, 77, 403),
+    ErrorRow(SourceChanged, 12, 65, 400),
+    ErrorRow(RequestTooLarge, 13, 65, 413),
+    ErrorRow(ConfigError, 14, 78, 500),
+    ErrorRow(LocalFileError, 15, 74, 500),
+    ErrorRow(EngineUnreachable, 32, 69, 503),
+    ErrorRow(EngineBusy, 33, 75, 503),
+    ErrorRow(DeadlineExceeded, 34, 75, 504),
+    ErrorRow(SessionLost, 35, 75, 503),
+    ErrorRow(StaleGrant, 36, 75, 503),
+    ErrorRow(ChunkNotFound, 37, 66, 404),
+    ErrorRow(StoreFull, 38, 74, 507),
+    ErrorRow(StoreLocked, 39, 75, 503),
+    ErrorRow(StoreReadOnly, 40, 74, 503),
+    ErrorRow(StoreUnusable, 41, 78, 503),
+    ErrorRow(UnsupportedVersion, 42, 76, 501),
+    ErrorRow(AddressInUse, 43, 71, 503),
+    ErrorRow(Unchecked, 44, 2, 503),
+    ErrorRow(DiskFailed, 45, 74, 503),
+    ErrorRow(ChunkDamaged, 64, 1, 500),
+    ErrorRow(IndexDamaged, 65, 1, 500),
+    ErrorRow(JournalDamaged, 66, 1, 500),
+    ErrorRow(StoreDamaged, 67, 1, 500),
+    ErrorRow(ProtocolError, 96, 76, 400),
+    ErrorRow(InternalError, 97, 70, 500),
+)
+
+_BY_WIRE_CODE: Final = {row.wire_code: row.error for row in ERROR_TABLE}
+
+for _row in ERROR_TABLE:
+    _row.error.wire_code = _row.wire_code
+    _row.error.exit_code = _row.exit_code
+    _row.error.http_status = _row.http_status
+
+
+def from_wire(wire_code: int, message: str, subject: str = "") -> LakeError:
+    """The error that a peer sent; an unknown code becomes an `InternalError` that says so."""
+    error = _BY_WIRE_CODE.get(wire_code)
+    if error is None:
+        return InternalError(f"the peer answered with unknown error {wire_code}: {message}", subject=subject)
+    return error(message, subject=subject)

@@ -1,0 +1,105 @@
+"""Identifiers: what names bytes, nodes, places and processes.
+
+A chunk is named by the BLAKE3-256 of its bytes and one byte that says what the bytes are.  Manifests are
+hashed under a derive-key context of their own, so no user's bytes can have a manifest's name.
+
+Ids never cross a function boundary as bare `bytes`, `int` or `str`: the types below are distinct to mypy
+and cost nothing at run time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from enum import IntEnum
+from typing import Final, NewType
+
+import blake3
+
+NodeId = NewType("NodeId", int)
+"""Name of a node; 8 bytes, never reused; node 1 is the root."""
+SegmentId = NewType("SegmentId", int)
+"""Name of a segment file; 8 bytes, never reused."""
+Sequence = NewType("Sequence", int)
+"""Position of a journal group; the first group has sequence 1."""
+Birth = NewType("Birth", int)
+"""Order in which chunks were recorded; dense, never reused; gc's mark set is a bitmap over it."""
+DomainIndex = NewType("DomainIndex", int)
+"""Index of a domain in the superblock's list; 0 is the default domain."""
+ChunkId = NewType("ChunkId", bytes)
+"""33 bytes: kind byte, then the digest."""
+BlobId = NewType("BlobId", bytes)
+"""33 bytes: the id of the blob's only chunk, or of its manifest; it names a layout of the bytes."""
+StoreId = NewType("StoreId", bytes)
+EngineId = NewType("EngineId", bytes)
+BootId = NewType("BootId", bytes)
+SessionId = NewType("SessionId", bytes)
+
+ROOT_NODE: Final = NodeId(1)
+DEFAULT_DOMAIN: Final = DomainIndex(0)
+DIGEST_BYTES: Final = 32
+ID_BYTES: Final = 1 + DIGEST_BYTES
+MANIFEST_CONTEXT: Final = "lakefs-appliance 2026-11 manifest v1"
+
+
+class ChunkKind(IntEnum):
+    """What a chunk's bytes are; the first byte of its id."""
+
+    DATA = 1
+    MANIFEST = 2
+
+
+_PREFIX: Final = {kind: bytes([kind]) for kind in ChunkKind}
+
+Buffer = bytes | bytearray | memoryview
+
+
+def data_chunk_id(payload: Buffer) -> ChunkId:
+    """Id of a data chunk; releases the GIL on large payloads (about 0.6 ms for 4 MiB)."""
+    return ChunkId(b"\x01" + blake3.blake3(payload).digest())
+
+
+def manifest_chunk_id(payload: Buffer) -> ChunkId:
+    """Id of a manifest chunk: BLAKE3 in derive-key mode (BLAKE3 paper, section 2.3)."""
+    digest = blake3.blake3(payload, derive_key_context=MANIFEST_CONTEXT).digest()
+    return ChunkId(b"\x02" + digest)
+
+
+def chunk_id_of(kind: ChunkKind, payload: Buffer) -> ChunkId:
+    """Id of `payload` as a chunk of that kind."""
+    return manifest_chunk_id(payload) if kind is ChunkKind.MANIFEST else data_chunk_id(payload)
+
+
+def kind_of(identifier: ChunkId | BlobId) -> ChunkKind:
+    """Kind byte of a well-formed id; ValueError for an unknown kind."""
+    return ChunkKind(identifier[0])
+
+
+def is_well_formed(identifier: bytes) -> bool:
+    """Whether bytes from outside have the shape of a chunk or blob id."""
+    return len(identifier) == ID_BYTES and identifier[0] in (ChunkKind.DATA, ChunkKind.MANIFEST)
+
+
+def blob_of(chunk: ChunkId) -> BlobId:
+    """The blob that a chunk is by itself: a lone data chunk, or the top manifest."""
+    return BlobId(chunk)
+
+
+def chunk_of(blob: BlobId) -> ChunkId:
+    """The chunk that a blob's id names: its only chunk, or its top manifest."""
+    return ChunkId(blob)
+
+
+EMPTY_BLOB: Final = BlobId(data_chunk_id(b""))
+"""The blob of no bytes.  It has no chunk record and no extent."""
+
+
+def new_id16() -> bytes:
+    """16 random bytes, for store, engine, boot and session ids."""
+    return secrets.token_bytes(16)
+
+
+def id_text(identifier: bytes) -> str:
+    """An id as users see it: `c:` or `m:` and hex for chunks and blobs, bare hex otherwise."""
+    if len(identifier) == ID_BYTES:
+        return ("c:" if identifier[0] == ChunkKind.DATA else "m:") + identifier[1:].hex()
+    return identifier.hex()

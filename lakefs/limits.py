@@ -1,0 +1,93 @@
+"""Every bound of the product, with the arithmetic beside it.  Nothing grows with input unbounded."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+
+# --- layout of content -------------------------------------------------------------------------------
+CHUNK_BYTES: Final = 4 * MIB
+"""Largest chunk; also the fixed cut."""
+GRANULE_BYTES: Final = 64 * KIB
+"""Unit of CRC32C; a 4 MiB chunk has a vector of 64 checksums, 256 bytes."""
+SMALL_PAYLOAD_BYTES: Final = 64 * KIB
+"""Payloads below this are packed into small segments and answered inline."""
+PAGE_BYTES: Final = 4 * KIB
+MANIFEST_FANOUT: Final = 8192
+"""Entries of one manifest: 8192 x 40 bytes = 320 KiB, and one level-0 manifest maps up to 32 GiB."""
+MANIFEST_LEVELS_MAX: Final = 4
+"""8192^5 chunks: far past any disk; a deeper manifest is refused."""
+BLOB_BYTES_MAX: Final = 1 << 62
+SAFETENSORS_HEADER_BYTES_MAX: Final = 32 * MIB
+"""Larger headers are not parsed and the file is cut fixed; the format's own limit is 100 MB."""
+SAFETENSORS_TENSORS_MAX: Final = 1_000_000
+
+# --- names -------------------------------------------------------------------------------------------
+KEY_BYTES_MAX: Final = 1024
+"""S3's limit for a key, in UTF-8 bytes."""
+BUCKET_NAME_BYTES_MAX: Final = 63
+COMPONENT_SPLIT_BYTES: Final = 480
+"""LMDB keys end at 511 bytes: 8 bytes of parent and 480 of component leave room for the slash."""
+ATTRIBUTES_BYTES_MAX: Final = 64 * KIB
+"""Encoded attributes of one node: user metadata, headers, xattrs."""
+LIST_PAGE_MAX: Final = 1000
+DELETE_BATCH: Final = 1000
+
+# --- journal, overlay, index -------------------------------------------------------------------------
+GROUP_BYTES_MAX: Final = 8 * MIB
+"""Body of one journal group.  One request's mutations fit in one group or the request is refused."""
+JOURNAL_FILE_BYTES: Final = 64 * MIB
+JOURNAL_FILL_BYTES: Final = 4 * MIB
+"""Zero-fill ahead of the journal's end: a synced write into written blocks costs half."""
+OVERLAY_ENTRIES_APPLY: Final = 16_384
+"""Entries at which the overlay is applied to LMDB without waiting for the timer."""
+OVERLAY_ENTRIES_MAX: Final = 131_072
+"""Entries at which commits wait for the index; about 400 bytes each: 52 MiB."""
+OVERLAY_APPLY_INTERVAL_S: Final = 1.0
+CHECKPOINT_JOURNAL_BYTES: Final = 64 * MIB
+"""A checkpoint is due when the journal since the last is longer than this and than half of that one."""
+LMDB_MAP_BYTES: Final = 1 << 42
+"""4 TiB of address space, sized once; the file grows as needed."""
+
+# --- segments ----------------------------------------------------------------------------------------
+LARGE_SEGMENT_BYTES: Final = 1 * GIB
+SMALL_SEGMENT_BYTES: Final = 256 * MIB
+LARGE_EXTEND_BYTES: Final = 128 * MIB
+SMALL_FILL_BYTES: Final = 4 * MIB
+RESERVE_BYTES: Final = 64 * MIB
+"""Room that only the journal and the index may use, so that rm and gc work on a full disk."""
+RESERVE_SHARE: Final = 32
+"""On a small file system the reserve is at most 1/32 of it."""
+
+# --- sessions, gc ------------------------------------------------------------------------------------
+SESSIONS_MAX: Final = 4096
+SESSION_LINGER_S: Final = 60.0
+LEASES_PER_CONNECTION_MAX: Final = 4096
+GC_GRACE_S: Final = 10.0
+"""No frees this long after a start that found a store: clients of the last boot re-offer first."""
+GC_BATCH: Final = 2048
+"""Records walked between two checkpoints of the loop: about 5 ms."""
+
+# --- wire --------------------------------------------------------------------------------------------
+CONTROL_BYTES_MAX: Final = 4 * MIB
+"""Control part of one frame.  A locate of 4096 chunks answers with about 0.5 MiB."""
+BODY_BYTES_MAX: Final = 16 * MIB
+BATCH_MAX: Final = 4096
+"""Items in one batched request."""
+INFLIGHT_PER_CONNECTION: Final = 64
+"""Requests being served for one connection; the next is not read until one ends."""
+CONNECTIONS_MAX: Final = 4096
+FRAME_TIMEOUT_S: Final = 30.0
+"""A frame that has begun must end within this."""
+HELLO_TIMEOUT_S: Final = 5.0
+SOURCES_PER_CONNECTION_MAX: Final = 64
+"""Descriptors that one client has registered for the engine to read from."""
+BUFFER_POOL_BYTES: Final = 64 * MIB
+"""Pooled payload buffers of the engine: 15 of 4 MiB + 4 KiB."""
+WATCH_QUEUE_MAX: Final = 4096
+"""Events kept for a slow watcher before it gets one `resync`."""
+ENGINE_WAIT_S: Final = 5.0
+"""How long a client waits for an engine that it lost."""

@@ -1,0 +1,211 @@
+"""The ports: what the product asks of disks, clocks, threads, networks and engines.
+
+Each has a real and a simulated implementation, and one contract suite in `tests/contract` that all of them
+pass.  The methods of `Disk` and `DiskFile` block: the engine calls them through `Offload`, which the
+simulator runs inline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from lakefs.ids import Buffer
+
+T = TypeVar("T")
+
+
+class DiskFile(Protocol):
+    """An open file of a store.
+
+    Errors: StoreFull (ENOSPC, EDQUOT), StoreReadOnly (EROFS), DiskFailed (any other OSError).  A write is
+    whole or raises; after a raise any part of it may be on the medium.
+    """
+
+    @property
+    def direct(self) -> bool:
+        """Whether writes bypass the page cache and must be page-aligned in offset, length and memory."""
+        ...
+
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill `buffer` from `offset`; the count read, short only at the file's end."""
+        ...
+
+    def pwrite(self, payload: Buffer, offset: int) -> None:
+        """Write all of `payload` at `offset`; not durable until `sync_data`."""
+        ...
+
+    def pwritev(self, payloads: Sequence[Buffer], offset: int) -> None:
+        """Write the payloads one behind the other, as one `pwrite` of their sum."""
+        ...
+
+    def sync_data(self) -> None:
+        """fdatasync: written bytes and the file's length are durable on return.  Never retried on failure."""
+        ...
+
+    def allocate(self, offset: int, length: int) -> None:
+        """Reserve blocks, extending the file; bytes read as zero.  Where the file system cannot, extends only."""
+        ...
+
+    def punch(self, offset: int, length: int) -> None:
+        """Free whole pages; they read as zero.  Where the file system cannot, writes zeros."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Set the file's length."""
+        ...
+
+    def size(self) -> int:
+        """Length in bytes."""
+        ...
+
+    def allocated_bytes(self) -> int:
+        """Room taken on the medium, in bytes."""
+        ...
+
+    def fileno(self) -> int:
+        """A descriptor to hand to a client; DiskFailed where there is none (simulation)."""
+        ...
+
+    def close(self) -> None:
+        """Release the file; makes nothing durable."""
+        ...
+
+
+class Disk(Protocol):
+    """The folder of a store.  Paths are relative to it, with `/`."""
+
+    def open(
+        self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False
+    ) -> DiskFile:
+        """Open a file; with `create` it must be new (mode 0600).  FileNotFoundError, FileExistsError.
+
+        `direct` asks for O_DIRECT writes; where it is refused the file's `direct` is false.
+        """
+        ...
+
+    def list_folder(self, path: str) -> list[str]:
+        """Names in a folder, sorted; empty when the folder does not exist."""
+        ...
+
+    def make_folder(self, path: str) -> None:
+        """Create a folder (mode 0700); nothing happens when it exists."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or folder of that name exists."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Replace `target` by `source`, atomically; durable after `sync_folder` of the target's folder."""
+        ...
+
+    def unlink(self, path: str) -> None:
+        """Remove a file; FileNotFoundError when there is none."""
+        ...
+
+    def sync_folder(self, path: str) -> None:
+        """Make creations, renames and removals in the folder durable."""
+        ...
+
+    def inode(self, path: str) -> int:
+        """Inode number of a file."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Bytes that can still be written."""
+        ...
+
+    def total_bytes(self) -> int:
+        """Size of the file system."""
+        ...
+
+    def lock(self, path: str) -> DiskFile:
+        """Create the file if needed and take its exclusive lock, held until close.  StoreLocked."""
+        ...
+
+    def local_path(self, path: str) -> str:
+        """The path for libraries that open files themselves (LMDB)."""
+        ...
+
+
+class Offload(Protocol):
+    """Runs blocking or CPU-heavy calls off the loop: threads, or inline in the simulator."""
+
+    async def run(self, call: Callable[..., T], *args: object) -> T:
+        """The call's result or exception.  Not interruptible: a cancelled caller waits for the call to end."""
+        ...
+
+
+class Clock(Protocol):
+    """Time.  Sleeping is trio's own, which the simulator's clock drives."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back; for intervals."""
+        ...
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970 UTC; may jump either way; only shown and stored, never compared."""
+        ...
+
+
+class Stream(Protocol):
+    """A two-way byte stream with ordered delivery, and descriptors where the medium can carry them.
+
+    One task sends and one receives at a time.  Errors: EngineUnreachable when the peer is gone.
+    """
+
+    @property
+    def carries_descriptors(self) -> bool:
+        """Whether descriptors can be sent along (Unix sockets)."""
+        ...
+
+    @property
+    def peer(self) -> str:
+        """Who is at the other end, for people: `uid 0 pid 4711`, `127.0.0.1:50312`."""
+        ...
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """Bytes received into `buffer`, 0 when the peer has finished.  Descriptors are kept aside."""
+        ...
+
+    def take_descriptors(self) -> list[int]:
+        """Descriptors received so far; the caller owns and closes them."""
+        ...
+
+    async def send(self, parts: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
+        """Send all parts; descriptors go with the first byte.  A cancelled send leaves the stream unusable."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close at once; never raises."""
+        ...
+
+
+class Listener(Protocol):
+    """A bound address."""
+
+    @property
+    def address(self) -> str:
+        """`unix:PATH` or `tcp://HOST:PORT`, with the real port."""
+        ...
+
+    async def accept(self) -> Stream:
+        """The next connection.  Transient failures (descriptors exhausted) are waited out."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop listening; a Unix socket's file is removed."""
+        ...
+
+
+class Network(Protocol):
+    """Makes streams."""
+
+    async def listen(self, address: str) -> Listener:
+        """Bind `unix:PATH` or `tcp://HOST:PORT`; AddressInUse, PermissionDenied."""
+        ...
+
+    async def connect(self, address: str) -> Stream:
+        """Connect; EngineUnreachable, PermissionDenied."""
+        ...

@@ -1,0 +1,102 @@
+"""The port between faces and engine: requests in, replies out, payload beside them.
+
+Two sides of one thing.  `EngineClient` is what `Lake` drives: the embedded engine, and the remote one over a
+stream, implement it, and one contract suite holds them equal.  `EngineService` is what a server serves: it also
+says where a request's body is to be received, so that payload lands once, where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lakefs.ids import Buffer
+from lakefs.wire.messages import Message, Request, Watch, WatchEvent
+
+
+def _nothing() -> None:
+    """The release of a body that owns no pooled memory."""
+
+
+@dataclass
+class Body:
+    """Payload of one request or reply: parts that follow each other, and who gets the memory back.
+
+    `release` is called exactly once, by whoever consumed the body; the parts must not be touched afterwards.
+    """
+
+    parts: Sequence[Buffer] = ()
+    release: Callable[[], None] = _nothing
+
+    @property
+    def nbytes(self) -> int:
+        """Total length in bytes; parts are byte buffers."""
+        return sum(len(part) for part in self.parts)
+
+    def joined(self) -> bytes:
+        """All parts as one bytes object (copies); for small bodies."""
+        return b"".join(self.parts)
+
+
+@dataclass
+class Reply:
+    """An answer: the message, its payload, and descriptors whose ownership goes to the receiver.
+
+    A server sends the descriptors and closes none of them: `descriptors` of an `EngineService` stay the
+    service's own (the kernel duplicates them in flight); those of a remote `EngineClient` are new and the
+    caller closes them.
+    """
+
+    message: Message
+    body: Body = field(default_factory=Body)
+    descriptors: Sequence[int] = ()
+
+
+class EngineClient(Protocol):
+    """Asks one engine.  Safe for use by many tasks at once."""
+
+    @property
+    def carries_descriptors(self) -> bool:
+        """Whether OpenSegments and SourceOpen can work here."""
+        ...
+
+    async def call(self, request: Request, body: Sequence[Buffer] = (), descriptors: Sequence[int] = ()) -> Reply:
+        """The engine's reply.  Raises the error of `lakefs.errors` that the engine answered with.
+
+        On cancellation the request may or may not be done; a reply that comes later is dropped.
+        """
+        ...
+
+
+class ServedClient(Protocol):
+    """What a service keeps for one connection; opaque to the server."""
+
+
+class EngineService(Protocol):
+    """What a server serves."""
+
+    def connected(self, peer: str, *, descriptors: bool, trusted: bool) -> ServedClient:
+        """A connection has begun.  `trusted`: it came over a Unix socket that checked its owner."""
+        ...
+
+    async def disconnected(self, client: ServedClient) -> None:
+        """The connection has ended; its leases are dropped, its sessions linger."""
+        ...
+
+    async def receive(self, client: ServedClient, request: Request, body_bytes: int) -> Body:
+        """Memory for a request's body, exactly `body_bytes` in all, to be filled before `serve`.
+
+        Raises UserError when the request's lengths do not fit its body; waits when the pool is empty.
+        """
+        ...
+
+    async def serve(
+        self, client: ServedClient, request: Request, body: Body, descriptors: Sequence[int]
+    ) -> Reply:
+        """Do the request.  Takes over `body` (releases it) and `descriptors` (closes them), also when it raises."""
+        ...
+
+    def watch(self, client: ServedClient, request: Watch) -> AsyncIterator[WatchEvent]:
+        """Events of a bucket, until closed."""
+        ...

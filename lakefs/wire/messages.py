@@ -1,0 +1,606 @@
+"""The messages of the native protocol: what a client can ask of an engine, and the answers.
+
+`docs/protocol.md` is normative; this module is the same list as types.  Messages are msgpack arrays (msgspec,
+`array_like`): fields may be appended with defaults, never moved.  Raw payload travels in a frame's body, never
+in a message.  The embedded engine takes the same messages without frames.
+
+Decoding checks shape and types only; sizes, ranges and ids are checked by whoever serves the request.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of all messages."""
+
+
+class Request(Message, frozen=True):
+    """A message that asks; `OP` is its number in the frame header."""
+
+    OP: ClassVar[int] = 0
+    REPLY: ClassVar[type[Message]]
+
+
+class Done(Message, frozen=True):
+    """The request was done and has nothing to tell."""
+
+
+class Failure(Message, frozen=True):
+    """The request, or one item of a batch, failed: an error of `lakefs.errors` by its wire code."""
+
+    wire_code: int
+    message: str
+    subject: str = ""
+
+
+# --- connection --------------------------------------------------------------------------------------
+
+
+class HelloReply(Message, frozen=True):
+    """What the server is.  A client that knows the store by its cached descriptors compares the ids."""
+
+    protocol: int
+    server: str
+    store_id: bytes
+    engine_id: bytes
+    boot_id: bytes
+    features: int
+    domains: list[bytes]
+    inflight_max: int
+    body_bytes_max: int
+    batch_max: int
+    descriptors: bool
+    read_only: bool = False
+
+
+class Hello(Request, frozen=True):
+    """First request of every connection.  `token` is needed on TCP."""
+
+    OP = 1
+    REPLY = HelloReply
+    protocol: int
+    client: str
+    features: int = 0
+    token: str = ""
+
+
+class Ping(Request, frozen=True):
+    """Answered at once."""
+
+    OP = 2
+    REPLY = Done
+
+
+class StatusReply(Message, frozen=True):
+    """JSON text of the engine's state, as `lake status --json` prints it."""
+
+    status_json: str
+
+
+class Status(Request, frozen=True):
+    """State of the engine for people and scripts."""
+
+    OP = 3
+    REPLY = StatusReply
+
+
+# --- sessions and chunks -----------------------------------------------------------------------------
+
+
+class SessionOpened(Message, frozen=True):
+    """The id of a put session: 16 bytes."""
+
+    session: bytes
+
+
+class SessionOpen(Request, frozen=True):
+    """Begin a put; chunks stored or found present are held until commit, abort, or 60 s after the last connection."""
+
+    OP = 10
+    REPLY = SessionOpened
+    domain: int = 0
+
+
+class SessionJoin(Request, frozen=True):
+    """Use a session from this connection too.  SessionLost when it is gone."""
+
+    OP = 11
+    REPLY = Done
+    session: bytes
+
+
+class SessionEnd(Request, frozen=True):
+    """End a session: its holds are dropped; names committed through it stay."""
+
+    OP = 12
+    REPLY = Done
+    session: bytes
+
+
+class Offered(Message, frozen=True):
+    """Which of the offered chunks are there, in order; those are held by the session now."""
+
+    present: list[bool]
+
+
+class Offer(Request, frozen=True):
+    """Ask which chunks need not be sent.  A digest is a hint here: it holds what exists, it creates nothing."""
+
+    OP = 13
+    REPLY = Offered
+    session: bytes
+    chunks: list[bytes]
+
+
+class Stored(Message, frozen=True):
+    """Ids that the engine computed, in order, and which of them were new.  The chunks are durable."""
+
+    chunks: list[bytes]
+    fresh: list[bool]
+
+
+class StoreChunks(Request, frozen=True):
+    """Store the payloads in the body, one behind the other.  `kinds` and `lengths` in order; each 1 B to 4 MiB."""
+
+    OP = 14
+    REPLY = Stored
+    session: bytes
+    kinds: list[int]
+    lengths: list[int]
+
+
+class SourceOpened(Message, frozen=True):
+    """The number of a registered descriptor, valid on this connection."""
+
+    source: int
+
+
+class SourceOpen(Request, frozen=True):
+    """Register the descriptor sent along (a regular file on a local file system) for the engine to read from."""
+
+    OP = 15
+    REPLY = SourceOpened
+
+
+class SourceClose(Request, frozen=True):
+    """Forget a registered descriptor."""
+
+    OP = 16
+    REPLY = Done
+    source: int
+
+
+class StoreFromSource(Request, frozen=True):
+    """Store data chunks read from a registered descriptor at the offsets.  SourceChanged when it is too short."""
+
+    OP = 17
+    REPLY = Stored
+    session: bytes
+    source: int
+    offsets: list[int]
+    lengths: list[int]
+
+
+# --- names -------------------------------------------------------------------------------------------
+
+
+class ObjectAttributes(Message, frozen=True):
+    """What a name carries beside its blob.  Times in ns since 1970; mode holds permission bits."""
+
+    mode: int = 0o644
+    uid: int = 0
+    gid: int = 0
+    mtime_ns: int = 0
+    content_type: str = ""
+    user_metadata: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    etag_kind: int = 0
+    etag: bytes = b""
+    checksums: dict[str, bytes] = {}
+    xattrs: dict[str, bytes] = {}
+
+
+class Condition(Message, frozen=True):
+    """What must hold for a change.  All given parts must hold; PreconditionFailed else.
+
+    `absent`: the name must not exist.  `etags`: one of them must be the present one ("*": it exists).
+    `not_etags`: none of them may be.  `node`: the present node's id, 0 = any.
+    """
+
+    absent: bool = False
+    etags: list[str] = []
+    not_etags: list[str] = []
+    node: int = 0
+
+
+NO_CONDITION: Final = Condition()
+
+
+class NameChange(Message, frozen=True):
+    """Bind a name to a blob.  `blob` is 33 bytes; `create_bucket` makes a missing bucket."""
+
+    bucket: str
+    key: str
+    blob: bytes
+    attributes: ObjectAttributes
+    condition: Condition = NO_CONDITION
+    create_bucket: bool = False
+
+
+class ObjectStat(Message, frozen=True):
+    """What is known of a name.  kind: 1 folder, 2 object, 3 symlink.  `blob` is empty for a bare folder."""
+
+    bucket: str
+    key: str
+    kind: int
+    node: int
+    size_bytes: int
+    etag: str
+    mtime_ns: int
+    blob: bytes = b""
+    content_type: str = ""
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    user_metadata: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    checksums: dict[str, bytes] = {}
+    chunk_count: int = 0
+
+
+class NameResult(Message, frozen=True):
+    """One item of a batch: what the name is now, or why it could not be changed or read."""
+
+    stat: ObjectStat | None = None
+    failure: Failure | None = None
+
+
+class NameResults(Message, frozen=True):
+    """One result for each item, in order; what succeeded is durable."""
+
+    results: list[NameResult]
+
+
+class Commit(Request, frozen=True):
+    """Bind names to blobs whose chunks the session holds.  Each name is atomic; durable when answered."""
+
+    OP = 20
+    REPLY = NameResults
+    session: bytes
+    changes: list[NameChange]
+
+
+class PutObjects(Request, frozen=True):
+    """Store small objects and bind their names in one go; payloads in the body, each at most 4 MiB.
+
+    `changes[i].blob` is empty: the engine computes it.  Chunk and name are one journal group.
+    """
+
+    OP = 21
+    REPLY = NameResults
+    lengths: list[int]
+    changes: list[NameChange]
+
+
+class StatNames(Request, frozen=True):
+    """Look names up: (bucket, key) pairs.  A key ending in `/`, or empty, asks for a folder."""
+
+    OP = 22
+    REPLY = NameResults
+    names: list[tuple[str, str]]
+
+
+class DeleteNames(Request, frozen=True):
+    """Remove names.  A missing one is no failure (`stat` is then absent).  A folder must be empty."""
+
+    OP = 23
+    REPLY = NameResults
+    names: list[tuple[str, str]]
+    condition: Condition = NO_CONDITION
+
+
+class Rename(Request, frozen=True):
+    """Move an object or folder, atomically, within or across buckets of one domain.
+
+    Both keys end in `/` for a folder.  A target object is replaced unless `replace` is false (AlreadyExists); a
+    target folder must be empty.  Moving a folder below itself is InvalidArgument.
+    """
+
+    OP = 24
+    REPLY = NameResults
+    bucket: str
+    key: str
+    to_bucket: str
+    to_key: str
+    replace: bool = True
+    create_bucket: bool = False
+
+
+class Copy(Request, frozen=True):
+    """Bind another name to the blob of an object; no byte moves.  Attributes are kept unless given."""
+
+    OP = 25
+    REPLY = NameResults
+    bucket: str
+    key: str
+    to_bucket: str
+    to_key: str
+    attributes: ObjectAttributes | None = None
+    condition: Condition = NO_CONDITION
+    create_bucket: bool = False
+
+
+class MakeFolder(Request, frozen=True):
+    """Make an explicit folder (it stays when empty).  AlreadyExists when it is there and `exclusive`."""
+
+    OP = 26
+    REPLY = NameResults
+    bucket: str
+    key: str
+    exclusive: bool = False
+    create_bucket: bool = False
+
+
+class ListEntry(Message, frozen=True):
+    """One name of a page; `is_prefix` entries are rolled up at the delimiter and have no other field set."""
+
+    key: str
+    is_prefix: bool = False
+    size_bytes: int = 0
+    etag: str = ""
+    mtime_ns: int = 0
+    kind: int = 2
+    node: int = 0
+    blob: bytes = b""
+    mode: int = 0
+    content_type: str = ""
+
+
+class Listed(Message, frozen=True):
+    """A page in byte order of keys.  `next_after` is empty on the last page."""
+
+    entries: list[ListEntry]
+    next_after: str = ""
+
+
+class ListNames(Request, frozen=True):
+    """Names with the prefix, strictly after `after`, rolled up at `delimiter` ("" or "/"), at most `limit`.
+
+    `after` may be a rolled-up prefix: everything below it is skipped.  `folders` lists bare folders too.
+    """
+
+    OP = 27
+    REPLY = Listed
+    bucket: str
+    prefix: str = ""
+    after: str = ""
+    delimiter: str = ""
+    limit: int = 1000
+    folders: bool = False
+
+
+class BucketStat(Message, frozen=True):
+    """A bucket: its name, creation time, and node."""
+
+    name: str
+    created_ns: int
+    node: int
+
+
+class Buckets(Message, frozen=True):
+    """Buckets in byte order."""
+
+    buckets: list[BucketStat]
+
+
+class BucketList(Request, frozen=True):
+    """All buckets (or the one of that name)."""
+
+    OP = 30
+    REPLY = Buckets
+    name: str = ""
+
+
+class BucketCreate(Request, frozen=True):
+    """Make a bucket; AlreadyExists."""
+
+    OP = 31
+    REPLY = Buckets
+    name: str
+
+
+class BucketRemove(Request, frozen=True):
+    """Remove an empty bucket; BucketNotFound, BucketNotEmpty."""
+
+    OP = 32
+    REPLY = Done
+    name: str
+
+
+# --- reading -----------------------------------------------------------------------------------------
+
+
+class Grant(Message, frozen=True):
+    """Where a chunk's bytes are.  medium 0: not there; 1: segment file; 2: in this frame's body at `offset`.
+
+    `crc` is the payload's (one granule) or its vector's, which lies behind the payload.  `epoch` lets a reader
+    notice a moved chunk; correctness rests on the check of the bytes.
+    """
+
+    medium: int
+    segment: int = 0
+    offset: int = 0
+    stored_bytes: int = 0
+    logical_bytes: int = 0
+    codec: int = 0
+    crc: int = 0
+    epoch: int = 0
+
+
+class OpenedObject(Message, frozen=True):
+    """An object opened for reading.
+
+    `chunks` and `lengths` are the layout when it has at most `layout_max` chunks, else empty: the manifest
+    (chunk of `stat.blob`) is read as any chunk.  `grants` go with `chunks`.  The lease keeps the content until
+    it is closed or the connection ends.
+    """
+
+    stat: ObjectStat
+    lease: int
+    chunks: list[bytes]
+    lengths: list[int]
+    grants: list[Grant]
+
+
+class OpenResult(Message, frozen=True):
+    """One item of OpenObjects."""
+
+    opened: OpenedObject | None = None
+    failure: Failure | None = None
+
+
+class OpenResults(Message, frozen=True):
+    """One result for each name; payloads answered inline are in the body at their grants' offsets."""
+
+    results: list[OpenResult]
+
+
+class OpenObjects(Request, frozen=True):
+    """Open objects for reading.
+
+    Payloads under 64 KiB come inline while `inline_bytes` lasts.  `lease` false: no lease is taken (lease 0), for
+    readers that finish with this answer or retry.
+    """
+
+    OP = 40
+    REPLY = OpenResults
+    names: list[tuple[str, str]]
+    layout_max: int = 1024
+    inline_bytes: int = 1 << 20
+    lease: bool = True
+
+
+class CloseLeases(Request, frozen=True):
+    """Close opened objects."""
+
+    OP = 41
+    REPLY = Done
+    leases: list[int]
+
+
+class Located(Message, frozen=True):
+    """A grant for each chunk, in order."""
+
+    grants: list[Grant]
+
+
+class Locate(Request, frozen=True):
+    """Where chunks are now."""
+
+    OP = 42
+    REPLY = Located
+    chunks: list[bytes]
+
+
+class SegmentsOpened(Message, frozen=True):
+    """Segments whose read-only descriptors come with this frame, in order; missing ones are left out."""
+
+    segments: list[int]
+
+
+class OpenSegments(Request, frozen=True):
+    """Get descriptors of segments, at most 64 a request; only where descriptors can be carried."""
+
+    OP = 43
+    REPLY = SegmentsOpened
+    segments: list[int]
+
+
+class ReadPiece(Message, frozen=True):
+    """A piece of the body: whole granules (or the whole chunk) from `offset`, and their CRC32Cs, 4 bytes each.
+
+    `length` 0 and a failure when it could not be read.
+    """
+
+    offset: int
+    length: int
+    crcs: bytes
+    failure: Failure | None = None
+
+
+class ReadChunksReply(Message, frozen=True):
+    """Pieces in the order asked; bytes in the body, one piece behind the other."""
+
+    pieces: list[ReadPiece]
+
+
+class ReadChunks(Request, frozen=True):
+    """Stream payload: for each chunk the range (offset, length; length 0 = to the end), widened to granules.
+
+    The engine checks CRC32C before it sends; the sum of the pieces is at most `body_bytes_max`.
+    """
+
+    OP = 44
+    REPLY = ReadChunksReply
+    chunks: list[bytes]
+    offsets: list[int]
+    lengths: list[int]
+
+
+# --- events and upkeep -------------------------------------------------------------------------------
+
+
+class WatchEvent(Message, frozen=True):
+    """Sent on the watch's stream.  kind: put, delete, rename (key to to_key), resync (look at everything again)."""
+
+    kind: str
+    sequence: int
+    bucket: str = ""
+    key: str = ""
+    to_bucket: str = ""
+    to_key: str = ""
+    node: int = 0
+
+
+class Watch(Request, frozen=True):
+    """Events of a bucket, in order, after they are durable, until the stream is cancelled.  First answer: Done."""
+
+    OP = 50
+    REPLY = Done
+    bucket: str
+
+
+class ReportReply(Message, frozen=True):
+    """JSON text of a report, as the command prints it with --json."""
+
+    report_json: str
+
+
+class RunGc(Request, frozen=True):
+    """One full cycle of garbage collection."""
+
+    OP = 60
+    REPLY = ReportReply
+
+
+class RunFsck(Request, frozen=True):
+    """Check the store while it serves."""
+
+    OP = 61
+    REPLY = ReportReply
+
+
+def _requests(base: type[Request]) -> list[type[Request]]:
+    found: list[type[Request]] = []
+    for child in base.__subclasses__():
+        found.append(child)
+        found.extend(_requests(child))
+    return found
+
+
+REQUESTS: Final[dict[int, type[Request]]] = {request.OP: request for request in _requests(Request)}
+"""All requests by op number."""
