@@ -1,0 +1,57 @@
+# make setup | demo | check | test | bench | torture | docs
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BIN := .venv/bin
+SCENARIO ?=
+export PYTHON
+
+.PHONY: help setup lock demo check test bench torture docs clean
+.PHONY: check-ruff check-format check-types check-imports check-tests
+
+help: ## what there is to make
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: ## Debian packages and .venv in the checkout
+	@scripts/setup.sh
+
+lock: ## write requirements/*.txt anew from pyproject.toml
+	@scripts/lock.sh
+
+demo: setup ## a store, an engine, objects in and out, in a minute
+	@$(BIN)/python -m bench.demo
+
+check: setup ## lint, types, layering, style and the quick tests
+	@$(MAKE) --no-print-directory -j 3 --output-sync=target check-ruff check-format check-types check-imports check-tests
+
+check-ruff:
+	@$(BIN)/ruff check --quiet .
+
+check-format:
+	@$(BIN)/ruff format --check --quiet .
+
+check-types:
+	@$(BIN)/mypy --no-error-summary .
+
+check-imports:
+	@$(BIN)/lint-imports --no-logo
+
+check-tests:
+	@$(BIN)/python -m pytest -q -m "not slow" tests/style tests/unit
+
+test: check ## check, then every test
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests
+
+bench: setup ## measure: make bench SCENARIO=name
+	@$(BIN)/python -m bench.run $(SCENARIO)
+
+torture: setup ## SIGKILL and fault rounds, for as long as you let it
+	@$(BIN)/python -m tests.torture
+
+docs: setup ## write the reference pages anew
+	@$(BIN)/python -m scripts.reference
+
+clean: ## remove what make made
+	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

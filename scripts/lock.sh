@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Writes requirements/runtime.txt and requirements/dev.txt: what the ranges of pyproject.toml resolve to today,
+# each from a clean virtual environment, as bare NAME==VERSION lines.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+wanted() {
+    python3 - "$@" <<'PY'
+import sys
+import tomllib
+
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+extras = project["optional-dependencies"]
+print(*project["dependencies"], *(line for extra in sys.argv[1:] for line in extras[extra]), sep="\n")
+PY
+}
+
+lock() {
+    local target=$1
+    shift
+    python3 -m venv "$scratch/$target"
+    wanted "$@" > "$scratch/$target.in"
+    "$scratch/$target/bin/python" -m pip install --quiet --disable-pip-version-check -r "$scratch/$target.in"
+    {
+        echo "# Written by scripts/lock.sh from pyproject.toml; do not edit."
+        # setuptools is part of the lock where it was asked for: it builds the project itself.
+        "$scratch/$target/bin/python" -m pip freeze --all --disable-pip-version-check |
+            grep -E '^[A-Za-z0-9._-]+==' | grep -vE '^(pip|wheel)==' |
+            { if [ "$target" = dev ]; then cat; else grep -v '^setuptools=='; fi; }
+    } > "requirements/$target.txt"
+}
+
+lock runtime
+lock dev dev
