@@ -61,7 +61,9 @@ class EngineClient(Protocol):
         """Whether OpenSegments and SourceOpen can work here."""
         ...
 
-    async def call(self, request: Request, body: Sequence[Buffer] = (), descriptors: Sequence[int] = ()) -> Reply:
+    async def call(
+        self, request: Request, body: Sequence[Buffer] = (), descriptors: Sequence[int] = ()
+    ) -> Reply:
         """The engine's reply.  Raises the error of `lakefs.errors` that the engine answered with.
 
         On cancellation the request may or may not be done; a reply that comes later is dropped.

@@ -272,6 +272,7 @@ class Commit(Request, frozen=True):
     REPLY = NameResults
     session: bytes
     changes: list[NameChange]
+    end_session: bool = False
 
 
 class PutObjects(Request, frozen=True):

@@ -1,0 +1,287 @@
+"""The blocking client: `lakefs.connect()`, for training loops, notebooks and the command line.
+
+`Lake` has the methods of `lakefs.lake.LakeSteps` and drives them over one connection: requests are pipelined, and
+local reading and checking runs in a few threads.  One operation runs at a time; a second thread waits.
+
+When the operation is interrupted (Ctrl-C) the connection is closed, for a frame may be half received; the engine
+drops the unfinished put with it, and the next operation connects anew.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from lakefs.client.blocking_remote import BlockingEngine
+from lakefs.errors import EngineUnreachable, LakeError, LocalFileError
+from lakefs.getting import Opened
+from lakefs.ids import Buffer
+from lakefs.lake import LakeSteps, Progress, PutData
+from lakefs.movers import Check, SegmentDescriptors
+from lakefs.putting import PutResult
+from lakefs.steps import Send, Start, Steps, Ticket
+from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat
+
+T = TypeVar("T")
+WORK_THREADS = 2
+
+
+class Lake:
+    """A connection to one engine.  Use as a context manager, or `close()`.
+
+    Errors are those of `lakefs.errors`; see `LakeSteps` for what each method promises.
+    """
+
+    def __init__(self, engine: BlockingEngine, *, check: Check = Check.BLAKE3) -> None:
+        self._engine = engine
+        self._descriptors = SegmentDescriptors()
+        self._threads: ThreadPoolExecutor | None = None
+        self._lock = threading.RLock()
+        self.steps = LakeSteps(
+            self._descriptors,
+            engine.carries_descriptors,
+            network=engine.address.startswith("tcp"),
+            check=check,
+        )
+
+    def __enter__(self) -> Lake:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; unfinished puts and leases end with it."""
+        with self._lock:
+            if self._threads is not None:
+                self._threads.shutdown(wait=True, cancel_futures=True)
+                self._threads = None
+            self._engine.close()
+            self._descriptors.close()
+
+    # --- the driver --------------------------------------------------------------------------------
+
+    def run(self, steps: Steps[T]) -> T:
+        """Drive an operation of `LakeSteps` (or of your own making) to its end."""
+        with self._lock:
+            works: set[Future[Any]] = set()
+            try:
+                return self._drive(steps, works)
+            except (KeyboardInterrupt, GeneratorExit):
+                self._engine.close()
+                raise
+            finally:
+                for future in works:
+                    future.cancel() or future.exception()
+
+    def _drive(self, steps: Steps[T], works: set[Future[Any]]) -> T:
+        answer: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                step = steps.throw(error) if error is not None else steps.send(answer)
+            except StopIteration as end:
+                return cast(T, end.value)
+            answer, error = None, None
+            try:
+                if isinstance(step, Start):
+                    answer = self._start(step, works)
+                else:
+                    answer = self._wait(step.ticket, works)
+            except (LakeError, KeyboardInterrupt) as raised:
+                if isinstance(raised, KeyboardInterrupt):
+                    self._engine.close()
+                error = raised
+
+    def _start(self, step: Start, works: set[Future[Any]]) -> Ticket:
+        effect = step.effect
+        if isinstance(effect, Send):
+            return self._engine.start(effect.request, effect.body, effect.descriptors, into=effect.into)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="lake-work")
+        future = self._threads.submit(effect.call, *effect.args)
+        works.add(future)
+        return future
+
+    def _wait(self, ticket: Ticket, works: set[Future[Any]]) -> Any:
+        if isinstance(ticket, Future):
+            works.discard(ticket)
+            return ticket.result()
+        return self._engine.finish(ticket)
+
+    # --- writing -----------------------------------------------------------------------------------
+
+    def put(self, name: str, data: PutData, **options: Any) -> PutResult:
+        """Store bytes, a file (`pathlib.Path`) or a binary stream under a name; durable on return."""
+        return self.run(self.steps.put(name, data, **options))
+
+    def put_many(
+        self, objects: Sequence[tuple[str, Buffer]], *, create_bucket: bool = True
+    ) -> list[ObjectStat]:
+        """Store many small objects (each at most 4 MiB); durable on return."""
+        return self.run(self.steps.put_many(objects, create_bucket=create_bucket))
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    def get(self, name: str, *, progress: Progress | None = None) -> bytes:
+        """The whole content of an object, checked."""
+        return self.run(self.steps.get(name, progress=progress))
+
+    def get_into(self, name: str, buffer: bytearray | memoryview) -> int:
+        """The whole content into a buffer; the number of bytes."""
+        return self.run(self.steps.get_into(name, buffer))
+
+    def get_many(self, names: Sequence[str]) -> list[bytes]:
+        """Whole contents of many objects, in order, in few round trips."""
+        return self.run(self.steps.get_many(names))
+
+    def get_file(
+        self, name: str, path: os.PathLike[str] | str, *, progress: Progress | None = None
+    ) -> ObjectStat:
+        """The whole content into a new local file, complete or absent: it is written beside and renamed."""
+        target = os.fspath(path)
+        part = f"{target}.lake-part"
+        descriptor = _create_part(part)
+        try:
+            stat = self.run(self.steps.get_file(name, descriptor, target, progress=progress))
+            os.replace(part, target)
+        except BaseException:
+            os.unlink(part)
+            raise
+        finally:
+            os.close(descriptor)
+        return stat
+
+    def open(self, name: str) -> io.BufferedReader:
+        """A readable, seekable binary file.  It keeps the content it was opened on, whatever happens to the name."""
+        return io.BufferedReader(ObjectReader(self, self.run(self.steps.open(name))), buffer_size=1 << 20)
+
+    # --- names -------------------------------------------------------------------------------------
+
+    def stat(self, name: str) -> ObjectStat:
+        """What is known of a name; KeyNotFound."""
+        return self.run(self.steps.stat(name))
+
+    def exists(self, name: str) -> bool:
+        """Whether the name is there."""
+        return self.run(self.steps.exists(name))
+
+    def list(self, name: str, *, delimiter: str = "", folders: bool = False) -> Iterator[ListEntry]:
+        """All keys that begin with the name's key, in byte order, read page by page."""
+        after = ""
+        while True:
+            page = self.run(self.steps.list_page(name, after=after, delimiter=delimiter, folders=folders))
+            yield from page.entries
+            after = page.next_after
+            if not after:
+                return
+
+    def remove(self, name: str) -> bool:
+        """Remove an object or an empty folder; whether it was there."""
+        return self.run(self.steps.remove(name))
+
+    def move(self, source: str, target: str, *, replace: bool = True) -> ObjectStat:
+        """Rename an object or folder, atomically."""
+        return self.run(self.steps.move(source, target, replace=replace))
+
+    def copy(self, source: str, target: str) -> ObjectStat:
+        """Give an object's content a second name; no byte moves."""
+        return self.run(self.steps.copy(source, target))
+
+    def make_folder(self, name: str, *, exclusive: bool = False) -> ObjectStat:
+        """Make a folder that stays when empty."""
+        return self.run(self.steps.make_folder(name, exclusive=exclusive))
+
+    # --- buckets, upkeep ---------------------------------------------------------------------------
+
+    def buckets(self) -> list[BucketStat]:
+        """All buckets."""
+        return self.run(self.steps.buckets())
+
+    def create_bucket(self, name: str) -> BucketStat:
+        """Make a bucket; AlreadyExists."""
+        return self.run(self.steps.create_bucket(name))
+
+    def remove_bucket(self, name: str) -> None:
+        """Remove an empty bucket."""
+        self.run(self.steps.remove_bucket(name))
+
+    def status(self) -> dict[str, Any]:
+        """State of the engine."""
+        return cast(dict[str, Any], json.loads(self.run(self.steps.status())))
+
+    def gc(self) -> dict[str, Any]:
+        """One cycle of garbage collection; its report."""
+        return cast(dict[str, Any], json.loads(self.run(self.steps.gc())))
+
+    def fsck(self) -> dict[str, Any]:
+        """Check the store; the report."""
+        return cast(dict[str, Any], json.loads(self.run(self.steps.fsck())))
+
+
+class ObjectReader(io.RawIOBase):
+    """One opened object as a raw binary file; wrap in `io.BufferedReader`, as `Lake.open` does."""
+
+    def __init__(self, lake: Lake, opened: Opened) -> None:
+        self._lake = lake
+        self._opened = opened
+        self._position = 0
+
+    @property
+    def stat(self) -> ObjectStat:
+        """What the name was when it was opened."""
+        return self._opened.stat
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._opened.stat.size_bytes}[
+            whence
+        ]
+        if base + offset < 0:
+            raise ValueError(f"seek to {base + offset}: before the start")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        content = self._lake.run(self._lake.steps.read(self._opened, self._position, len(view)))
+        view[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def readall(self) -> bytes:
+        rest = max(0, self._opened.stat.size_bytes - self._position)
+        content = self._lake.run(self._lake.steps.read(self._opened, self._position, rest))
+        self._position += len(content)
+        return content
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                self._lake.run(self._lake.steps.close(self._opened))
+            except EngineUnreachable:
+                pass  # the lease ended with the connection
+        super().close()
+
+
+def _create_part(part: str) -> int:
+    try:
+        return os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise LocalFileError(f"{part}: {error.strerror}", subject=part) from error

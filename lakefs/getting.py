@@ -1,0 +1,486 @@
+"""Get: name -> layout -> grants -> bytes, checked, written once as steps.
+
+Each chunk is fetched by the best mover there is: from the segment file by descriptor (`movers`), inline with the
+answer to `OpenObjects`, or streamed (`ReadChunks`).  Whatever moved it, the bytes are checked here, by BLAKE3
+against the chunk's id unless the caller asked for CRC32C; a range of a chunk is checked by granule.
+
+Rules kept here:
+- A reader gets the bytes of one version of an object, or an error; never old and new mixed: the layout is read
+  once, and chunks are named by their content.
+- A failed check is followed by one fresh locate and one more read; then it is ChunkDamaged naming the object.
+- At most `WINDOW` chunks are in flight.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+from lakefs.errors import ChunkNotFound, InternalError, LakeError, LocalFileError, StaleGrant, from_wire
+from lakefs.ids import ChunkId, ChunkKind, SegmentId, kind_of
+from lakefs.limits import BATCH_MAX, CHUNK_BYTES
+from lakefs.manifest import Manifest, check_child, parse
+from lakefs.movers import (
+    MEDIUM_INLINE,
+    MEDIUM_SEGMENT,
+    Check,
+    SegmentDescriptors,
+    check_digest,
+    check_granules,
+    damaged,
+    fetch_into,
+    fetch_range,
+    require_present,
+)
+from lakefs.names import Name
+from lakefs.service import Reply
+from lakefs.steps import Effect, Pipeline, Send, Steps, Work, send, work
+from lakefs.wire.messages import (
+    CloseLeases,
+    Grant,
+    Locate,
+    Located,
+    ObjectStat,
+    OpenedObject,
+    OpenObjects,
+    OpenResults,
+    OpenSegments,
+    ReadChunks,
+    ReadChunksReply,
+    SegmentsOpened,
+)
+
+WINDOW = 6
+"""Chunks in flight: enough to keep two threads and a disk busy."""
+LOCATE_BATCH = 1024
+DESCRIPTORS_PER_REQUEST = 64
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a client reads: its descriptors, what its connection can do, and who is told of progress.
+
+    `progress(bytes_done, bytes_already_there)` is called with increments from the driver's own thread.
+    """
+
+    descriptors: SegmentDescriptors
+    can_use_descriptors: bool
+    check: Check = Check.BLAKE3
+    progress: Callable[[int, int], None] = lambda done, present: None
+
+
+class Piece(NamedTuple):
+    """One chunk of a blob and where it lies in it."""
+
+    chunk: ChunkId
+    offset: int
+    length: int
+
+
+@dataclass
+class Opened:
+    """An object opened for reading: its pieces in order, what is known of their places, and its lease."""
+
+    name: Name
+    stat: ObjectStat
+    lease: int
+    pieces: list[Piece]
+    grants: dict[ChunkId, Grant]
+    inline: dict[ChunkId, bytes]
+
+    def overlapping(self, offset: int, length: int) -> list[Piece]:
+        """Pieces that hold bytes of [offset, offset + length)."""
+        if length <= 0 or not self.pieces:
+            return []
+        first = bisect_right(self._starts(), offset) - 1
+        found: list[Piece] = []
+        for piece in self.pieces[first:]:
+            if piece.offset >= offset + length:
+                break
+            found.append(piece)
+        return found
+
+    def _starts(self) -> list[int]:
+        if not hasattr(self, "_start_offsets"):
+            self._start_offsets = [piece.offset for piece in self.pieces]
+        return self._start_offsets
+
+
+class Sink(Protocol):
+    """Where whole chunks go.  Called from several threads, each time for another place."""
+
+    def memory_for(self, piece: Piece) -> memoryview:
+        """Memory of `piece.length` bytes to fetch into."""
+        ...
+
+    def deliver(self, piece: Piece, payload: memoryview) -> None:
+        """The piece has been fetched into that memory and checked."""
+        ...
+
+
+class BufferSink:
+    """One buffer for the whole blob; chunks land in it directly."""
+
+    def __init__(self, target: memoryview) -> None:
+        self._target = target
+
+    def memory_for(self, piece: Piece) -> memoryview:
+        return self._target[piece.offset : piece.offset + piece.length]
+
+    def deliver(self, piece: Piece, payload: memoryview) -> None:
+        return None
+
+
+class FileSink:
+    """A file; chunks pass through one 4 MiB buffer per thread and are written at their offsets."""
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self._descriptor = descriptor
+        self._path = path
+        self._local = threading.local()
+
+    def memory_for(self, piece: Piece) -> memoryview:
+        buffer: bytearray | None = getattr(self._local, "buffer", None)
+        if buffer is None:
+            buffer = self._local.buffer = bytearray(CHUNK_BYTES)
+        return memoryview(buffer)[: piece.length]
+
+    def deliver(self, piece: Piece, payload: memoryview) -> None:
+        done = 0
+        try:
+            while done < len(payload):
+                done += os.pwrite(self._descriptor, payload[done:], piece.offset + done)
+        except OSError as error:
+            raise LocalFileError(f"{self._path}: {error.strerror}", subject=self._path) from error
+
+
+def open_objects(
+    access: Access, names: Sequence[Name], *, lease: bool = True, inline_bytes: int = 1 << 20
+) -> Steps[list[Opened | LakeError]]:
+    """Open objects; an error stands in the place of a name that cannot be opened."""
+    opened: list[Opened | LakeError] = []
+    for start in range(0, len(names), BATCH_MAX):
+        batch = names[start : start + BATCH_MAX]
+        request = OpenObjects([(n.bucket, n.key) for n in batch], inline_bytes=inline_bytes, lease=lease)
+        reply = yield from send(request)
+        assert isinstance(reply.message, OpenResults)
+        body = memoryview(reply.body.joined())
+        reply.body.release()
+        for name, result in zip(batch, reply.message.results, strict=True):
+            if result.opened is None:
+                failure = result.failure
+                assert failure is not None
+                opened.append(from_wire(failure.wire_code, failure.message, failure.subject))
+            else:
+                opened.append((yield from _opened(access, name, result.opened, body)))
+    return opened
+
+
+def open_object(
+    access: Access, name: Name, *, lease: bool = True, inline_bytes: int = 1 << 20
+) -> Steps[Opened]:
+    """Open one object.  BucketNotFound, KeyNotFound, IsAFolder."""
+    (opened,) = yield from open_objects(access, [name], lease=lease, inline_bytes=inline_bytes)
+    if isinstance(opened, LakeError):
+        raise opened
+    return opened
+
+
+def close_object(opened: Opened) -> Steps[None]:
+    """Give the lease back; a lost connection has given it back already."""
+    if not opened.lease:
+        return
+    try:
+        yield from send(CloseLeases([opened.lease]))
+    except LakeError:
+        return
+
+
+def fetch_pieces(access: Access, opened: Opened, pieces: Sequence[Piece], sink: Sink) -> Steps[None]:
+    """Fetch whole chunks into the sink, several at once.  ChunkDamaged, ChunkNotFound, EngineUnreachable."""
+    pipeline = Pipeline(WINDOW)
+    for start in range(0, len(pieces), LOCATE_BATCH):
+        batch = pieces[start : start + LOCATE_BATCH]
+        yield from _locate_missing(access, opened, [piece.chunk for piece in batch])
+        for piece in batch:
+            yield from _submit_fetch(access, opened, piece, sink, pipeline)
+    yield from pipeline.drain()
+
+
+def read_range(access: Access, opened: Opened, offset: int, length: int) -> Steps[bytes]:
+    """The bytes [offset, offset + length), cut at the blob's end, each checked."""
+    length = max(0, min(length, opened.stat.size_bytes - offset))
+    target = bytearray(length)
+    view = memoryview(target)
+    whole: list[Piece] = []
+    for piece in opened.overlapping(offset, length):
+        begin = max(offset, piece.offset)
+        end = min(offset + length, piece.offset + piece.length)
+        if end - begin == piece.length:
+            whole.append(piece)
+            continue
+        part = yield from _fetch_part(access, opened, piece, begin - piece.offset, end - begin)
+        view[begin - offset : end - offset] = part
+    if whole:
+        yield from fetch_pieces(access, opened, whole, _ShiftedSink(view, offset))
+    return bytes(target)
+
+
+def get_many(access: Access, names: Sequence[Name]) -> Steps[list[bytes | LakeError]]:
+    """Whole contents of many objects; an error stands in the place of one that cannot be read.
+
+    Small objects come inline with one answer for many names; larger ones follow by grant.
+    """
+    contents: list[bytes | LakeError] = []
+    for start in range(0, len(names), GET_MANY_BATCH):
+        batch = names[start : start + GET_MANY_BATCH]
+        opened_batch = yield from open_objects(access, batch, inline_bytes=GET_MANY_INLINE_BYTES)
+        leases: list[int] = []
+        try:
+            for opened in opened_batch:
+                if isinstance(opened, LakeError):
+                    contents.append(opened)
+                    continue
+                leases.extend([opened.lease] if opened.lease else [])
+                try:
+                    contents.append((yield from read_whole(access, opened)))
+                except LakeError as error:
+                    contents.append(error)
+        finally:
+            if leases:
+                yield from send(CloseLeases(leases))
+    return contents
+
+
+GET_MANY_BATCH = 256
+GET_MANY_INLINE_BYTES = 8 << 20
+
+
+def read_whole(access: Access, opened: Opened) -> Steps[bytes]:
+    """The whole blob as bytes."""
+    if len(opened.pieces) == 1 and opened.pieces[0].chunk in opened.inline:
+        return opened.inline[opened.pieces[0].chunk]
+    target = bytearray(opened.stat.size_bytes)
+    yield from fetch_pieces(access, opened, opened.pieces, BufferSink(memoryview(target)))
+    return target  # type: ignore[return-value]  # a bytearray serves wherever bytes are read; no copy of GiBs
+
+
+class _ShiftedSink:
+    """Whole chunks into a buffer that begins at `offset` of the blob."""
+
+    def __init__(self, target: memoryview, offset: int) -> None:
+        self._target = target
+        self._offset = offset
+
+    def memory_for(self, piece: Piece) -> memoryview:
+        begin = piece.offset - self._offset
+        return self._target[begin : begin + piece.length]
+
+    def deliver(self, piece: Piece, payload: memoryview) -> None:
+        return None
+
+
+def _opened(access: Access, name: Name, answer: OpenedObject, body: memoryview) -> Steps[Opened]:
+    opened = Opened(name, answer.stat, answer.lease, [], {}, {})
+    chunks = [ChunkId(chunk) for chunk in answer.chunks]
+    for chunk, length, grant in zip(chunks, answer.lengths, answer.grants, strict=True):
+        if grant.medium == MEDIUM_INLINE:
+            payload = body[grant.offset : grant.offset + length]
+            check_digest(chunk, payload)
+            opened.inline[chunk] = bytes(payload)
+        elif grant.medium == MEDIUM_SEGMENT:
+            opened.grants[chunk] = grant
+    if answer.stat.size_bytes and not chunks:
+        chunks, lengths = yield from _layout(access, opened)
+    else:
+        lengths = answer.lengths
+    offsets = accumulate(lengths, initial=0)
+    opened.pieces = [Piece(chunk, offset, length) for chunk, offset, length in zip(chunks, offsets, lengths)]
+    return opened
+
+
+def _layout(access: Access, opened: Opened) -> Steps[tuple[list[ChunkId], list[int]]]:
+    """Data chunks of a manifest too large to come with the answer, depth first, left to right."""
+    top = chunk_of_stat(opened.stat)
+    root = yield from _read_manifest(access, opened, top)
+    if root.size_bytes != opened.stat.size_bytes:
+        raise InternalError(
+            f"{opened.name}: the manifest's size is not the object's", subject=str(opened.name)
+        )
+    chunks: list[ChunkId] = []
+    lengths: list[int] = []
+    pending = [root]
+    while pending:
+        manifest = pending.pop()
+        if manifest.level == 0:
+            chunks.extend(entry.chunk for entry in manifest.entries)
+            lengths.extend(entry.size_bytes for entry in manifest.entries)
+            continue
+        children: list[Manifest] = []
+        for entry in manifest.entries:
+            child = yield from _read_manifest(access, opened, entry.chunk)
+            check_child(entry, manifest, child)
+            children.append(child)
+        pending.extend(reversed(children))
+    return chunks, lengths
+
+
+def chunk_of_stat(stat: ObjectStat) -> ChunkId:
+    """The chunk that the object's blob id names."""
+    return ChunkId(stat.blob)
+
+
+def _read_manifest(access: Access, opened: Opened, chunk: ChunkId) -> Steps[Manifest]:
+    assert kind_of(chunk) is ChunkKind.MANIFEST
+    yield from _locate_missing(access, opened, [chunk])
+    payload = bytearray(opened.grants[chunk].logical_bytes)
+    piece = Piece(chunk, 0, len(payload))
+    yield from fetch_pieces(access, opened, [piece], BufferSink(memoryview(payload)))
+    return parse(payload)
+
+
+def _locate_missing(access: Access, opened: Opened, chunks: list[ChunkId]) -> Steps[None]:
+    unknown = [
+        chunk for chunk in dict.fromkeys(chunks) if chunk not in opened.grants and chunk not in opened.inline
+    ]
+    if unknown:
+        yield from _locate(opened, unknown)
+    if access.can_use_descriptors:
+        grants = (opened.grants[chunk] for chunk in chunks if chunk in opened.grants)
+        yield from _need_descriptors(access, {SegmentId(grant.segment) for grant in grants})
+
+
+def _locate(opened: Opened, chunks: list[ChunkId]) -> Steps[None]:
+    reply = yield from send(Locate([bytes(chunk) for chunk in chunks]))
+    assert isinstance(reply.message, Located)
+    for chunk, grant in zip(chunks, reply.message.grants, strict=True):
+        require_present(chunk, grant)
+        opened.grants[chunk] = grant
+
+
+def _need_descriptors(access: Access, segments: set[SegmentId]) -> Steps[None]:
+    missing = access.descriptors.missing(segments)
+    for start in range(0, len(missing), DESCRIPTORS_PER_REQUEST):
+        wanted = missing[start : start + DESCRIPTORS_PER_REQUEST]
+        reply = yield from send(OpenSegments([int(segment) for segment in wanted]))
+        assert isinstance(reply.message, SegmentsOpened)
+        for segment, descriptor in zip(reply.message.segments, reply.descriptors, strict=True):
+            access.descriptors.add(SegmentId(segment), descriptor)
+
+
+def _submit_fetch(
+    access: Access, opened: Opened, piece: Piece, sink: Sink, pipeline: Pipeline
+) -> Steps[None]:
+    def done(_: object) -> None:
+        access.progress(piece.length, 0)
+
+    def failed(error: Exception) -> Steps[None]:
+        if not isinstance(error, StaleGrant):
+            raise error
+        return _fetch_again(access, opened, piece, sink)
+
+    if piece.chunk in opened.inline:
+        _deliver_inline(opened, piece, sink)
+        done(None)
+        return
+    if access.can_use_descriptors:
+        effect: Effect = Work(_fetch_local, (access, piece, opened.grants[piece.chunk], sink))
+        yield from pipeline.submit(effect, done, failed)
+        return
+    memory = memoryview(bytearray(piece.length)) if isinstance(sink, FileSink) else sink.memory_for(piece)
+    request = ReadChunks([bytes(piece.chunk)], [0], [0])
+
+    def received(reply: Reply) -> Steps[None]:
+        try:
+            yield from work(_check_streamed, piece, reply, memory, sink)
+        except StaleGrant:
+            raise damaged(piece.chunk, str(opened.name)) from None
+        done(None)
+
+    yield from pipeline.submit(Send(request, into=[memory]), received)
+
+
+def _fetch_local(access: Access, piece: Piece, grant: Grant, sink: Sink) -> None:
+    memory = sink.memory_for(piece)
+    if grant.logical_bytes != piece.length:
+        raise StaleGrant("the grant's length is not the chunk's")
+    fetch_into(access.descriptors, piece.chunk, grant, memory, access.check)
+    sink.deliver(piece, memory)
+
+
+def _check_streamed(piece: Piece, reply: Reply, memory: memoryview, sink: Sink) -> None:
+    message = reply.message
+    assert isinstance(message, ReadChunksReply)
+    (answer,) = message.pieces
+    if answer.failure is not None:
+        raise from_wire(answer.failure.wire_code, answer.failure.message, answer.failure.subject)
+    if (answer.offset, answer.length) != (0, piece.length):
+        raise StaleGrant("the engine sent another range than was asked for")
+    check_digest(piece.chunk, memory)
+    sink.deliver(piece, memory)
+
+
+def _deliver_inline(opened: Opened, piece: Piece, sink: Sink) -> None:
+    memory = sink.memory_for(piece)
+    memory[:] = opened.inline[piece.chunk]
+    sink.deliver(piece, memory)
+
+
+def _fetch_again(access: Access, opened: Opened, piece: Piece, sink: Sink) -> Steps[None]:
+    """After a failed check: locate anew, read once more; the same place twice is damage."""
+    yield from _locate(opened, [piece.chunk])
+    grant = opened.grants[piece.chunk]
+    yield from _need_descriptors(access, {SegmentId(grant.segment)})
+    try:
+        yield from work(_fetch_local, access, piece, grant, sink)
+    except StaleGrant:
+        yield from _locate(opened, [piece.chunk])
+        if opened.grants[piece.chunk] == grant:
+            raise damaged(piece.chunk, str(opened.name)) from None
+        raise
+    access.progress(piece.length, 0)
+
+
+def _fetch_part(access: Access, opened: Opened, piece: Piece, offset: int, length: int) -> Steps[memoryview]:
+    """A range inside one chunk, checked by granule."""
+    if piece.chunk in opened.inline:
+        return memoryview(opened.inline[piece.chunk])[offset : offset + length]
+    yield from _locate_missing(access, opened, [piece.chunk])
+    if not access.can_use_descriptors:
+        return (yield from _stream_part(opened, piece, offset, length))
+    try:
+        grant = opened.grants[piece.chunk]
+        return (yield from work(fetch_range, access.descriptors, piece.chunk, grant, offset, length))
+    except StaleGrant:
+        yield from _locate(opened, [piece.chunk])
+        grant = opened.grants[piece.chunk]
+        yield from _need_descriptors(access, {SegmentId(grant.segment)})
+    try:
+        return (yield from work(fetch_range, access.descriptors, piece.chunk, grant, offset, length))
+    except StaleGrant:
+        raise damaged(piece.chunk, str(opened.name)) from None
+
+
+def _stream_part(opened: Opened, piece: Piece, offset: int, length: int) -> Steps[memoryview]:
+    reply = yield from send(ReadChunks([bytes(piece.chunk)], [offset], [length]))
+    assert isinstance(reply.message, ReadChunksReply)
+    payload = memoryview(reply.body.joined())
+    reply.body.release()
+    (answer,) = reply.message.pieces
+    if answer.failure is not None:
+        raise from_wire(answer.failure.wire_code, answer.failure.message, answer.failure.subject)
+    if not (
+        answer.offset <= offset
+        and offset + length <= answer.offset + answer.length == answer.offset + len(payload)
+    ):
+        raise ChunkNotFound(f"{opened.name}: the engine sent another range than was asked for")
+    try:
+        check_granules(piece.chunk, payload, answer.crcs)
+    except StaleGrant:
+        raise damaged(piece.chunk, str(opened.name)) from None
+    return payload[offset - answer.offset : offset - answer.offset + length]

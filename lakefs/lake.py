@@ -1,0 +1,381 @@
+"""`LakeSteps`: the object service as steps, one method for each thing a user does with names and blobs.
+
+The public clients (`lakefs.client.blocking.Lake`, `lakefs.client.trio_lake.TrioLake`) have the same methods and only
+drive what is written here.  Texts are names as users write them: `BUCKET/KEY`, `lake://` accepted.
+
+What the store promises of each is in docs/durability.md; in short: a change is durable when its method returns,
+a name changes atomically, bytes read were checked.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from lakefs.errors import BucketNotFound, InvalidArgument, KeyNotFound, LakeError, LocalFileError
+from lakefs.getting import (
+    Access,
+    BufferSink,
+    FileSink,
+    Opened,
+    close_object,
+    fetch_pieces,
+    get_many,
+    open_object,
+    read_range,
+    read_whole,
+)
+from lakefs.ids import Buffer
+from lakefs.movers import Check, SegmentDescriptors
+from lakefs.names import Name, parse_name, parse_object_name
+from lakefs.putting import PutResult, Transfer, only_result, put, put_stream, result_of
+from lakefs.sources import BufferSource, FileSource
+from lakefs.steps import Steps, send, work
+from lakefs.wire.messages import (
+    NO_CONDITION,
+    BucketCreate,
+    BucketList,
+    BucketRemove,
+    Buckets,
+    BucketStat,
+    Condition,
+    Copy,
+    DeleteNames,
+    Listed,
+    ListNames,
+    MakeFolder,
+    NameChange,
+    NameResults,
+    ObjectAttributes,
+    ObjectStat,
+    PutObjects,
+    Rename,
+    ReportReply,
+    RunFsck,
+    RunGc,
+    StatNames,
+    Status,
+    StatusReply,
+)
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes of those that were already there), as increments."""
+
+PutData = Buffer | os.PathLike[str] | BinaryIO
+"""What can be put: a buffer, the path of a file, or a binary file object read to its end."""
+
+
+@dataclass(frozen=True)
+class LakeSteps:
+    """Everything a client can do, as steps.  `network`: the engine is reached over TCP."""
+
+    descriptors: SegmentDescriptors
+    carries_descriptors: bool
+    network: bool = False
+    check: Check = Check.BLAKE3
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def put(
+        self,
+        name: str,
+        data: PutData,
+        *,
+        content_type: str = "",
+        user_metadata: dict[str, str] | None = None,
+        if_absent: bool = False,
+        if_match: str = "",
+        create_bucket: bool = True,
+        progress: Progress | None = None,
+    ) -> Steps[PutResult]:
+        """Store data under a name, replacing what was there; durable on return.
+
+        `if_absent`: only when the name is free; `if_match`: only when the present ETag is this one.
+        PreconditionFailed, StoreFull, SourceChanged, LocalFileError, InvalidName, BucketNotFound.
+        """
+        target = parse_object_name(name)
+        condition = Condition(absent=if_absent, etags=[if_match] if if_match else [])
+        attributes = ObjectAttributes(
+            mtime_ns=time.time_ns(), content_type=content_type, user_metadata=user_metadata or {}
+        )
+        transfer = self.transfer(progress)
+        if isinstance(data, (bytes, bytearray, memoryview)):
+            source = BufferSource(data)
+            result = yield from put(
+                transfer, target, source, attributes, condition=condition, create_bucket=create_bucket
+            )
+            return result
+        if isinstance(data, os.PathLike):
+            return (
+                yield from self.put_file(
+                    target,
+                    Path(data),
+                    attributes,
+                    condition=condition,
+                    create_bucket=create_bucket,
+                    progress=progress,
+                )
+            )
+        if isinstance(data, str) or not hasattr(data, "read"):
+            raise InvalidArgument(
+                f"cannot put {type(data).__name__}; pass bytes, a pathlib.Path or a binary file"
+            )
+        stream = cast(BinaryIO, data)
+        return (
+            yield from put_stream(
+                transfer, target, data, attributes, condition=condition, create_bucket=create_bucket
+            )
+        )
+
+    def put_file(
+        self,
+        target: Name,
+        path: Path,
+        attributes: ObjectAttributes | None = None,
+        *,
+        condition: Condition = NO_CONDITION,
+        create_bucket: bool = True,
+        progress: Progress | None = None,
+    ) -> Steps[PutResult]:
+        """Store a regular file with its permission bits and modification time; as `put` otherwise."""
+        source = yield from work(FileSource, path)
+        try:
+            base = attributes or ObjectAttributes()
+            found = msgspec.structs.replace(base, mode=source.mode, mtime_ns=source.mtime_ns)
+            return (
+                yield from put(
+                    self.transfer(progress),
+                    target,
+                    source,
+                    found,
+                    condition=condition,
+                    create_bucket=create_bucket,
+                )
+            )
+        finally:
+            source.close()
+
+    def put_many(
+        self, objects: Sequence[tuple[str, Buffer]], *, create_bucket: bool = True
+    ) -> Steps[list[ObjectStat]]:
+        """Store many small objects (each at most 4 MiB) in as few journal groups as possible; durable on return.
+
+        Each name is atomic by itself.  The first failure is raised after all have been tried.
+        """
+        now_ns = time.time_ns()
+        stats: list[ObjectStat] = []
+        failure: LakeError | None = None
+        for batch in _batches_by_size(objects):
+            changes = [
+                NameChange(
+                    *parse_object_name(name),
+                    b"",
+                    ObjectAttributes(mtime_ns=now_ns),
+                    NO_CONDITION,
+                    create_bucket,
+                )
+                for name, _ in batch
+            ]
+            payloads = [memoryview(payload).cast("B") for _, payload in batch]
+            request = PutObjects([len(payload) for payload in payloads], changes)
+            reply = yield from send(request, body=payloads)
+            assert isinstance(reply.message, NameResults)
+            for item in reply.message.results:
+                try:
+                    stats.append(result_of(item))
+                except LakeError as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+        return stats
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def get(self, name: str, *, progress: Progress | None = None) -> Steps[bytes]:
+        """The whole content, checked.  KeyNotFound, IsAFolder, ChunkDamaged."""
+        access = self.access(progress)
+        opened = yield from open_object(access, parse_object_name(name))
+        try:
+            return (yield from read_whole(access, opened))
+        finally:
+            yield from close_object(opened)
+
+    def get_into(self, name: str, buffer: bytearray | memoryview) -> Steps[int]:
+        """The whole content into a writable buffer at least as long; the number of bytes."""
+        access = self.access(None)
+        opened = yield from open_object(access, parse_object_name(name))
+        try:
+            size = opened.stat.size_bytes
+            target = memoryview(buffer).cast("B")
+            if len(target) < size:
+                raise InvalidArgument(f"{name} has {size} bytes, the buffer only {len(target)}", subject=name)
+            yield from fetch_pieces(access, opened, opened.pieces, BufferSink(target[:size]))
+            return size
+        finally:
+            yield from close_object(opened)
+
+    def get_many(self, names: Sequence[str]) -> Steps[list[bytes]]:
+        """Whole contents, in order; small objects share round trips.  The first failure is raised."""
+        contents = yield from get_many(self.access(None), [parse_object_name(name) for name in names])
+        good: list[bytes] = []
+        for content in contents:
+            if isinstance(content, LakeError):
+                raise content
+            good.append(content)
+        return good
+
+    def get_file(
+        self, name: str, descriptor: int, path: str, *, progress: Progress | None = None
+    ) -> Steps[ObjectStat]:
+        """The whole content into an open, empty local file; what is on the local disk is not synced."""
+        access = self.access(progress)
+        opened = yield from open_object(access, parse_object_name(name))
+        try:
+            yield from work(_set_length, descriptor, opened.stat.size_bytes, path)
+            yield from fetch_pieces(access, opened, opened.pieces, FileSink(descriptor, path))
+            return opened.stat
+        finally:
+            yield from close_object(opened)
+
+    def open(self, name: str) -> Steps[Opened]:
+        """Open an object: its content stays readable, whole, until `close`, whatever happens to the name."""
+        return open_object(self.access(None), parse_object_name(name))
+
+    def read(self, opened: Opened, offset: int, length: int) -> Steps[bytes]:
+        """A range of an opened object, cut at its end, checked."""
+        return read_range(self.access(None), opened, offset, length)
+
+    def close(self, opened: Opened) -> Steps[None]:
+        """Close an opened object."""
+        return close_object(opened)
+
+    # --- names -----------------------------------------------------------------------------------
+
+    def stat(self, name: str) -> Steps[ObjectStat]:
+        """What is known of a name; a key ending in `/`, or only a bucket, asks for a folder."""
+        parsed = parse_name(name)
+        return only_result((yield from send(StatNames([(parsed.bucket, parsed.key)]))))
+
+    def exists(self, name: str) -> Steps[bool]:
+        """Whether a name is there; a missing bucket is no error."""
+        try:
+            yield from self.stat(name)
+        except (KeyNotFound, BucketNotFound):
+            return False
+        return True
+
+    def list_page(
+        self, name: str, *, after: str = "", delimiter: str = "", limit: int = 1000, folders: bool = False
+    ) -> Steps[Listed]:
+        """One page of the keys that begin with the name's key, in byte order."""
+        bucket, prefix = parse_name(name)
+        reply = yield from send(ListNames(bucket, prefix, after, delimiter, limit, folders))
+        assert isinstance(reply.message, Listed)
+        return reply.message
+
+    def remove(self, name: str) -> Steps[bool]:
+        """Remove an object, or an empty folder; whether it was there."""
+        return (yield from self.remove_many([parse_object_name(name)])) == 1
+
+    def remove_many(self, names: Sequence[Name]) -> Steps[int]:
+        """Remove objects, up to 1000; how many were there.  The first failure is raised after all were tried."""
+        reply = yield from send(DeleteNames([(name.bucket, name.key) for name in names]))
+        assert isinstance(reply.message, NameResults)
+        present = [item for item in reply.message.results if item.failure or item.stat]
+        return len([result_of(item) for item in present])
+
+    def move(
+        self, source: str, target: str, *, replace: bool = True, create_bucket: bool = True
+    ) -> Steps[ObjectStat]:
+        """Rename an object or a folder (both end in `/`), atomically."""
+        old, new = parse_object_name(source), parse_object_name(target)
+        return only_result((yield from send(Rename(*old, *new, replace, create_bucket))))
+
+    def copy(self, source: str, target: str, *, create_bucket: bool = True) -> Steps[ObjectStat]:
+        """Give an object's content a second name; no byte moves."""
+        old, new = parse_object_name(source), parse_object_name(target)
+        return only_result((yield from send(Copy(*old, *new, create_bucket=create_bucket))))
+
+    def make_folder(
+        self, name: str, *, exclusive: bool = False, create_bucket: bool = False
+    ) -> Steps[ObjectStat]:
+        """Make a folder that stays when empty."""
+        bucket, key = parse_object_name(name)
+        folder_key = key if key.endswith("/") else key + "/"
+        return only_result((yield from send(MakeFolder(bucket, folder_key, exclusive, create_bucket))))
+
+    # --- buckets, upkeep -------------------------------------------------------------------------
+
+    def buckets(self) -> Steps[list[BucketStat]]:
+        """All buckets, in byte order of their names."""
+        return _bucket_list((yield from send(BucketList())).message)
+
+    def create_bucket(self, name: str) -> Steps[BucketStat]:
+        """Make a bucket; AlreadyExists."""
+        return _bucket_list((yield from send(BucketCreate(name))).message)[0]
+
+    def remove_bucket(self, name: str) -> Steps[None]:
+        """Remove an empty bucket; BucketNotFound, BucketNotEmpty."""
+        yield from send(BucketRemove(name))
+
+    def status(self) -> Steps[str]:
+        """State of the engine, JSON text."""
+        reply = yield from send(Status())
+        assert isinstance(reply.message, StatusReply)
+        return reply.message.status_json
+
+    def gc(self) -> Steps[str]:
+        """One cycle of garbage collection; its report, JSON text."""
+        reply = yield from send(RunGc())
+        assert isinstance(reply.message, ReportReply)
+        return reply.message.report_json
+
+    def fsck(self) -> Steps[str]:
+        """Check the store; the report, JSON text."""
+        reply = yield from send(RunFsck())
+        assert isinstance(reply.message, ReportReply)
+        return reply.message.report_json
+
+    # --- for the modules beside this one ---------------------------------------------------------
+
+    def transfer(self, progress: Progress | None) -> Transfer:
+        transfer = Transfer(descriptors=self.carries_descriptors, network=self.network)
+        return replace(transfer, progress=progress) if progress else transfer
+
+    def access(self, progress: Progress | None) -> Access:
+        access = Access(self.descriptors, self.carries_descriptors, self.check)
+        return replace(access, progress=progress) if progress else access
+
+
+PUT_MANY_BYTES = 4 << 20
+PUT_MANY_COUNT = 256
+
+
+def _batches_by_size(objects: Sequence[tuple[str, Buffer]]) -> list[list[tuple[str, Buffer]]]:
+    batches: list[list[tuple[str, Buffer]]] = [[]]
+    size = 0
+    for name, payload in objects:
+        if batches[-1] and (size + len(payload) > PUT_MANY_BYTES or len(batches[-1]) == PUT_MANY_COUNT):
+            batches.append([])
+            size = 0
+        batches[-1].append((name, payload))
+        size += len(payload)
+    return batches if batches[0] else []
+
+
+def _bucket_list(message: object) -> list[BucketStat]:
+    assert isinstance(message, Buckets)
+    return message.buckets
+
+
+def _set_length(descriptor: int, size: int, path: str) -> None:
+    try:
+        os.ftruncate(descriptor, size)
+    except OSError as error:
+        raise LocalFileError(f"{path}: {error.strerror}", subject=path) from error

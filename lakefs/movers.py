@@ -1,0 +1,185 @@
+"""Movers: how a client gets a granted chunk's bytes into its own memory, checked.
+
+`SegmentDescriptors` holds the read-only descriptors that the engine sent.  The fetch functions block and run as
+`Work` in a client's threads: they `pread` from the segment file, check, and are done.  No mapping is read (an
+I/O error under one would be SIGBUS).
+
+Checks: `BLAKE3` hashes whole chunks and compares with their id, the default, and the only one that holds
+against a lying engine; `CRC32C` compares granule checksums, which finds rot, torn and stale bytes.  A range of a
+chunk is always checked by CRC32C.  A failed check is `StaleGrant`: the caller locates again, and when the place is
+unchanged it reports `ChunkDamaged`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+from crc32c import crc32c
+
+from lakefs.errors import ChunkDamaged, ChunkNotFound, StaleGrant
+from lakefs.ids import ChunkId, SegmentId, chunk_id_of, id_text, kind_of
+from lakefs.limits import GRANULE_BYTES
+from lakefs.wire.messages import Grant
+
+MEDIUM_NONE = 0
+MEDIUM_SEGMENT = 1
+MEDIUM_INLINE = 2
+DESCRIPTORS_MAX = 512
+
+
+class Check(Enum):
+    """Which check a read makes; named wherever a figure says "verified"."""
+
+    BLAKE3 = "blake3"
+    CRC32C = "crc32c"
+
+
+class SegmentDescriptors:
+    """Read-only descriptors of segments by id, at most 512; the least recently used idle one is closed first.
+
+    Used from the client's threads; a descriptor is never closed while a fetch uses it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: OrderedDict[SegmentId, int] = OrderedDict()
+        self._users: dict[SegmentId, int] = {}
+
+    def missing(self, segments: set[SegmentId]) -> list[SegmentId]:
+        """Those of `segments` that no descriptor is held for."""
+        with self._lock:
+            return sorted(segment for segment in segments if segment not in self._open)
+
+    def add(self, segment: SegmentId, descriptor: int) -> None:
+        """Take over a descriptor; a second one for the same segment is closed at once."""
+        with self._lock:
+            if segment in self._open:
+                os.close(descriptor)
+                return
+            self._open[segment] = descriptor
+            self._evict()
+
+    @contextmanager
+    def use(self, segment: SegmentId) -> Iterator[int]:
+        """The descriptor, kept open meanwhile.  StaleGrant when it is not held."""
+        with self._lock:
+            descriptor = self._open.get(segment)
+            if descriptor is None:
+                raise StaleGrant(f"no descriptor of segment {segment:x} is held", subject=f"{segment:x}")
+            self._open.move_to_end(segment)
+            self._users[segment] = self._users.get(segment, 0) + 1
+        try:
+            yield descriptor
+        finally:
+            with self._lock:
+                self._users[segment] -= 1
+                if not self._users[segment]:
+                    del self._users[segment]
+
+    def close(self) -> None:
+        """Close all; the caller has waited for its fetches."""
+        with self._lock:
+            for descriptor in self._open.values():
+                os.close(descriptor)
+            self._open.clear()
+
+    def _evict(self) -> None:
+        for segment in list(self._open):
+            if len(self._open) <= DESCRIPTORS_MAX:
+                return
+            if segment not in self._users:
+                os.close(self._open.pop(segment))
+
+
+def fetch_into(
+    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, target: memoryview, check: Check
+) -> None:
+    """Read a whole granted chunk into `target` (its logical length) and check it.  Blocks.
+
+    StaleGrant when the bytes are not the chunk's: freed, moved, or damaged.
+    """
+    assert len(target) == grant.logical_bytes
+    with descriptors.use(SegmentId(grant.segment)) as descriptor:
+        _pread_full(descriptor, target, grant.offset, chunk)
+        if check is Check.BLAKE3:
+            check_digest(chunk, target)
+            return
+        crcs = _granule_crcs(descriptor, chunk, grant)
+    check_granules(chunk, target, crcs)
+
+
+def fetch_range(
+    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, offset: int, length: int
+) -> memoryview:
+    """The bytes [offset, offset + length) of a granted chunk, checked by granule.  Blocks.  StaleGrant."""
+    begin = offset - offset % GRANULE_BYTES
+    end = min(-(-(offset + length) // GRANULE_BYTES) * GRANULE_BYTES, grant.logical_bytes)
+    target = memoryview(bytearray(end - begin))
+    with descriptors.use(SegmentId(grant.segment)) as descriptor:
+        crcs = _granule_crcs(descriptor, chunk, grant)
+        _pread_full(descriptor, target, grant.offset + begin, chunk)
+    first = begin // GRANULE_BYTES
+    check_granules(chunk, target, crcs[4 * first : 4 * -(-end // GRANULE_BYTES)])
+    return target[offset - begin : offset - begin + length]
+
+
+def check_digest(chunk: ChunkId, payload: memoryview) -> None:
+    """StaleGrant unless the payload hashes to the id."""
+    if chunk_id_of(kind_of(chunk), payload) != chunk:
+        raise StaleGrant(
+            f"bytes read for chunk {id_text(chunk)} do not hash to its id", subject=id_text(chunk)
+        )
+
+
+def check_granules(chunk: ChunkId, payload: memoryview, crcs: bytes) -> None:
+    """StaleGrant unless each granule of the payload has its CRC32C (4 bytes each, little-endian)."""
+    for index, start in enumerate(range(0, len(payload), GRANULE_BYTES)):
+        expected = int.from_bytes(crcs[4 * index : 4 * index + 4], "little")
+        if crc32c(payload[start : start + GRANULE_BYTES]) != expected:
+            raise StaleGrant(
+                f"a granule read for chunk {id_text(chunk)} does not match its CRC32C", subject=id_text(chunk)
+            )
+
+
+def require_present(chunk: ChunkId, grant: Grant) -> None:
+    """ChunkNotFound when the engine answered that it does not have the chunk."""
+    if grant.medium == MEDIUM_NONE:
+        raise ChunkNotFound(f"chunk {id_text(chunk)} is not in the store", subject=id_text(chunk))
+
+
+def damaged(chunk: ChunkId, name: str) -> ChunkDamaged:
+    """The error for bytes that fail their check though the grant is current."""
+    return ChunkDamaged(
+        f"{name}: chunk {id_text(chunk)} is damaged on disk; other objects are served; run: lake fsck",
+        subject=name,
+    )
+
+
+def _granule_crcs(descriptor: int, chunk: ChunkId, grant: Grant) -> bytes:
+    """The vector behind the payload, checked by the grant's CRC; for one granule the grant's CRC itself."""
+    if grant.stored_bytes <= GRANULE_BYTES:
+        return grant.crc.to_bytes(4, "little")
+    vector = bytearray(4 * -(-grant.stored_bytes // GRANULE_BYTES))
+    _pread_full(descriptor, memoryview(vector), grant.offset + grant.stored_bytes, chunk)
+    if crc32c(vector) != grant.crc:
+        raise StaleGrant(f"the checksums of chunk {id_text(chunk)} do not match", subject=id_text(chunk))
+    return bytes(vector)
+
+
+def _pread_full(descriptor: int, target: memoryview, offset: int, chunk: ChunkId) -> None:
+    done = 0
+    while done < len(target):
+        try:
+            count = os.preadv(descriptor, [target[done:]], offset + done)
+        except OSError as error:
+            raise ChunkDamaged(
+                f"chunk {id_text(chunk)} cannot be read: {error.strerror}", subject=id_text(chunk)
+            ) from error
+        if count == 0:
+            raise StaleGrant(f"the segment ends inside chunk {id_text(chunk)}", subject=id_text(chunk))
+        done += count

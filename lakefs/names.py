@@ -1,0 +1,44 @@
+"""Names as users write them: `BUCKET/KEY`, with or without `lake://`.
+
+What a bucket name or key may contain is decided by the engine; here a text is only taken apart.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from lakefs.errors import InvalidName
+
+SCHEME = "lake://"
+
+
+class Name(NamedTuple):
+    """A bucket and a key in it; an empty key, or one that ends in `/`, names a folder."""
+
+    bucket: str
+    key: str
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the text asked for a folder."""
+        return not self.key or self.key.endswith("/")
+
+    def __str__(self) -> str:
+        return f"{self.bucket}/{self.key}"
+
+
+def parse_name(text: str) -> Name:
+    """`BUCKET/KEY` or `lake://BUCKET/KEY`; a bare bucket has the empty key.  InvalidName."""
+    bare = text.removeprefix(SCHEME)
+    bucket, _, key = bare.partition("/")
+    if not bucket:
+        raise InvalidName(f"{text!r} names no bucket; write BUCKET/KEY", subject=text)
+    return Name(bucket, key)
+
+
+def parse_object_name(text: str) -> Name:
+    """As `parse_name`, and the key must not be empty."""
+    name = parse_name(text)
+    if not name.key:
+        raise InvalidName(f"{text!r} names a bucket, not an object in it; write BUCKET/KEY", subject=text)
+    return name

@@ -1,0 +1,139 @@
+"""Sources: where the bytes of a put come from.
+
+A source of known length can be read at any offset from any thread (a file, a buffer); a stream is read once, in
+order.  A file remembers its size and times when it was opened: `verify_unchanged` after the last read tells
+whether what was stored is a state that the file really had.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from lakefs.errors import LocalFileError, SourceChanged
+from lakefs.ids import Buffer
+
+
+class Source(Protocol):
+    """Bytes of known length, readable at any offset."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Length when opened."""
+        ...
+
+    @property
+    def descriptor(self) -> int | None:
+        """A descriptor that the engine may read from itself, when there is one."""
+        ...
+
+    def read_at(self, offset: int, length: int) -> memoryview:
+        """Exactly `length` bytes; SourceChanged when there are fewer.  Blocks."""
+        ...
+
+    def verify_unchanged(self) -> None:
+        """SourceChanged when the source is not what it was when opened."""
+        ...
+
+    def close(self) -> None:
+        """Release it."""
+        ...
+
+
+class BufferSource:
+    """A buffer in memory, which the caller leaves alone until the put has ended."""
+
+    descriptor: int | None = None
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._view = memoryview(buffer).cast("B")
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._view)
+
+    def read_at(self, offset: int, length: int) -> memoryview:
+        return self._view[offset : offset + length]
+
+    def verify_unchanged(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class FileSource:
+    """A regular file.  LocalFileError when it cannot be opened or is not regular."""
+
+    def __init__(self, path: str | Path, *, follow_symlinks: bool = True) -> None:
+        self.path = os.fspath(path)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_symlinks else os.O_NOFOLLOW)
+        try:
+            self._descriptor = os.open(self.path, flags)
+        except OSError as error:
+            raise LocalFileError(f"{self.path}: {error.strerror}", subject=self.path) from error
+        self._stat = os.fstat(self._descriptor)
+        if not stat.S_ISREG(self._stat.st_mode):
+            os.close(self._descriptor)
+            kind = "a folder; use -r" if stat.S_ISDIR(self._stat.st_mode) else "not a regular file"
+            raise LocalFileError(f"{self.path}: is {kind}", subject=self.path)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._stat.st_size
+
+    @property
+    def descriptor(self) -> int | None:
+        return self._descriptor
+
+    @property
+    def mode(self) -> int:
+        """Permission bits."""
+        return stat.S_IMODE(self._stat.st_mode)
+
+    @property
+    def mtime_ns(self) -> int:
+        """Modification time."""
+        return self._stat.st_mtime_ns
+
+    def read_at(self, offset: int, length: int) -> memoryview:
+        target = memoryview(bytearray(length))
+        done = 0
+        while done < length:
+            try:
+                count = os.preadv(self._descriptor, [target[done:]], offset + done)
+            except OSError as error:
+                raise LocalFileError(f"{self.path}: {error.strerror}", subject=self.path) from error
+            if count == 0:
+                raise SourceChanged(
+                    f"{self.path} shrank while it was read; nothing was stored under its name",
+                    subject=self.path,
+                )
+            done += count
+        return target
+
+    def verify_unchanged(self) -> None:
+        now = os.fstat(self._descriptor)
+        then = self._stat
+        if (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns):
+            raise SourceChanged(
+                f"{self.path} changed while it was read; nothing was stored under its name", subject=self.path
+            )
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def read_stream(stream: BinaryIO, length: int) -> bytes:
+    """Up to `length` bytes of a stream, fewer only at its end.  Blocks."""
+    pieces: list[bytes] = []
+    missing = length
+    while missing:
+        piece = stream.read(missing)
+        if not piece:
+            break
+        pieces.append(piece)
+        missing -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
