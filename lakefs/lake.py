@@ -122,11 +122,9 @@ class LakeSteps:
                     progress=progress,
                 )
             )
-        if isinstance(data, str) or not hasattr(data, "read"):
-            raise InvalidArgument(
-                f"cannot put {type(data).__name__}; pass bytes, a pathlib.Path or a binary file"
-            )
-        stream = cast(BinaryIO, data)
+        if getattr(data, "read", None) is None:
+            kind = type(data).__name__
+            raise InvalidArgument(f"cannot put a {kind}; pass bytes, a pathlib.Path or a binary file")
         return (
             yield from put_stream(
                 transfer, target, data, attributes, condition=condition, create_bucket=create_bucket

@@ -174,7 +174,7 @@ class Lake:
         """Whether the name is there."""
         return self.run(self.steps.exists(name))
 
-    def list(self, name: str, *, delimiter: str = "", folders: bool = False) -> Iterator[ListEntry]:
+    def ls(self, name: str, *, delimiter: str = "", folders: bool = False) -> Iterator[ListEntry]:
         """All keys that begin with the name's key, in byte order, read page by page."""
         after = ""
         while True:
