@@ -341,9 +341,13 @@ class Attributes(
         "checksums": "k",
         "xattrs": "x",
         "symlink_target": "l",
+        "chunk_count": "c",
     },
 ):
-    """What a node has beyond its head; absent from the record when all are defaults."""
+    """What a node has beyond its head; absent from the record when all are defaults.
+
+    `chunk_count` is the number of data chunks of a blob with a manifest; 0 for a blob of one chunk.
+    """
 
     etag: bytes = b""
     content_type: str = ""
@@ -352,6 +356,7 @@ class Attributes(
     checksums: dict[str, bytes] = {}
     xattrs: dict[str, bytes] = {}
     symlink_target: bytes = b""
+    chunk_count: int = 0
 
 
 NO_ATTRIBUTES: Final = Attributes()

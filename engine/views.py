@@ -61,3 +61,10 @@ class Transaction(View, Protocol):
     def new_segment_id(self) -> SegmentId:
         """A segment id never used before."""
         ...
+
+    def note(self, note: object) -> None:
+        """Hand a frozen value along with the mutations: it joins the group with them, and is dropped with them.
+
+        Whoever listens gets it with the group's sequence: watchers when the group is durable, gc at the joining.
+        """
+        ...

@@ -29,6 +29,8 @@ SAFETENSORS_TENSORS_MAX: Final = 1_000_000
 KEY_BYTES_MAX: Final = 1024
 """S3's limit for a key, in UTF-8 bytes."""
 BUCKET_NAME_BYTES_MAX: Final = 63
+BUCKETS_MAX: Final = 10_000
+"""All of them are listed in one answer: 10,000 x at most 90 bytes is well inside one control part."""
 COMPONENT_SPLIT_BYTES: Final = 480
 """LMDB keys end at 511 bytes: 8 bytes of parent and 480 of component leave room for the slash."""
 ATTRIBUTES_BYTES_MAX: Final = 64 * KIB
@@ -87,6 +89,8 @@ SOURCES_PER_CONNECTION_MAX: Final = 64
 """Descriptors that one client has registered for the engine to read from."""
 BUFFER_POOL_BYTES: Final = 64 * MIB
 """Pooled payload buffers of the engine: 15 of 4 MiB + 4 KiB."""
+WATCHERS_MAX: Final = 1024
+"""Open watches of one engine: with full queues 1024 x 4096 references of 8 bytes = 32 MiB."""
 WATCH_QUEUE_MAX: Final = 4096
 """Events kept for a slow watcher before it gets one `resync`."""
 ENGINE_WAIT_S: Final = 5.0
