@@ -1,0 +1,29 @@
+"""The simulator's clock: trio's own time (a `MockClock` that jumps), and a wall clock that may be set."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+SIM_EPOCH_NS: Final = 1_800_000_000 * 1_000_000_000
+"""Where the simulated wall clock begins: early 2027, so that no run depends on the day."""
+
+
+class SimClock:
+    """Time inside a simulated run (`lakefs.ports.Clock`); use with `trio.testing.MockClock`."""
+
+    def __init__(self, wall_ns: int = SIM_EPOCH_NS) -> None:
+        self._wall_ns = wall_ns
+
+    def monotonic(self) -> float:
+        """Seconds of trio's clock."""
+        return trio.current_time()
+
+    def wall_ns(self) -> int:
+        """The wall clock, moving with trio's clock."""
+        return self._wall_ns + int(trio.current_time() * 1e9)
+
+    def jump_wall(self, ns: int) -> None:
+        """Somebody sets the wall clock, forward or back."""
+        self._wall_ns += ns

@@ -1,0 +1,447 @@
+"""A disk in memory that forgets what was not synced, and fails when told to (`lakefs.ports.Disk`).
+
+The fault model, by what a store may rely on after a power loss:
+
+- bytes and length of a file: as of its last `sync_data`; each later write is there, absent, or torn at sectors
+  or pages, whatever became of the others (reordering is the same thing here: nobody writes bytes twice);
+- names: as of the folder's last `sync_folder`; each later creation, renaming and removal happened or not; a
+  renaming happened whole or not at all; content and name are durable independently of each other;
+- the folder `index` is real, for LMDB: it comes back as at one of its last commits, or not at all.
+
+After `crash` or at the operation named by `crash_at` every use raises `SimCrashed`, which no handler of the
+product may catch; the disk that `crash` returns continues.  The only source of chance is the `random.Random`
+given, so a seed is a run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import shutil
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lakefs.errors import DiskFailed, StoreFull, StoreLocked
+from lakefs.ids import Buffer
+from lakefs.limits import GIB
+from tests.sim.medium import PAGE, SECTOR, Allocate, Inode, Names, Punch, Truncate, Write, folder_of
+
+_INDEX: Final = "index"
+_INDEX_COPIES: Final = 3
+_MEMORY_FOLDER: Final = "/dev/shm"  # LMDB's syncs are free there
+
+
+class SimCrashed(BaseException):
+    """The power is gone.  Not an Exception, so that no handler takes it for an error of the disk."""
+
+
+@dataclass
+class _Fault:
+    operation: str
+    path: str
+    error: Exception
+    skip: int
+
+
+class SimDisk:
+    """The disk.  Operations that change something are counted, in `operation_count`."""
+
+    def __init__(
+        self,
+        rng: random.Random | int = 0,
+        *,
+        capacity_bytes: int = 64 * GIB,
+        supports_direct: bool = True,
+        crash_at: int | None = None,
+    ) -> None:
+        self.rng = rng if isinstance(rng, random.Random) else random.Random(rng)
+        self.capacity_bytes = capacity_bytes
+        self.supports_direct = supports_direct
+        self.crash_at = crash_at
+        """Number of the operation (from 1) that is cut short by the power loss."""
+        self.lying_sync = False
+        """Syncs report success and do nothing: what a drive without power-loss protection may do."""
+        self.operation_count = 0
+        self._dead = False
+        self._faults: list[_Fault] = []
+        self._names = Names()
+        self._inode_count = 1
+        self._open: dict[int, Inode] = {}
+        self._locks: set[str] = set()
+        self._index_copies: deque[bytes] = deque(maxlen=_INDEX_COPIES)
+        self._folder: Path | None = None
+
+    # --- faults --------------------------------------------------------------------------------------
+
+    def fail_next(self, operation: str, error: Exception, *, path: str = "", skip: int = 0) -> None:
+        """Make the next operation of that name on a path containing `path` fail, after `skip` good ones.
+
+        A failing write may have written a part; after a failing sync what was to be synced may never be.
+        """
+        self._faults.append(_Fault(operation, path, error, skip))
+
+    def flip_bit(self, path: str, offset: int, bit: int) -> None:
+        """Turn one bit of a file over, on the medium and for every reader."""
+        self._names.seen[path].flip_bit(offset, bit)
+
+    def crash(self) -> SimDisk:
+        """The power fails: this view is dead; the returned one has what the medium holds."""
+        for inode in self._names.inodes():
+            inode.power_loss(self.rng)
+        self._names.power_loss(self.rng)
+        return self._successor(self._index_after_power_loss())
+
+    def kill(self) -> SimDisk:
+        """The process is killed: nothing written is lost, nothing more is durable."""
+        for inode in self._names.inodes():
+            inode.process_lost()
+        return self._successor(self._read_index())
+
+    def note_index_sync(self) -> None:
+        """The index has committed: its file is put aside as one of the states a power loss may leave."""
+        with self.changing("note_index_sync", _INDEX) as completes:
+            copy = self._read_index()
+            if copy is not None and not self.lying_sync and (completes or self.rng.randrange(2)):
+                self._index_copies.append(copy)
+
+    def _index_after_power_loss(self) -> bytes | None:
+        choice = self.rng.randrange(4)
+        if choice == 3 or not self._index_copies:
+            return None
+        return self._index_copies[max(0, len(self._index_copies) - 1 - max(0, choice - 1))]
+
+    def _read_index(self) -> bytes | None:
+        try:
+            return self._real(f"{_INDEX}/data.mdb").read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _successor(self, index: bytes | None) -> SimDisk:
+        self._dead = True
+        heir = SimDisk(self.rng, capacity_bytes=self.capacity_bytes, supports_direct=self.supports_direct)
+        heir._names = self._names
+        heir._inode_count = self._inode_count
+        if index is not None:
+            heir._real(_INDEX).mkdir(mode=0o700)
+            heir._real(f"{_INDEX}/data.mdb").write_bytes(index)
+            heir._index_copies.append(index)
+        return heir
+
+    def check_alive(self) -> None:
+        """SimCrashed when the power is gone."""
+        if self._dead:
+            raise SimCrashed
+
+    def raise_fault(self, operation: str, path: str) -> None:
+        """The error that this operation was told to fail with."""
+        self.check_alive()
+        for fault in self._faults:
+            if fault.operation == operation and fault.path in path:
+                fault.skip -= 1
+                if fault.skip < 0:
+                    self._faults.remove(fault)
+                    raise fault.error
+
+    @contextmanager
+    def changing(self, operation: str, path: str) -> Iterator[bool]:
+        """Around every operation that changes something.
+
+        Yields whether it completes: at `crash_at` a change is recorded as unsynced, a sync does not happen, and
+        then the power is gone.
+        """
+        self.raise_fault(operation, path)
+        self.operation_count += 1
+        last = self.operation_count == self.crash_at
+        yield not last
+        if last:
+            self._dead = True
+            raise SimCrashed
+
+    def opened(self, inode: Inode) -> None:
+        """A handle begins: the inode keeps its room while it is open."""
+        inode.open_count += 1
+        self._open[inode.number] = inode
+
+    def closed(self, inode: Inode, path: str) -> None:
+        """A handle ends; those of a dead view have ended already."""
+        if self._dead:
+            return
+        inode.open_count -= 1
+        if inode.open_count == 0:
+            self._open.pop(inode.number, None)
+            self._locks.discard(path)
+
+    # --- the port ------------------------------------------------------------------------------------
+
+    def open(
+        self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False
+    ) -> SimFile:
+        """Open a file; with `create` it must be new."""
+        self._check_path(path)
+        if create:
+            inode = self._create(path)
+        else:
+            self.raise_fault("open", path)
+            inode = self._file(path)
+        return SimFile(self, inode, path, direct=direct and self.supports_direct, read_only=read_only)
+
+    def list_folder(self, path: str) -> list[str]:
+        """Names in a folder, sorted; empty when it does not exist."""
+        self.raise_fault("list_folder", path)
+        folder = "" if path == "." else path
+        if self._is_index(folder):
+            real = self._real(folder)
+            return sorted(os.listdir(real)) if real.is_dir() else []
+        found = {name.rpartition("/")[2] for name in self._names.seen if folder_of(name) == folder}
+        if folder == "" and self._folder is not None and self._real(_INDEX).exists():
+            found.add(_INDEX)
+        return sorted(found)
+
+    def make_folder(self, path: str) -> None:
+        """Create a folder, unless it exists."""
+        self.check_alive()
+        if path in ("", "."):
+            return
+        self._check_path(path)
+        if self._is_index(path):
+            self._real(path).mkdir(mode=0o700, exist_ok=True)
+        elif path not in self._names.seen:
+            with self.changing("make_folder", path):
+                self._names.change({path: self._new_inode(folder=True)})
+
+    def exists(self, path: str) -> bool:
+        """Whether anything has that name."""
+        self.check_alive()
+        if self._is_index(path):
+            return self._real(path).exists()
+        return path in ("", ".") or path in self._names.seen
+
+    def rename(self, source: str, target: str) -> None:
+        """Replace `target` by `source`."""
+        if self._is_index(source):
+            self.check_alive()
+            os.rename(self.local_path(source), self.local_path(target))
+            return
+        self._check_path(target)
+        inode = self._file(source)
+        with self.changing("rename", target):
+            self._names.change({source: None, target: inode})
+
+    def unlink(self, path: str) -> None:
+        """Remove a file's name."""
+        if self._is_index(path):
+            self.check_alive()
+            os.unlink(self.local_path(path))
+            return
+        self._file(path)
+        with self.changing("unlink", path):
+            self._names.change({path: None})
+
+    def sync_folder(self, path: str) -> None:
+        """Names of the folder are durable."""
+        folder = "" if path == "." else path
+        with self.changing("sync_folder", folder) as completes:
+            if completes and not self.lying_sync:
+                self._names.sync(folder)
+
+    def inode(self, path: str) -> int:
+        """Number of the file, the same over crashes."""
+        self.check_alive()
+        return self._file(path).number
+
+    def free_bytes(self) -> int:
+        """Capacity less what files take, open ones without a name included."""
+        self.check_alive()
+        inodes = {inode.number: inode for inode in self._names.seen.values()} | self._open
+        return max(0, self.capacity_bytes - sum(inode.seen.allocated_bytes for inode in inodes.values()))
+
+    def total_bytes(self) -> int:
+        """The capacity."""
+        return self.capacity_bytes
+
+    def lock(self, path: str) -> SimFile:
+        """The exclusive lock, held until the file is closed or the process is gone."""
+        self.check_alive()
+        if path in self._locks:
+            raise StoreLocked(f"the simulated store is open: {path} is locked", subject=path)
+        inode = self._names.seen.get(path) or self._create(path)
+        self._locks.add(path)
+        return SimFile(self, inode, path)
+
+    def local_path(self, path: str) -> str:
+        """A real path, for LMDB; only the folder `index` has one."""
+        assert self._is_index(path), f"{path} is simulated"
+        return str(self._real(path))
+
+    def _create(self, path: str) -> Inode:
+        self.check_alive()
+        folder = folder_of(path)
+        if folder and folder not in self._names.seen:
+            raise FileNotFoundError(path)
+        if path in self._names.seen:
+            raise FileExistsError(path)
+        inode = self._new_inode(folder=False)
+        with self.changing("open", path):
+            self._names.change({path: inode})
+        return inode
+
+    def _new_inode(self, *, folder: bool) -> Inode:
+        self._inode_count += 1
+        return Inode(self._inode_count, folder=folder)
+
+    def _file(self, path: str) -> Inode:
+        self.check_alive()
+        inode = self._names.seen.get(path)
+        if inode is None:
+            raise FileNotFoundError(path)
+        assert not inode.folder, f"{path} is a folder"
+        return inode
+
+    def _real(self, path: str) -> Path:
+        """Path in a folder of the machine, made when first needed and removed with this view."""
+        if self._folder is None:
+            parent = _MEMORY_FOLDER if os.path.isdir(_MEMORY_FOLDER) else None
+            self._folder = Path(tempfile.mkdtemp(prefix="lake-sim-", dir=parent))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        return self._folder / path
+
+    def _is_index(self, path: str) -> bool:
+        return path.split("/")[0].startswith(_INDEX)
+
+    def _check_path(self, path: str) -> None:
+        if any(part in ("", ".", "..") for part in path.split("/")):
+            raise DiskFailed(f"{path!r} is not a path inside the store", subject=path)
+
+
+class SimFile:
+    """An open file of a `SimDisk` (`lakefs.ports.DiskFile`)."""
+
+    def __init__(
+        self, disk: SimDisk, inode: Inode, path: str, *, direct: bool = False, read_only: bool = False
+    ) -> None:
+        self._disk = disk
+        self._inode = inode
+        self._path = path
+        self._direct = direct
+        self._read_only = read_only
+        self._closed = False
+        disk.opened(inode)
+
+    @property
+    def direct(self) -> bool:
+        """Whether the rules of O_DIRECT are enforced."""
+        return self._direct
+
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill `buffer` from `offset`; short only at the end."""
+        self._check("pread_into")
+        if self._direct:
+            self._check_aligned(buffer, offset)
+        payload = self._inode.seen.read(offset, len(buffer))
+        buffer[: len(payload)] = payload
+        return len(payload)
+
+    def pwrite(self, payload: Buffer, offset: int) -> None:
+        """Write all of `payload`; unsynced."""
+        if self._direct:
+            self._check_aligned(payload, offset)
+        self._write(bytes(payload), offset)
+
+    def pwritev(self, payloads: Sequence[Buffer], offset: int) -> None:
+        """Write the payloads as one write; unsynced."""
+        if self._direct:
+            position = offset
+            for payload in payloads:
+                self._check_aligned(payload, position)
+                position += len(payload)
+        self._write(b"".join(payloads), offset)
+
+    def sync_data(self) -> None:
+        """Content and length are durable."""
+        self._check_writable("sync_data")
+        try:
+            with self._disk.changing("sync_data", self._path) as completes:
+                if completes and not self._disk.lying_sync:
+                    self._inode.sync()
+        except DiskFailed:
+            self._inode.sync_failed()
+            raise
+
+    def allocate(self, offset: int, length: int) -> None:
+        """Take room ahead; unsynced."""
+        self._check_writable("allocate")
+        with self._disk.changing("allocate", self._path):
+            self._check_room(self._inode.seen.lacking_bytes(offset, length))
+            self._inode.change(Allocate(offset, length))
+
+    def punch(self, offset: int, length: int) -> None:
+        """Free whole pages; unsynced."""
+        self._check_writable("punch")
+        with self._disk.changing("punch", self._path):
+            self._inode.change(Punch(offset, length))
+
+    def truncate(self, size: int) -> None:
+        """Set the length; unsynced."""
+        self._check_writable("truncate")
+        with self._disk.changing("truncate", self._path):
+            self._inode.change(Truncate(size))
+
+    def size(self) -> int:
+        """Length in bytes."""
+        self._check("size")
+        return self._inode.seen.size
+
+    def allocated_bytes(self) -> int:
+        """Room taken."""
+        self._check("allocated_bytes")
+        return self._inode.seen.allocated_bytes
+
+    def fileno(self) -> int:
+        """There is none."""
+        raise DiskFailed(f"{self._path} is simulated and has no descriptor", subject=self._path)
+
+    def close(self) -> None:
+        """End the handle; it may be closed again, and after a crash."""
+        if not self._closed:
+            self._closed = True
+            self._disk.closed(self._inode, self._path)
+
+    def _write(self, payload: bytes, offset: int) -> None:
+        self._check_writable("pwrite")
+        try:
+            with self._disk.changing("pwrite", self._path):
+                self._check_room(self._inode.seen.lacking_bytes(offset, len(payload)))
+                self._inode.change(Write(offset, payload))
+        except (DiskFailed, StoreFull):
+            part = self._disk.rng.randrange(len(payload) // SECTOR + 1) * SECTOR
+            if self._inode.seen.lacking_bytes(offset, part) == 0:
+                self._inode.change(Write(offset, payload[:part]))
+            raise
+
+    def _check(self, operation: str) -> None:
+        self._disk.raise_fault(operation, self._path)
+        if self._closed:
+            raise DiskFailed(f"{self._path} is closed", subject=self._path)
+
+    def _check_writable(self, operation: str) -> None:
+        self._disk.check_alive()
+        if self._closed or self._read_only:
+            raise DiskFailed(f"{operation} of {self._path}: closed or read-only", subject=self._path)
+
+    def _check_room(self, lacking: int) -> None:
+        if lacking > self._disk.free_bytes():
+            raise StoreFull(f"no room for {lacking} bytes of {self._path}", subject=self._path)
+
+    def _check_aligned(self, payload: Buffer, offset: int) -> None:
+        """EINVAL of O_DIRECT, which needs offset, length and memory at page boundaries."""
+        view = memoryview(payload)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(view)) if not view.readonly else 0
+        if (offset | len(view) | address) % PAGE or (view.readonly and isinstance(payload, bytes)):
+            raise DiskFailed(f"unaligned access to {self._path} opened with O_DIRECT", subject=self._path)
