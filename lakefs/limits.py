@@ -95,3 +95,15 @@ WATCH_QUEUE_MAX: Final = 4096
 """Events kept for a slow watcher before it gets one `resync`."""
 ENGINE_WAIT_S: Final = 5.0
 """How long a client waits for an engine that it lost."""
+HELLO_CONTROL_BYTES_MAX: Final = 16 * KIB
+"""Control part before Hello has been accepted, so that strangers make us hold next to nothing."""
+DESCRIPTORS_PER_FRAME_MAX: Final = 64
+"""Descriptors that one frame may bring; the kernel carries up to 253."""
+WATCHES_PER_CONNECTION_MAX: Final = 16
+"""Watches stay open, so they are counted apart from requests in flight."""
+RECEIVE_BUFFER_BYTES: Final = 16 * KIB
+"""Receive buffer of one connection: 4096 connections hold 64 MiB; some 200 small requests fit."""
+SOCKET_BUFFER_BYTES: Final = 1 * MIB
+"""Kernel buffers asked for on Unix sockets: a quarter of the largest chunk between two wake-ups."""
+LISTEN_BACKLOG: Final = 1024
+"""Connections that wait to be accepted."""

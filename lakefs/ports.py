@@ -173,6 +173,13 @@ class Stream(Protocol):
         """Descriptors received so far; the caller owns and closes them."""
         ...
 
+    def send_nowait(self, parts: Sequence[Buffer], descriptors: Sequence[int] = ()) -> int:
+        """Send what fits without waiting: the count of bytes, 0 when nothing does.  Not while a `send` waits.
+
+        Descriptors go with the first byte: a count above 0 means that they were sent.
+        """
+        ...
+
     async def send(self, parts: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
         """Send all parts; descriptors go with the first byte.  A cancelled send leaves the stream unusable."""
         ...

@@ -62,9 +62,17 @@ class EngineClient(Protocol):
         ...
 
     async def call(
-        self, request: Request, body: Sequence[Buffer] = (), descriptors: Sequence[int] = ()
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        into: Sequence[memoryview] = (),
     ) -> Reply:
         """The engine's reply.  Raises the error of `lakefs.errors` that the engine answered with.
+
+        `into` is writable memory for the reply's body: when the body fits, the reply's parts are slices of it,
+        from the front; else, or without it, the parts are other memory.  The parts say where the bytes are.
 
         On cancellation the request may or may not be done; a reply that comes later is dropped.
         """
@@ -89,6 +97,7 @@ class EngineService(Protocol):
     async def receive(self, client: ServedClient, request: Request, body_bytes: int) -> Body:
         """Memory for a request's body, exactly `body_bytes` in all, to be filled before `serve`.
 
+        Asked for every request that came with a body, and for StoreChunks and PutObjects always.
         Raises UserError when the request's lengths do not fit its body; waits when the pool is empty.
         """
         ...
@@ -100,5 +109,8 @@ class EngineService(Protocol):
         ...
 
     def watch(self, client: ServedClient, request: Watch) -> AsyncIterator[WatchEvent]:
-        """Events of a bucket, until closed."""
+        """Events of a bucket, until closed (an iterator with `aclose` gets it called).
+
+        The watch has begun when this returns, so that no event after the client's answer is missed.
+        """
         ...

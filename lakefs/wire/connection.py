@@ -1,0 +1,366 @@
+"""One connection of the native protocol, seen from either end.  Sans-IO; `docs/protocol.md` is normative.
+
+`ServerConnection` and `ClientConnection` own a `FrameReader`, know which streams are open, decode messages, and
+say what the driver has to do next.  The drivers (trio server, trio client, blocking client) move bytes and
+descriptors, nothing else.
+
+Rules kept here:
+- The first frame of a client is Hello; until it is accepted nothing else is decoded and bodies are refused.
+- Every request stream gets exactly one final frame: reply, failure, or end of stream.  A watch's reply is not final.
+- A `LakeError` that leaves `next_event` is the end of the connection; everything else concerns one stream.
+- A body announced by an event is pending in `reader`: the driver takes or skips it before the next event.  Bodies
+  of frames that are refused or ignored are skipped here.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from lakefs.errors import LakeError, PermissionDenied, ProtocolError, UnsupportedVersion, from_wire
+from lakefs.limits import BODY_BYTES_MAX, CONTROL_BYTES_MAX, HELLO_CONTROL_BYTES_MAX
+from lakefs.wire.frames import FLAGS_CRITICAL, PROTOCOL_VERSION, FrameReader, FrameStart, Kind, pack_frame
+from lakefs.wire.messages import REQUESTS, Failure, Hello, HelloReply, Message, Request, Watch, WatchEvent
+
+STREAM_ID_MAX: Final = (1 << 32) - 1
+FEATURES_CRITICAL: Final = 0xFFFF_FFFF_0000_0000
+"""Feature bits of Hello and its reply that the receiver must know; the low 32 may be ignored."""
+KNOWN_FEATURES: Final = 0
+ERROR_TEXT_MAX: Final = 4096
+"""Characters of a failure's message and subject that are sent."""
+
+_decode_request: Final[dict[int, Callable[[bytes], Request]]] = {
+    op: msgspec.msgpack.Decoder(request).decode for op, request in REQUESTS.items()
+}
+_decode_reply: Final[dict[int, Callable[[bytes], Message]]] = {
+    op: msgspec.msgpack.Decoder(request.REPLY).decode for op, request in REQUESTS.items()
+}
+_decode_failure: Final = msgspec.msgpack.Decoder(Failure).decode
+_decode_event: Final = msgspec.msgpack.Decoder(WatchEvent).decode
+_REQUEST: Final = int(Kind.REQUEST)
+_REPLY: Final = int(Kind.REPLY)
+
+
+class RequestReceived(msgspec.Struct, frozen=True, gc=False):
+    """A request to serve; its stream is open until a final frame was packed for it."""
+
+    stream_id: int
+    request: Request
+    body_bytes: int
+    deadline_ms: int
+    descriptor_count: int
+
+
+class RequestRefused(msgspec.Struct, frozen=True, gc=False):
+    """A request that is answered with `failure`, ready to be sent; the connection lives."""
+
+    failure: bytes
+    descriptor_count: int
+
+
+class CancelReceived(msgspec.Struct, frozen=True, gc=False):
+    """The client has lost interest in an open stream; it still gets its final frame."""
+
+    stream_id: int
+
+
+class FrameIgnored(msgspec.Struct, frozen=True, gc=False):
+    """A frame without meaning here; descriptors that came with it are to be closed."""
+
+    descriptor_count: int
+
+
+ServerEvent = RequestReceived | RequestRefused | CancelReceived | FrameIgnored
+
+
+class ServerConnection:
+    """The server's end.  `greeted` is set by `accept_hello`, once the driver has checked who is there."""
+
+    def __init__(self) -> None:
+        self.reader = FrameReader(control_bytes_max=HELLO_CONTROL_BYTES_MAX, body_bytes_max=0)
+        self.greeted = False
+        self._open: dict[int, int] = {}  # stream id -> op
+
+    def next_event(self) -> ServerEvent | None:
+        """What the client's next frame asks for; None when more bytes are needed.
+
+        ProtocolError and RequestTooLarge end the connection: send `farewell(error)` and close.
+        """
+        frame = self.reader.next_frame()
+        if frame is None:
+            return None
+        if frame.kind == _REQUEST:
+            return self._request(frame)
+        if frame.body_bytes:
+            self.reader.skip_body()
+        if not self.greeted:
+            raise ProtocolError("the first frame of a connection is Hello")
+        if frame.kind in (Kind.REPLY, Kind.FAILURE, Kind.EVENT):
+            raise ProtocolError(f"a client does not send frames of kind {frame.kind}")
+        if frame.kind == Kind.CANCEL and frame.stream_id in self._open:
+            return CancelReceived(frame.stream_id)
+        return FrameIgnored(frame.descriptor_count)
+
+    def accept_hello(self, hello: Hello, *, token: str | None, trusted: bool) -> None:
+        """Let the client in.  UnsupportedVersion, or PermissionDenied for a wrong or missing token.
+
+        `token` None: nobody who is not trusted gets in.  After an error the connection is to be closed.
+        """
+        if hello.protocol < PROTOCOL_VERSION:
+            raise UnsupportedVersion(
+                f"the client speaks protocol {hello.protocol}, this engine {PROTOCOL_VERSION}; update the client"
+            )
+        _refuse_unknown_features(hello.features, "client")
+        if not trusted and not _same_token(hello.token, token):
+            raise PermissionDenied(
+                "the token is missing or wrong; give the content of DATA/native.token with LAKE_TOKEN or --token-file"
+            )
+        self.greeted = True
+        self.reader.control_bytes_max = CONTROL_BYTES_MAX
+        self.reader.body_bytes_max = BODY_BYTES_MAX
+
+    def reply(
+        self,
+        stream_id: int,
+        message: Message,
+        body_bytes: int = 0,
+        descriptor_count: int = 0,
+        *,
+        final: bool = True,
+    ) -> bytes:
+        """The reply's frame start.  RequestTooLarge when it passes a frame's limits; the stream is open then."""
+        frame = pack_frame(
+            Kind.REPLY,
+            self._open[stream_id],
+            stream_id,
+            message,
+            body_bytes,
+            descriptor_count=descriptor_count,
+        )
+        if final:
+            del self._open[stream_id]
+        return frame
+
+    def failure(self, stream_id: int, error: LakeError) -> bytes:
+        """The failure that ends a stream."""
+        return _pack_failure(self._open.pop(stream_id), stream_id, error)
+
+    def event(self, stream_id: int, event: WatchEvent) -> bytes:
+        """One event on a watch's stream."""
+        return pack_frame(Kind.EVENT, self._open[stream_id], stream_id, event)
+
+    def end(self, stream_id: int) -> bytes:
+        """The end of a stream without an answer: a watch that is over, a request that was cancelled."""
+        return pack_frame(Kind.END, self._open.pop(stream_id), stream_id)
+
+    def is_open(self, stream_id: int) -> bool:
+        """Whether the stream still waits for its final frame."""
+        return stream_id in self._open
+
+    def _request(self, frame: FrameStart) -> ServerEvent:
+        stream_id, op = frame.stream_id, frame.op
+        if stream_id == 0 or stream_id in self._open:
+            raise ProtocolError(f"a request came on stream {stream_id}, which is in use")
+        if op != Hello.OP and not self.greeted:
+            raise ProtocolError("the first frame of a connection is Hello")
+        decode = _decode_request.get(op)
+        if decode is None:
+            return self._refuse(
+                frame, UnsupportedVersion(f"this engine does not know operation {op}; update the engine")
+            )
+        if frame.flags & FLAGS_CRITICAL:
+            error = UnsupportedVersion(
+                f"this engine does not know frame flags {frame.flags:#04x}; update the engine"
+            )
+            return self._refuse(frame, error)
+        if op == Hello.OP and self.greeted:
+            return self._refuse(frame, ProtocolError("a connection has one Hello"))
+        try:
+            request = decode(frame.message)
+        except msgspec.MsgspecError as error:
+            name = REQUESTS[op].__name__
+            return self._refuse(frame, ProtocolError(f"the message is no {name} request: {error}"))
+        self._open[stream_id] = op
+        return RequestReceived(
+            stream_id, request, frame.body_bytes, frame.deadline_ms, frame.descriptor_count
+        )
+
+    def _refuse(self, frame: FrameStart, error: LakeError) -> RequestRefused:
+        if frame.body_bytes:
+            self.reader.skip_body()
+        return RequestRefused(_pack_failure(frame.op, frame.stream_id, error), frame.descriptor_count)
+
+
+class ReplyReceived(msgspec.Struct, frozen=True, gc=False):
+    """The answer of a stream; final unless the request was a Watch."""
+
+    stream_id: int
+    message: Message
+    body_bytes: int
+    descriptor_count: int
+
+
+class FailureReceived(msgspec.Struct, frozen=True, gc=False):
+    """A stream ended with an error."""
+
+    stream_id: int
+    error: LakeError
+
+
+class EventReceived(msgspec.Struct, frozen=True, gc=False):
+    """An event of a watch."""
+
+    stream_id: int
+    event: WatchEvent
+
+
+class StreamEnded(msgspec.Struct, frozen=True, gc=False):
+    """A stream ended without an answer: a watch is over, or the request had been cancelled."""
+
+    stream_id: int
+
+
+class GoodbyeReceived(msgspec.Struct, frozen=True, gc=False):
+    """The server drains: open streams are finished, new requests are refused."""
+
+
+ClientEvent = ReplyReceived | FailureReceived | EventReceived | StreamEnded | GoodbyeReceived | FrameIgnored
+
+
+class ClientConnection:
+    """The client's end.  The driver keeps to `inflight_max` of the server's HelloReply."""
+
+    def __init__(self) -> None:
+        self.reader = FrameReader()
+        self._open: dict[int, int] = {}  # stream id -> op
+        self._last_stream_id = 0
+
+    @property
+    def open_count(self) -> int:
+        """Streams that wait for their final frame."""
+        return len(self._open)
+
+    def request(
+        self, request: Request, body_bytes: int = 0, descriptor_count: int = 0, *, deadline_ms: int = 0
+    ) -> tuple[int, bytes]:
+        """Open a stream: its id and the request's frame start.  RequestTooLarge."""
+        stream_id = self._last_stream_id % STREAM_ID_MAX + 1
+        while stream_id in self._open:
+            stream_id = stream_id % STREAM_ID_MAX + 1
+        frame = pack_frame(
+            Kind.REQUEST,
+            request.OP,
+            stream_id,
+            request,
+            body_bytes,
+            descriptor_count=descriptor_count,
+            deadline_ms=deadline_ms,
+        )
+        self._last_stream_id = stream_id
+        self._open[stream_id] = request.OP
+        return stream_id, frame
+
+    def cancel(self, stream_id: int) -> bytes:
+        """The frame that says nobody waits for the stream any more; its final frame still comes."""
+        return pack_frame(Kind.CANCEL, 0, stream_id)
+
+    def next_event(self) -> ClientEvent | None:
+        """What the server's next frame says; None when more bytes are needed.
+
+        A LakeError ends the connection: the server's own (a failure on stream 0), or ProtocolError.
+        """
+        frame = self.reader.next_frame()
+        if frame is None:
+            return None
+        if frame.kind != _REPLY and frame.body_bytes:
+            self.reader.skip_body()
+        if frame.stream_id == 0:
+            return self._of_connection(frame)
+        if frame.kind not in _FROM_SERVER:
+            return FrameIgnored(frame.descriptor_count)
+        if frame.stream_id not in self._open:
+            raise ProtocolError(f"the engine answered on stream {frame.stream_id}, which is not open")
+        return self._of_stream(frame)
+
+    def _of_connection(self, frame: FrameStart) -> ClientEvent:
+        if frame.kind == Kind.FAILURE:
+            raise _failure_of(frame)
+        if frame.kind == Kind.END:
+            return GoodbyeReceived()
+        if frame.kind in _FROM_SERVER:
+            raise ProtocolError(f"a frame of kind {frame.kind} came on stream 0")
+        return FrameIgnored(frame.descriptor_count)
+
+    def _of_stream(self, frame: FrameStart) -> ClientEvent:
+        stream_id = frame.stream_id
+        if frame.flags & FLAGS_CRITICAL:
+            raise UnsupportedVersion(
+                f"the engine uses frame flags {frame.flags:#04x} that this client does not know"
+            )
+        op = self._open[stream_id]
+        if frame.kind == Kind.EVENT:
+            return EventReceived(stream_id, _decoded(_decode_event, frame.message))
+        if frame.kind != _REPLY or op != Watch.OP:
+            del self._open[stream_id]
+        if frame.kind == _REPLY:
+            message = _decoded(_decode_reply[op], frame.message)
+            return ReplyReceived(stream_id, message, frame.body_bytes, frame.descriptor_count)
+        if frame.kind == Kind.FAILURE:
+            return FailureReceived(stream_id, _failure_of(frame))
+        return StreamEnded(stream_id)
+
+
+_FROM_SERVER: Final = frozenset((Kind.REPLY, Kind.FAILURE, Kind.EVENT, Kind.END))
+
+
+def check_hello_reply(reply: HelloReply) -> None:
+    """Refuse a server that this client cannot understand: UnsupportedVersion."""
+    if reply.protocol != PROTOCOL_VERSION:
+        raise UnsupportedVersion(
+            f"the engine answers in protocol {reply.protocol}, this client speaks {PROTOCOL_VERSION}; update the client"
+        )
+    _refuse_unknown_features(reply.features, "engine")
+
+
+def farewell(error: LakeError) -> bytes:
+    """The failure on stream 0 that a server sends before it closes a connection."""
+    return _pack_failure(0, 0, error)
+
+
+def goodbye() -> bytes:
+    """The frame by which a draining server asks its clients to go."""
+    return pack_frame(Kind.END, 0, 0)
+
+
+def _refuse_unknown_features(features: int, whose: str) -> None:
+    unknown = features & FEATURES_CRITICAL & ~KNOWN_FEATURES
+    if unknown:
+        bits = ", ".join(str(bit) for bit in range(64) if unknown >> bit & 1)
+        raise UnsupportedVersion(f"the {whose} needs protocol features that are not known here: bits {bits}")
+
+
+def _same_token(given: str, expected: str | None) -> bool:
+    """Compare in a time that tells nothing about the expected token."""
+    if not expected:
+        return False
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
+def _pack_failure(op: int, stream_id: int, error: LakeError) -> bytes:
+    failure = Failure(error.wire_code, error.message[:ERROR_TEXT_MAX], error.subject[:ERROR_TEXT_MAX])
+    return pack_frame(Kind.FAILURE, op, stream_id, failure)
+
+
+def _failure_of(frame: FrameStart) -> LakeError:
+    failure = _decoded(_decode_failure, frame.message)
+    return from_wire(failure.wire_code, failure.message, failure.subject)
+
+
+def _decoded(decode: Callable[[bytes], Any], message: bytes) -> Any:
+    try:
+        return decode(message)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"the engine's message cannot be read: {error}") from error
