@@ -1,0 +1,1 @@
+"""The codebase's own rules, kept by programs."""

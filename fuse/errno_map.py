@@ -1,0 +1,69 @@
+"""The one table from the errors of `lakefs.errors` to errno, for the mount.
+
+Every leaf of the tree has a row.  Whatever is not of the tree is a bug of ours: EIO, and loud in the log of
+whoever called.  The mount translates here, once, at its edge; a raw error that escapes a FUSE handler could take
+the whole mount down.
+
+Applications act on errno, so the choice favours what they do with it: EAGAIN is never used (a blocking call must
+not see it), and damage is EIO, as a disk would report it.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from lakefs import errors
+
+ERRNO_BY_ERROR: Final[Mapping[type[errors.LakeError], int]] = MappingProxyType(
+    {
+        errors.InvalidArgument: errno.EINVAL,
+        errors.InvalidName: errno.EINVAL,
+        errors.BucketNotFound: errno.ENOENT,
+        errors.KeyNotFound: errno.ENOENT,
+        errors.AlreadyExists: errno.EEXIST,
+        errors.BucketNotEmpty: errno.ENOTEMPTY,
+        errors.FolderNotEmpty: errno.ENOTEMPTY,
+        errors.IsAFolder: errno.EISDIR,
+        errors.NotAFolder: errno.ENOTDIR,
+        # The file at the name is no longer the one that was opened.
+        errors.PreconditionFailed: errno.ESTALE,
+        errors.PermissionDenied: errno.EACCES,
+        # Staged bytes changed while they were stored: nothing was stored under the name.
+        errors.SourceChanged: errno.EIO,
+        errors.RequestTooLarge: errno.E2BIG,
+        errors.ConfigError: errno.EINVAL,
+        errors.LocalFileError: errno.EIO,
+        errors.EngineUnreachable: errno.ENOTCONN,
+        errors.EngineBusy: errno.EBUSY,
+        errors.DeadlineExceeded: errno.ETIMEDOUT,
+        errors.SessionLost: errno.EIO,
+        errors.StaleGrant: errno.EIO,
+        errors.ChunkNotFound: errno.EIO,
+        errors.StoreFull: errno.ENOSPC,
+        errors.StoreLocked: errno.EBUSY,
+        errors.StoreReadOnly: errno.EROFS,
+        errors.StoreUnusable: errno.EIO,
+        errors.UnsupportedVersion: errno.EPROTONOSUPPORT,
+        errors.AddressInUse: errno.EADDRINUSE,
+        errors.Unchecked: errno.EIO,
+        errors.DiskFailed: errno.EIO,
+        errors.ChunkDamaged: errno.EIO,
+        errors.IndexDamaged: errno.EIO,
+        errors.JournalDamaged: errno.EIO,
+        errors.StoreDamaged: errno.EIO,
+        errors.ProtocolError: errno.EPROTO,
+        errors.InternalError: errno.EIO,
+    }
+)
+
+
+def errno_of(error: BaseException) -> int:
+    """The errno that tells of `error`; EIO for anything that is not of the tree."""
+    for kind in type(error).__mro__:
+        number = ERRNO_BY_ERROR.get(kind)
+        if number is not None:
+            return number
+    return errno.EIO

@@ -1,0 +1,299 @@
+"""Configuration: one file, `LAKE_*` variables and flags, parsed once into a frozen `Config`.
+
+Rules kept here:
+- Each source overrides the one before it: defaults, file, variables, flags.
+- An unknown key of the file or flag is an error that names the nearest known one and where it stands.  Unknown
+  variables are passed over (container platforms make `LAKE_...` variables of their own) unless they look like a
+  slip of a known one.
+- Every value is checked here, so nothing else parses settings, and every error says where the value came from.
+- An empty variable counts as unset.
+
+Not here: what only clients take (`LAKE_SERVER`, `LAKE_TOKEN`); the command line reads those itself.  This module
+is imported by every command, so it loads little: no trio, and the TOML parser only when there is a file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from lakefs.errors import ConfigError, InvalidArgument
+
+DEFAULT_FILE: Final = Path("/etc/lake/lake.toml")
+SYSTEM_DATA: Final = Path("/var/lib/lake")
+SYSTEM_SOCKET: Final = Path("/run/lake/lake.sock")
+DEFAULT_ADMIN: Final = "127.0.0.1:9001"
+CLIENT_VARIABLES: Final = ("LAKE_CONFIG", "LAKE_SERVER", "LAKE_TOKEN")
+"""Variables that are no settings of the engine, but ours."""
+
+FILE_BYTES_MAX: Final = 1 << 20
+"""A configuration is a few hundred bytes; a megabyte is some other file."""
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""`sun_path` has 108 bytes and ends with a zero."""
+SLIP_SIMILARITY: Final = 0.8
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_SIZE: Final = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?\s*(?:([kmgtp])(?:i?b)?|b)?", re.ASCII | re.IGNORECASE)
+_SIZE_SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen: host and port; port 0 lets the system pick one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """`HOST:PORT`, an IPv6 host in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of an engine.  `None` for an address: that port is off."""
+
+    data: Path
+    socket: Path
+    socket_group: str
+    native: Address | None
+    admin: Address | None
+    log_level: str
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Where each setting came from, for people: `default`, `LAKE_DATA`, `--data`, or the file's path."""
+
+    def as_text(self) -> dict[str, str]:
+        """The settings as a file or variable would give them, in a fixed order."""
+        return {
+            "data": str(self.data),
+            "socket": str(self.socket),
+            "socket_group": self.socket_group,
+            "native": str(self.native or "off"),
+            "admin": str(self.admin or "off"),
+            "log_level": self.log_level,
+        }
+
+
+def load(
+    *,
+    file: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str | None] | None = None,
+) -> Config:
+    """The configuration from file, variables and flags.
+
+    `file` (else `LAKE_CONFIG`) must exist; the default one need not.  `flags` holds setting names; those that are
+    None were not given.  ConfigError for anything that cannot be used.
+    """
+    environ = os.environ if environ is None else environ
+    named = file or environ.get("LAKE_CONFIG") or None
+    layers = [
+        _from_file(Path(named or DEFAULT_FILE), required=named is not None),
+        _from_environ(environ),
+        _from_flags(flags or {}),
+    ]
+    given = {name: value for layer in layers for name, value in layer.items()}
+    values = {name: _checked(name, given[name]) for name in _SETTINGS if name in given}
+    data = values.get("data") or default_data_folder(environ)
+    assert isinstance(data, Path)
+    socket = values.get("socket") or _socket_path(str(default_socket(data, environ)))
+    defaults = {
+        "socket_group": "",
+        "native": None,
+        "admin": parse_address(DEFAULT_ADMIN),
+        "log_level": "info",
+    }
+    settings = defaults | values | {"data": data, "socket": socket}
+    origins = {name: given[name].origin if name in given else "default" for name in _SETTINGS}
+    return Config(**settings, origins=origins)  # type: ignore[arg-type]
+
+
+def default_data_folder(environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
+    """`/var/lib/lake` for root, else `lake` in the user's data folder (XDG base directory specification)."""
+    environ = os.environ if environ is None else environ
+    if (os.geteuid() if uid is None else uid) == 0:
+        return SYSTEM_DATA
+    base = environ.get("XDG_DATA_HOME", "")
+    # The specification: relative paths are to be ignored.
+    return (Path(base) if base.startswith("/") else _home(environ) / ".local" / "share") / "lake"
+
+
+def default_socket(data: Path, environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
+    """`/run/lake/lake.sock` for root, else in the user's run folder, else in the data folder."""
+    environ = os.environ if environ is None else environ
+    if (os.geteuid() if uid is None else uid) == 0:
+        return SYSTEM_SOCKET
+    run_folder = environ.get("XDG_RUNTIME_DIR", "")
+    return (Path(run_folder) if run_folder.startswith("/") else data) / "lake.sock"
+
+
+def parse_address(text: str) -> Address:
+    """`HOST:PORT`, `[IPV6]:PORT`, either with `tcp://` before it.  InvalidArgument."""
+    host, colon, port_text = text.removeprefix("tcp://").rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if bracketed else host
+    if not colon or not bare or (":" in bare) != bracketed or any(c.isspace() or c in "/[]" for c in bare):
+        raise InvalidArgument(f"{text!r} is not an address; give HOST:PORT, as 127.0.0.1:9001 or [::1]:9001")
+    if not (port_text.isascii() and port_text.isdigit() and int(port_text[:6]) <= 65535):
+        raise InvalidArgument(f"{text!r} is not an address: the port must be a number from 0 to 65535")
+    return Address(bare, int(port_text))
+
+
+def parse_size(text: str) -> int:
+    """Bytes: a number with an optional unit, `4096`, `64K`, `1.5GiB`; units are powers of 1,024.  InvalidArgument."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidArgument(f"{text!r} is not a size; give a number and a unit, as 64K, 512MiB or 1.5G")
+    whole, fraction, unit = match[1], match[2] or "", match[3] or ""
+    scaled, rest = divmod(int(whole + fraction) << _SIZE_SHIFTS[unit.lower()], int(f"1{'0' * len(fraction)}"))
+    if rest and not unit:
+        raise InvalidArgument(f"{text!r} is not a size: a byte has no fractions")
+    return scaled
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A value as it was given, and by whom."""
+
+    value: object
+    origin: str
+
+
+def _from_file(path: Path, *, required: bool) -> dict[str, _Given]:
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        if required:
+            raise ConfigError(f"{path}: there is no such configuration file", subject=str(path)) from None
+        return {}
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{path}: the configuration cannot be read: {reason}", subject=str(path)) from error
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError(
+            f"{path}: not a configuration: it is larger than {FILE_BYTES_MAX} bytes", subject=str(path)
+        )
+    table = _parse_toml(path, content)
+    for name in table:
+        if name not in _SETTINGS:
+            raise ConfigError(f"{path}: unknown key {name!r}{_nearest(name)}", subject=name)
+    return {name: _Given(value, str(path)) for name, value in table.items()}
+
+
+def _parse_toml(path: Path, content: bytes) -> dict[str, object]:
+    import tomllib
+
+    try:
+        return tomllib.loads(content.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}", subject=str(path)) from error
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, _Given]:
+    found: dict[str, _Given] = {}
+    for variable, value in environ.items():
+        if not variable.startswith("LAKE_") or variable in CLIENT_VARIABLES or not value:
+            continue
+        name = variable.removeprefix("LAKE_").lower()
+        if variable == f"LAKE_{name.upper()}" and name in _SETTINGS:
+            found[name] = _Given(value, variable)
+            continue
+        known = [f"LAKE_{known.upper()}" for known in _SETTINGS] + list(CLIENT_VARIABLES)
+        slip = _closest(variable, known, len("LAKE_"))
+        if slip:
+            raise ConfigError(f"unknown variable {variable}; did you mean {slip}?", subject=variable)
+    return found
+
+
+def _from_flags(flags: Mapping[str, str | None]) -> dict[str, _Given]:
+    for name in flags:
+        if name not in _SETTINGS:
+            raise ConfigError(f"unknown flag --{name}{_nearest(name)}", subject=name)
+    return {
+        name: _Given(value, f"--{name.replace('_', '-')}")
+        for name, value in flags.items()
+        if value is not None
+    }
+
+
+def _nearest(name: str) -> str:
+    import difflib
+
+    nearest = difflib.get_close_matches(name.lower().replace("-", "_"), list(_SETTINGS), n=1, cutoff=0.0)
+    return f"; the nearest known one is {nearest[0]!r} (all: {', '.join(_SETTINGS)})"
+
+
+def _closest(text: str, known: list[str], prefix_length: int) -> str | None:
+    import difflib
+
+    by_tail = {name[prefix_length:]: name for name in known}
+    near = difflib.get_close_matches(text[prefix_length:].upper(), list(by_tail), n=1, cutoff=SLIP_SIMILARITY)
+    return by_tail[near[0]] if near else None
+
+
+def _checked(name: str, given: _Given) -> object:
+    if not isinstance(given.value, str):
+        raise ConfigError(
+            f"{given.origin}: {name} must be text in quotes, not {type(given.value).__name__}", subject=name
+        )
+    try:
+        return _SETTINGS[name](given.value)
+    except InvalidArgument as error:
+        where = given.origin if given.origin.startswith(("-", "LAKE_")) else f"{given.origin}: {name}"
+        raise ConfigError(f"{where}: {error.message}", subject=name) from error
+
+
+def _path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise InvalidArgument(f"{text!r} is not a path")
+    try:
+        return Path(os.path.abspath(Path(text).expanduser()))  # resolve() would follow links
+    except RuntimeError as error:
+        raise InvalidArgument(f"{text!r}: {error}") from error
+
+
+def _socket_path(text: str) -> Path:
+    path = _path(text.removeprefix("unix:"))
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        raise ConfigError(
+            f"{path}: a socket's path ends at {SOCKET_PATH_BYTES_MAX} bytes; set `socket` to a shorter one",
+            subject=str(path),
+        )
+    return path
+
+
+def _group(text: str) -> str:
+    if text and not (text.isascii() and text.replace("-", "").replace("_", "").replace(".", "").isalnum()):
+        raise InvalidArgument(f"{text!r} is not the name of a group")
+    return text
+
+
+def _address_or_off(text: str) -> Address | None:
+    return None if text.lower() == "off" else parse_address(text)
+
+
+def _log_level(text: str) -> str:
+    if text.lower() not in LOG_LEVELS:
+        raise InvalidArgument(f"{text!r} is no log level; the levels are {', '.join(LOG_LEVELS)}")
+    return text.lower()
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    home = environ.get("HOME", "")
+    return Path(home) if home.startswith("/") else Path(os.path.expanduser("~"))  # never raises
+
+
+_SETTINGS: Final[Mapping[str, Callable[[str], object]]] = {
+    "data": _path,
+    "socket": _socket_path,
+    "socket_group": _group,
+    "native": _address_or_off,
+    "admin": _address_or_off,
+    "log_level": _log_level,
+}
+SETTING_NAMES: Final = tuple(_SETTINGS)
+"""Keys of the file; flags of the same name with `-`, variables `LAKE_` and upper case."""

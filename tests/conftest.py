@@ -1,0 +1,35 @@
+"""Settings for every test: Hypothesis keeps no clock, and mount tests need a kernel that has FUSE.
+
+Nothing here is timed: a slow machine must not fail a test.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from lakefs.config import CLIENT_VARIABLES, SETTING_NAMES
+
+settings.register_profile("lake", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", parent=settings.get_profile("lake"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "lake")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip mount tests where the kernel offers no FUSE device."""
+    if Path("/dev/fuse").exists():
+        return
+    no_device = pytest.mark.skip(reason="/dev/fuse is missing: load the fuse module or pass the device in")
+    for item in items:
+        if item.get_closest_marker("fuse"):
+            item.add_marker(no_device)
+
+
+@pytest.fixture(autouse=True)
+def _no_lake_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The developer's own settings reach no test."""
+    for name in (*CLIENT_VARIABLES, *(f"LAKE_{name.upper()}" for name in SETTING_NAMES)):
+        monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,94 @@
+"""The checkout as the style tests see it: its files, modules and functions.
+
+What git would commit counts, committed or not; without git, everything but hidden and built folders does.
+Parsed modules are kept for the run, since every rule walks all of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PRODUCT_PACKAGES: Final = ("lakefs", "engine", "gateway", "fuse", "cli", "systemd")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A function or class: its dotted name inside the module, and whether a caller outside may use it."""
+
+    name: str
+    node: Function | ast.ClassDef
+    public: bool
+
+    @property
+    def line_count(self) -> int:
+        """Physical lines, docstring included, decorators not."""
+        return (self.node.end_lineno or self.node.lineno) - self.node.lineno + 1
+
+
+@cache
+def tracked_files() -> tuple[Path, ...]:
+    """Every file of the project that exists, relative to the root, sorted."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode == 0 and listed.stdout:
+        found = [Path(name) for name in listed.stdout.split("\0") if name]
+    else:
+        found = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
+        found = [path for path in found if not _is_built(path)]
+    return tuple(sorted(path for path in found if (ROOT / path).is_file()))
+
+
+def _is_built(path: Path) -> bool:
+    hidden = any(part.startswith(".") and part != ".ci" for part in path.parts[:-1])
+    return hidden or path.parts[0] in ("build", "dist") or "__pycache__" in path.parts
+
+
+def python_files() -> list[Path]:
+    """Every Python file of the project, relative to the root."""
+    return [path for path in tracked_files() if path.suffix == ".py"]
+
+
+def product_files() -> list[Path]:
+    """The Python files that are installed."""
+    return [path for path in python_files() if path.parts[0] in PRODUCT_PACKAGES]
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The module's syntax tree; its path is relative to the root."""
+    return ast.parse((ROOT / path).read_bytes(), filename=str(path))
+
+
+def definitions(path: Path) -> Iterator[Definition]:
+    """Every function and class of a module, nested ones too, in order of appearance."""
+    yield from _definitions(parsed(path), prefix="", public=not _is_private(path.stem))
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
+
+
+def _definitions(parent: ast.AST, prefix: str, public: bool) -> Iterator[Definition]:
+    for node in ast.iter_child_nodes(parent):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _definitions(node, prefix, public)
+            continue
+        name = f"{prefix}{node.name}"
+        visible = public and not _is_private(node.name)
+        yield Definition(name, node, visible)
+        inner_visible = visible and isinstance(node, ast.ClassDef)
+        yield from _definitions(node, f"{name}.", inner_visible)

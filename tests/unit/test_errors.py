@@ -1,0 +1,70 @@
+"""The error tree and its one table."""
+
+from __future__ import annotations
+
+import pytest
+
+from lakefs import errors
+from lakefs.errors import ERROR_TABLE, LakeError, from_wire
+
+
+def _leaves(error: type[LakeError]) -> list[type[LakeError]]:
+    children = [child for child in error.__subclasses__() if child.__module__ == errors.__name__]
+    return [leaf for child in children for leaf in _leaves(child)] or [error]
+
+
+LEAVES = _leaves(LakeError)
+
+
+def test_every_leaf_of_the_tree_has_exactly_one_row() -> None:
+    rows = [row.error for row in ERROR_TABLE]
+    assert len(rows) > 30
+    assert sorted(error.__name__ for error in rows) == sorted(error.__name__ for error in LEAVES)
+
+
+def test_wire_codes_are_unique_and_never_zero() -> None:
+    codes = [row.wire_code for row in ERROR_TABLE]
+    assert len(set(codes)) == len(codes)
+    assert 0 not in codes
+
+
+@pytest.mark.parametrize("row", ERROR_TABLE, ids=lambda row: row.error.__name__)
+def test_a_row_s_codes_are_on_its_class_and_fit_their_protocols(row: errors.ErrorRow) -> None:
+    assert (row.error.wire_code, row.error.exit_code, row.error.http_status) == (
+        row.wire_code,
+        row.exit_code,
+        row.http_status,
+    )
+    assert 0 < row.wire_code < 1 << 15
+    assert row.exit_code in {1, 2} or 64 <= row.exit_code <= 78  # sysexits.h
+    assert 400 <= row.http_status <= 599
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: leaf.__name__)
+def test_an_error_comes_back_from_the_wire_as_it_was_sent(leaf: type[LakeError]) -> None:
+    sent = leaf("bucket is gone", subject="models")
+    received = from_wire(sent.wire_code, sent.message, sent.subject)
+    assert type(received) is leaf
+    assert (received.message, received.subject, str(received)) == (
+        "bucket is gone",
+        "models",
+        "bucket is gone",
+    )
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: leaf.__name__)
+def test_only_what_operation_can_mend_is_worth_another_try(leaf: type[LakeError]) -> None:
+    assert not leaf.retryable or issubclass(leaf, errors.OperationalError)
+
+
+def test_an_unknown_wire_code_is_told_and_loses_no_message() -> None:
+    received = from_wire(31_999, "the moon is full", "models")
+    assert type(received) is errors.InternalError
+    assert "31999" in received.message
+    assert "the moon is full" in received.message
+    assert received.subject == "models"
+
+
+def test_damage_exits_with_one_and_a_user_s_mistake_never_does() -> None:
+    for leaf in LEAVES:
+        assert (leaf.exit_code == 1) == issubclass(leaf, errors.CorruptionError)
