@@ -111,6 +111,11 @@ def test_cuts_of_a_small_model_are_the_ones_they_always_were() -> None:
     ]  # fmt: skip
 
 
+def test_small_tensors_fill_a_chunk_to_the_last_byte() -> None:
+    assert tensor_cuts([512 * KIB] * 9) == [CHUNK_BYTES, 512 * KIB]
+    assert tensor_cuts([512 * KIB] * 7 + [512 * KIB + 1, 0]) == [3584 * KIB, 512 * KIB + 1]
+
+
 def test_a_header_over_4_mib_is_cut_too() -> None:
     assert list(tensor_plan([10], header_length=CHUNK_BYTES + 7).lengths()) == [CHUNK_BYTES, 7, 10]
 
