@@ -1,0 +1,1 @@
+"""The gateway: faces over HTTP.  It holds no storage logic and imports no engine."""

@@ -48,11 +48,16 @@ OVERLAY_ENTRIES_APPLY: Final = 16_384
 """Entries at which the overlay is applied to LMDB without waiting for the timer."""
 OVERLAY_ENTRIES_MAX: Final = 131_072
 """Entries at which commits wait for the index; about 400 bytes each: 52 MiB."""
+OVERLAY_BYTES_APPLY: Final = 32 * MIB
+"""The same by estimated memory, for records with large attributes (64 KiB each at most)."""
+OVERLAY_BYTES_MAX: Final = 128 * MIB
 OVERLAY_APPLY_INTERVAL_S: Final = 1.0
 CHECKPOINT_JOURNAL_BYTES: Final = 64 * MIB
 """A checkpoint is due when the journal since the last is longer than this and than half of that one."""
 LMDB_MAP_BYTES: Final = 1 << 42
 """4 TiB of address space, sized once; the file grows as needed."""
+VERIFY_BATCH: Final = 4096
+"""Records checked by one call to a thread while the index is verified behind start-up: about 5 ms."""
 
 # --- segments ----------------------------------------------------------------------------------------
 LARGE_SEGMENT_BYTES: Final = 1 * GIB
@@ -107,3 +112,14 @@ SOCKET_BUFFER_BYTES: Final = 1 * MIB
 """Kernel buffers asked for on Unix sockets: a quarter of the largest chunk between two wake-ups."""
 LISTEN_BACKLOG: Final = 1024
 """Connections that wait to be accepted."""
+
+# --- admin port --------------------------------------------------------------------------------------
+ADMIN_CONNECTIONS_MAX: Final = 128
+"""When full, the connection that has waited longest for its next request makes room: 128 x 8 KiB = 1 MiB."""
+ADMIN_HEAD_BYTES_MAX: Final = 8 * KIB
+ADMIN_REQUEST_TIMEOUT_S: Final = 15.0
+"""From the end of one request to the end of the next head, however its bytes trickle in."""
+ADMIN_RESPONSE_TIMEOUT_S: Final = 5.0
+"""For a client that does not read; also the most that a shutdown waits for an answer under way."""
+ADMIN_LINGER_S: Final = 1.0
+"""How long a refused client's bytes are read and dropped, so that the refusal reaches it before a reset."""

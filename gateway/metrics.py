@@ -1,0 +1,87 @@
+"""Metrics: a registry whose values are read when it is scraped.
+
+Whoever has a figure hands in a `Reading`: a name, a sentence, and a callable.  Nothing is counted twice, nothing is
+kept up to date between scrapes, and the gateway needs to know nothing of who counts.
+
+Rules kept here:
+- Names follow Prometheus' conventions: `lake_` first, base units last (`_bytes`, `_seconds`), `_total` on counters.
+- `read` runs on the loop at each scrape: it must not block.  Labels are few and their values bounded.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+_NAME: Final = re.compile(r"lake_[a-z][a-z0-9_]*")
+Family = GaugeMetricFamily | CounterMetricFamily
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One metric.  `read` gives its value, or with `label` the value of each label value.
+
+    A `counter` only ever grows while the process lives; anything else is a gauge.
+    """
+
+    name: str
+    documentation: str
+    read: Callable[[], float | Mapping[str, float]]
+    label: str = ""
+    counter: bool = False
+
+    def __post_init__(self) -> None:
+        assert _NAME.fullmatch(self.name), f"metric {self.name!r}: names begin with lake_"
+        assert self.name.endswith("_total") == self.counter, f"metric {self.name!r}: counters end with _total"
+
+
+class Readings(Collector):
+    """The collector of a fixed set of readings."""
+
+    def __init__(self, readings: Iterable[Reading]) -> None:
+        self._readings = tuple(readings)
+
+    def describe(self) -> Iterator[Family]:
+        """The families without values, so that registering reads nothing."""
+        for reading in self._readings:
+            yield _family(reading)
+
+    def collect(self) -> Iterator[Family]:
+        """The families with the values of now."""
+        for reading in self._readings:
+            family = _family(reading)
+            value = reading.read()
+            if isinstance(value, Mapping):
+                for label_value, labelled in value.items():
+                    family.add_metric([label_value], labelled)
+            else:
+                family.add_metric([], value)
+            yield family
+
+
+def new_registry(version: str, readings: Iterable[Reading] = ()) -> CollectorRegistry:
+    """A registry with the readings, the process's own figures, and what is running since when."""
+    registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    started = time.time()
+    own = [
+        Reading("lake_build_info", "1, labelled with the version.", lambda: {version: 1.0}, label="version"),
+        Reading(
+            "lake_start_time_seconds", "When the process started, in seconds since 1970.", lambda: started
+        ),
+    ]
+    registry.register(Readings([*own, *readings]))
+    return registry
+
+
+def _family(reading: Reading) -> Family:
+    kind = CounterMetricFamily if reading.counter else GaugeMetricFamily
+    return kind(reading.name, reading.documentation, labels=[reading.label] if reading.label else [])
