@@ -89,8 +89,10 @@ def chunk_of(blob: BlobId) -> ChunkId:
     return ChunkId(blob)
 
 
-EMPTY_BLOB: Final = BlobId(data_chunk_id(b""))
-"""The blob of no bytes.  It has no chunk record and no extent."""
+EMPTY_CHUNK: Final = data_chunk_id(b"")
+"""The data chunk of no bytes.  It has no record and no extent."""
+EMPTY_BLOB: Final = BlobId(EMPTY_CHUNK)
+"""The blob of no bytes."""
 
 
 def new_id16() -> bytes:

@@ -334,9 +334,9 @@ class LakeSteps:
         assert isinstance(reply.message, ReportReply)
         return reply.message.report_json
 
-    def fsck(self) -> Steps[str]:
-        """Check the store; the report, JSON text."""
-        reply = yield from send(RunFsck())
+    def fsck(self, *, full: bool = False) -> Steps[str]:
+        """Check the store, with `full` every byte of it; the report, JSON text."""
+        reply = yield from send(RunFsck(full))
         assert isinstance(reply.message, ReportReply)
         return reply.message.report_json
 

@@ -14,19 +14,19 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import BinaryIO
 
-from lakefs.chunking import CutPlan, fixed_cuts, iter_extents, plan_file
+from lakefs.chunking import CutPlan, iter_extents, plan_file
 from lakefs.errors import LakeError, SessionLost, from_wire
-from lakefs.ids import EMPTY_BLOB, BlobId, ChunkId, ChunkKind, SessionId, data_chunk_id
+from lakefs.ids import BlobId, ChunkId, ChunkKind, SessionId, data_chunk_id
 from lakefs.limits import CHUNK_BYTES
 from lakefs.manifest import CutKind, ManifestBuilder, ManifestTree
 from lakefs.names import Name
+from lakefs.service import Reply
 from lakefs.sources import BufferSource, Source, read_stream
 from lakefs.steps import Pipeline, Send, Steps, Work, send, work
-from lakefs.service import Reply
 from lakefs.wire.messages import (
     NO_CONDITION,
     Commit,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from lakefs.ids import Buffer
 from lakefs.wire.messages import Message, Request, Watch, WatchEvent
@@ -113,4 +113,40 @@ class EngineService(Protocol):
 
         The watch has begun when this returns, so that no event after the client's answer is missed.
         """
+        ...
+
+
+class BlockingEngineClient(Protocol):
+    """The blocking counterpart of `EngineClient`: requests are started, and finished in any order.
+
+    Used by one thread at a time.  Errors as `EngineClient.call`, raised by either method.
+    """
+
+    @property
+    def address(self) -> str:
+        """Where the engine is: `unix:PATH`, `tcp://HOST:PORT`, `data:PATH`."""
+        ...
+
+    @property
+    def carries_descriptors(self) -> bool:
+        """Whether OpenSegments and SourceOpen can work here."""
+        ...
+
+    def start(
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        into: Sequence[memoryview] = (),
+    ) -> object:
+        """Send a request; its ticket."""
+        ...
+
+    def finish(self, ticket: Any) -> Reply:
+        """Wait for the reply of a started request."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection; idempotent."""
         ...

@@ -18,13 +18,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from lakefs.client.blocking_remote import BlockingEngine
 from lakefs.errors import EngineUnreachable, LakeError, LocalFileError
 from lakefs.getting import Opened
 from lakefs.ids import Buffer
 from lakefs.lake import LakeSteps, Progress, PutData
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.putting import PutResult
+from lakefs.service import BlockingEngineClient
 from lakefs.steps import Send, Start, Steps, Ticket
 from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat
 
@@ -38,7 +38,7 @@ class Lake:
     Errors are those of `lakefs.errors`; see `LakeSteps` for what each method promises.
     """
 
-    def __init__(self, engine: BlockingEngine, *, check: Check = Check.BLAKE3) -> None:
+    def __init__(self, engine: BlockingEngineClient, *, check: Check = Check.BLAKE3) -> None:
         self._engine = engine
         self._descriptors = SegmentDescriptors()
         self._threads: ThreadPoolExecutor | None = None
@@ -222,9 +222,9 @@ class Lake:
         """One cycle of garbage collection; its report."""
         return cast(dict[str, Any], json.loads(self.run(self.steps.gc())))
 
-    def fsck(self) -> dict[str, Any]:
+    def fsck(self, *, full: bool = False) -> dict[str, Any]:
         """Check the store; the report."""
-        return cast(dict[str, Any], json.loads(self.run(self.steps.fsck())))
+        return cast(dict[str, Any], json.loads(self.run(self.steps.fsck(full=full))))
 
 
 class ObjectReader(io.RawIOBase):

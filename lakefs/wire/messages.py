@@ -589,10 +589,11 @@ class RunGc(Request, frozen=True):
 
 
 class RunFsck(Request, frozen=True):
-    """Check the store while it serves."""
+    """Check the store while it serves; `full` reads every byte."""
 
     OP = 61
     REPLY = ReportReply
+    full: bool = False
 
 
 def _requests(base: type[Request]) -> list[type[Request]]:

@@ -1,0 +1,260 @@
+"""Chunks: payload in, payload located and read, on segments and the table `chunks`.
+
+Rules kept here:
+- The engine hashes for itself, bytes that no client can still change: pooled buffers and bytes of its own.
+- A chunk's record is committed only after its payload is synced.  The same bytes stored twice at the same moment
+  are written once where the second comes while the first is under way; if both were written, the commit that
+  comes second keeps the first's record and gives its own extent up.
+- A chunk that a session was told is there is held from the same synchronous step in which it was seen.
+- Every checkpoint between seeing a record and using its place may see the chunk freed; readers therefore check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import trio
+from crc32c import crc32c
+
+from engine.buffers import PooledBuffer
+from engine.format import ChunkRecord, Table, chunk_key, unpack_chunk_record
+from engine.holds import Holds, Session
+from engine.metadata import Metadata
+from engine.segments import Place, Segments, seal_payload
+from engine.tasks import run_all
+from engine.views import Transaction, View
+from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, Sequence, chunk_id_of
+from lakefs.limits import SMALL_PAYLOAD_BYTES
+from lakefs.ports import Offload
+
+
+@dataclass
+class Payload:
+    """Bytes to store: a pooled buffer (65,536 bytes and more) or small bytes of the engine's own.
+
+    `fill`, when given, blocks and brings the bytes; it is called once, in a thread, before they are hashed.
+    """
+
+    kind: ChunkKind
+    length: int
+    buffer: PooledBuffer | None = None
+    small: memoryview | None = None
+    fill: Callable[[memoryview], None] | None = None
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """A payload with the id and record checksum that the engine computed."""
+
+    payload: Payload
+    chunk: ChunkId
+    crc: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """A payload on the medium, synced, not yet recorded; its extent is in flight until settled."""
+
+    hashed: Hashed
+    place: Place
+
+
+def find_chunk(view: View, chunk: ChunkId) -> ChunkRecord | None:
+    """The chunk's record, or None."""
+    value = view.get(Table.CHUNKS, chunk_key(chunk))
+    return None if value is None else unpack_chunk_record(value)
+
+
+class Chunks:
+    """The chunk store of one engine."""
+
+    def __init__(self, metadata: Metadata, segments: Segments, offload: Offload, holds: Holds) -> None:
+        self._metadata = metadata
+        self._segments = segments
+        self.offload = offload
+        self._holds = holds
+        self._under_way: dict[ChunkId, trio.Event] = {}
+
+    # --- storing -----------------------------------------------------------------------------------
+
+    async def store(self, session: Session, payloads: Seq[Payload]) -> list[tuple[ChunkId, bool]]:
+        """Store payloads for a session: (id, whether it was new) in order.  Durable and held on return.
+
+        StoreFull, StoreReadOnly, DiskFailed.  On cancellation nothing is recorded; extents written are given up.
+        """
+        hashed = await self.hash(payloads)
+        fresh = [False] * len(hashed)
+        claimed: dict[ChunkId, int] = {}
+        waited: list[ChunkId] = []
+        seen = Sequence(0)
+        for index, item in enumerate(hashed):
+            if item.chunk == EMPTY_CHUNK or item.chunk in claimed:
+                continue
+            present = self._hold_present(session, item.chunk)
+            if present is not None:
+                seen = max(seen, present)
+            elif item.chunk in self._under_way:
+                waited.append(item.chunk)
+            else:
+                claimed[item.chunk] = index
+                self._under_way[item.chunk] = trio.Event()
+        try:
+            written = await self.write([hashed[index] for index in claimed.values()])
+            await self._record(session, written)
+            for index in claimed.values():
+                fresh[index] = True
+        finally:
+            for chunk in claimed:
+                self._under_way.pop(chunk).set()
+        for chunk in waited:
+            await self._await_other(session, chunk, hashed)
+        await self._metadata.wait_durable(seen)
+        return [(item.chunk, is_fresh) for item, is_fresh in zip(hashed, fresh, strict=True)]
+
+    async def offer(self, session: Session, chunks: Seq[ChunkId]) -> list[bool]:
+        """Which chunks are there (durably); those are held."""
+        with self._metadata.view() as view:
+            present: list[bool] = []
+            for chunk in chunks:
+                record = find_chunk(view, chunk)
+                if record is not None:
+                    self._holds.hold(session, record.birth)
+                present.append(record is not None or chunk == EMPTY_CHUNK)
+            sequence = view.sequence
+        await self._metadata.wait_durable(sequence)
+        return present
+
+    async def hash(self, payloads: Seq[Payload]) -> list[Hashed]:
+        """Ids and record checksums, computed here; large ones in threads, several at once."""
+        results: list[Hashed | None] = [None] * len(payloads)
+        threaded: list[int] = []
+        for index, payload in enumerate(payloads):
+            if payload.buffer is None and payload.fill is None:
+                results[index] = _hash(payload)
+            else:
+                threaded.append(index)
+
+        async def hash_one(index: int) -> None:
+            results[index] = await self.offload.run(_hash, payloads[index])
+
+        await run_all(hash_one, threaded)
+        return [result for result in results if result is not None]
+
+    async def write(self, items: Seq[Hashed]) -> list[Written]:
+        """Write and sync payloads; their extents are in flight until `settle`."""
+        written: list[Written] = []
+        small = [item for item in items if item.payload.buffer is None]
+        large = [item for item in items if item.payload.buffer is not None]
+
+        async def write_one(item: Hashed) -> None:
+            assert item.payload.buffer is not None
+            place = await self._segments.write_large(item.payload.buffer.view, item.payload.length)
+            written.append(Written(item, place))
+
+        async def write_small() -> None:
+            payloads = [item.payload.small for item in small if item.payload.small is not None]
+            places = await self._segments.append_small(payloads)
+            written.extend(Written(item, place) for item, place in zip(small, places, strict=True))
+
+        try:
+            if small:
+                await write_small()
+            await run_all(write_one, large)
+            await self._segments.sync({item.place.segment for item in written if item.hashed.payload.buffer})
+        except BaseException:
+            self.settle(written)
+            raise
+        return written
+
+    def record_in(self, txn: Transaction, items: Seq[Written]) -> list[Written]:
+        """Add records for written payloads; those whose chunk has a record by now are returned, unused."""
+        unused: list[Written] = []
+        for item in items:
+            key = chunk_key(item.hashed.chunk)
+            present = txn.get(Table.CHUNKS, key)
+            if present is not None:
+                unused.append(item)
+                continue
+            length = item.hashed.payload.length
+            birth = txn.new_birth()
+            record = ChunkRecord(
+                birth, item.place.segment, item.place.offset, length, length, item.hashed.crc
+            )
+            txn.insert(Table.CHUNKS, key, record.pack())
+            self._holds.keep(birth)
+        return unused
+
+    def settle(self, items: Seq[Written]) -> None:
+        """The extents are recorded, or given up."""
+        for item in items:
+            self._segments.settle(item.place)
+
+    async def _record(self, session: Session, written: list[Written]) -> None:
+        if not written:
+            return
+
+        def decide(txn: Transaction) -> list[Written]:
+            unused = self.record_in(txn, written)
+            for item in written:
+                record = find_chunk(txn, item.hashed.chunk)
+                assert record is not None
+                self._holds.hold(session, record.birth)
+            return unused
+
+        try:
+            _, sequence = await self._metadata.commit(decide)
+            await self._metadata.wait_durable(sequence)
+        finally:
+            self.settle(written)
+
+    def _hold_present(self, session: Session, chunk: ChunkId) -> Sequence | None:
+        """Hold the chunk when it is there; the sequence that this rests on."""
+        with self._metadata.view() as view:
+            record = find_chunk(view, chunk)
+            sequence = view.sequence
+        if record is None:
+            return None
+        self._holds.hold(session, record.birth)
+        return sequence
+
+    async def _await_other(self, session: Session, chunk: ChunkId, hashed: list[Hashed]) -> None:
+        """Another request is storing the same chunk: wait for it; when it failed, store it ourselves."""
+        while (event := self._under_way.get(chunk)) is not None:
+            await event.wait()
+        present = self._hold_present(session, chunk)
+        if present is not None:
+            await self._metadata.wait_durable(present)
+            return
+        item = next(item for item in hashed if item.chunk == chunk)
+        self._under_way[chunk] = trio.Event()
+        try:
+            await self._record(session, await self.write([item]))
+        finally:
+            self._under_way.pop(chunk).set()
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    async def read(self, record: ChunkRecord) -> bytes:
+        """The whole payload, checked by CRC32C.  ChunkDamaged."""
+        return bytes(await self._segments.read_chunk(record))
+
+
+def _hash(payload: Payload) -> Hashed:
+    """Fill, digest, vector and padding in one call, while the bytes are in the cache."""
+    if payload.buffer is None:
+        assert payload.small is not None
+        if payload.fill is not None:
+            payload.fill(payload.small)
+        return Hashed(payload, chunk_id_of(payload.kind, payload.small), crc32c(payload.small))
+    view = payload.buffer.view
+    if payload.fill is not None:
+        payload.fill(view[: payload.length])
+    chunk = chunk_id_of(payload.kind, view[: payload.length])
+    return Hashed(payload, chunk, seal_payload(view, payload.length))
+
+
+def is_small(length: int) -> bool:
+    """Whether a payload is packed into a small segment."""
+    return length < SMALL_PAYLOAD_BYTES

@@ -1,0 +1,200 @@
+"""The engine inside this process: `--data DIR`, tests, and tools.
+
+`EmbeddedEngine` is the `EngineClient` of a service in the same process: requests go to the service as they are,
+without frames, and are held to the same rules.
+
+`open_lake` gives blocking callers the methods of `lakefs.client.blocking.Lake` on a store opened with its exclusive
+lock; the engine runs in a trio loop of a thread of its own, and is stopped cleanly at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import trio
+
+from engine.local import open_local_store
+from engine.service import Service
+from engine.store import Store
+from lakefs.client.blocking import Lake
+from lakefs.errors import EngineUnreachable
+from lakefs.ids import Buffer
+from lakefs.service import Body, Reply
+from lakefs.wire.messages import Request
+
+
+class EmbeddedEngine:
+    """One client of a service in this process."""
+
+    carries_descriptors = True
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._client = service.connected("embedded", descriptors=True, trusted=True)
+
+    async def call(
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        into: Sequence[memoryview] = (),
+    ) -> Reply:
+        """The engine's reply; see `EngineClient`.  Descriptors are duplicated both ways, as a socket would do."""
+        memory = await self._service.receive(self._client, request, sum(len(part) for part in body))
+        _copy(body, memory.parts)
+        duplicates = [os.dup(descriptor) for descriptor in descriptors]
+        reply = await self._service.serve(self._client, request, memory, duplicates)
+        reply.descriptors = [os.dup(descriptor) for descriptor in reply.descriptors]
+        if into and reply.body.nbytes <= sum(len(target) for target in into):
+            _copy(reply.body.parts, into)
+            parts = _front(into, reply.body.nbytes)
+            reply.body.release()
+            reply.body = Body(parts)
+        return reply
+
+    async def aclose(self) -> None:
+        """The client is gone: its leases end, its sessions linger."""
+        await self._service.disconnected(self._client)
+
+
+class EmbeddedBlockingEngine:
+    """What `Lake` drives, over an engine in a thread of this process."""
+
+    carries_descriptors = True
+
+    def __init__(self, data: Path) -> None:
+        self.address = f"data:{data}"
+        self._data = data
+        self._started: Future[None] = Future()
+        self._stop: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._run, name="lake-engine", daemon=True)
+        self._thread.start()
+        self._closed = False
+        self._started.result()
+
+    def start(
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        into: Sequence[memoryview] = (),
+    ) -> Future[Reply]:
+        """Begin a request; its ticket."""
+        ticket: Future[Reply] = Future()
+        if self._closed:
+            ticket.set_exception(EngineUnreachable("the store was closed"))
+            return ticket
+        self._token.run_sync_soon(self._spawn, ticket, request, body, descriptors, into)
+        return ticket
+
+    def finish(self, ticket: object) -> Reply:
+        """Wait for a request's reply."""
+        assert isinstance(ticket, Future)
+        reply = ticket.result()
+        assert isinstance(reply, Reply)
+        return reply
+
+    def close(self) -> None:
+        """Stop the engine cleanly; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._token.run_sync_soon(self._stop)
+        self._thread.join()
+        self._ended.result()
+
+    # --- in the engine's thread --------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._ended: Future[None] = Future()
+        try:
+            trio.run(self._main)
+        except BaseException as error:
+            self._ended.set_exception(error)
+            if not self._started.done():
+                self._started.set_exception(error)
+            return
+        self._ended.set_result(None)
+
+    async def _main(self) -> None:
+        async with open_local_store(self._data) as store:
+            await self._serve(store)
+
+    async def _serve(self, store: Store) -> None:
+        self._engine = EmbeddedEngine(Service(store))
+        self._token = trio.lowlevel.current_trio_token()
+        stop = trio.Event()
+        self._stop = stop.set
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._started.set_result(None)
+            await stop.wait()
+        await self._engine.aclose()
+
+    def _spawn(
+        self,
+        ticket: Future[Reply],
+        request: Request,
+        body: Sequence[Buffer],
+        descriptors: Sequence[int],
+        into: Sequence[memoryview],
+    ) -> None:
+        self._nursery.start_soon(self._call, ticket, request, body, descriptors, into)
+
+    async def _call(
+        self,
+        ticket: Future[Reply],
+        request: Request,
+        body: Sequence[Buffer],
+        descriptors: Sequence[int],
+        into: Sequence[memoryview],
+    ) -> None:
+        try:
+            reply = await self._engine.call(request, body, descriptors, into=into)
+        except Exception as error:
+            ticket.set_exception(error)
+        else:
+            ticket.set_result(reply)
+
+
+@contextmanager
+def open_lake(data: Path) -> Iterator[Lake]:
+    """The store in a folder, opened in this process.  StoreLocked when an engine has it, StoreUnusable, StoreDamaged."""
+    engine = EmbeddedBlockingEngine(data)
+    lake = Lake(engine)
+    try:
+        yield lake
+    finally:
+        lake.close()
+
+
+def _front(targets: Sequence[memoryview], length: int) -> list[memoryview]:
+    """The first `length` bytes of the targets, as slices of them."""
+    found: list[memoryview] = []
+    for target in targets:
+        if length:
+            found.append(target[:length])
+            length -= len(found[-1])
+    return found
+
+
+def _copy(parts: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
+    """Copy parts into memory of the same total length, wherever the borders lie."""
+    remaining = [memoryview(target).cast("B") for target in targets]
+    for part in parts:
+        view = memoryview(part).cast("B")
+        while len(view):
+            target = remaining[0]
+            count = min(len(view), len(target))
+            target[:count] = view[:count]
+            view = view[count:]
+            remaining[0] = target[count:]
+            if not len(remaining[0]):
+                remaining.pop(0)

@@ -1,0 +1,233 @@
+"""Garbage collection: mark from names and leases, sweep what is old, unmarked and unheld, give the room back.
+
+One cycle, beside readers and writers:
+
+1. *Mark.*  The mark set is a bitmap over births.  Every node's blob is marked, in the order of node ids up to the
+   live end, then every leased blob; a manifest's children with it.  A new node has a higher id than the marker's
+   place, so it is met; a chunk that a writer refers to or is told of meanwhile is marked by the barrier
+   (`Holds.keep`), so it does not matter how that writer's name came about.
+2. *Sweep.*  Chunks born before the cycle and not marked are proposed, in batches.  The commit that frees looks
+   again, in one synchronous step: a chunk marked meanwhile, held by a session, or not the one proposed stays.
+3. *Reclaim.*  When the free is durable, extents are punched.  In sealed segments with nothing in flight, every
+   gap between live extents is punched: what crashes and interrupted puts left.  A segment without live extents
+   is removed.  Extents are never used again, so punching late or twice harms nobody.
+
+Rules kept here:
+- Damage stops the cycle before it frees anything: a manifest that cannot be read hides its children.
+- No view is held across a checkpoint; the walk goes page by page, resuming behind the last key.
+- Memory: the bitmap, and 16 bytes for each live extent of at most `EXTENTS_PER_CYCLE`; segments past that wait for
+  the next cycle.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import trio
+
+from engine.chunks import find_chunk
+from engine.format import ChunkRecord, Table, unpack_chunk_record
+from engine.holds import Holds
+from engine.manifests import Manifests
+from engine.metadata import Metadata
+from engine.names import iter_nodes
+from engine.number_set import NumberSet
+from engine.segments import Segments
+from engine.views import Transaction
+from lakefs.ids import EMPTY_CHUNK, Birth, BlobId, ChunkId, ChunkKind, NodeId, SegmentId, chunk_of, kind_of
+from lakefs.limits import GC_BATCH, GC_GRACE_S
+from lakefs.ports import Clock
+
+EXTENTS_PER_CYCLE = 4_000_000
+"""64 MiB of places."""
+
+
+@dataclass
+class GcReport:
+    """What one cycle did.  Byte counts are of stored payload and vectors."""
+
+    marked_blobs: int = 0
+    live_chunks: int = 0
+    live_bytes: int = 0
+    freed_chunks: int = 0
+    freed_bytes: int = 0
+    kept_young: int = 0
+    removed_segments: int = 0
+    disk_bytes_before: int = 0
+    disk_bytes_after: int = 0
+
+
+class Collector:
+    """Runs one cycle at a time."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        segments: Segments,
+        manifests: Manifests,
+        holds: Holds,
+        clock: Clock,
+        *,
+        grace_s: float = GC_GRACE_S,
+    ) -> None:
+        self._metadata = metadata
+        self._segments = segments
+        self._manifests = manifests
+        self._holds = holds
+        self._clock = clock
+        self._not_before = clock.monotonic() + grace_s
+        self._lock = trio.Lock()
+
+    @property
+    def running(self) -> bool:
+        """Whether a cycle is under way."""
+        return self._lock.locked()
+
+    async def run(self) -> GcReport:
+        """One full cycle.  A second caller waits for the first.  StoreDamaged, IndexDamaged, StoreReadOnly."""
+        async with self._lock:
+            await trio.sleep(max(0.0, self._not_before - self._clock.monotonic()))
+            report = GcReport(disk_bytes_before=await self._segments.allocated_bytes())
+            self._holds.expire()
+            settled = {s for s in self._segments.sealed() if not self._segments.inflight(s)}
+            cycle = _Cycle(self._metadata.next_birth, NumberSet(), report, settled)
+            self._holds.barrier = cycle.marked
+            try:
+                await self._mark(cycle)
+                await self._sweep(cycle)
+            finally:
+                self._holds.barrier = None
+            await self._reclaim(cycle)
+            report.disk_bytes_after = await self._segments.allocated_bytes()
+            return report
+
+    # --- mark --------------------------------------------------------------------------------------
+
+    async def _mark(self, cycle: _Cycle) -> None:
+        after = NodeId(0)
+        while True:
+            with self._metadata.view() as view:
+                page = iter_nodes(view, after, GC_BATCH)
+            if not page:
+                break
+            after = page[-1][0]
+            for _, node in page:
+                if node.blob is not None:
+                    await self._mark_blob(cycle, node.blob)
+            await trio.lowlevel.checkpoint()
+        for blob in list(self._holds.leased_blobs()):
+            await self._mark_blob(cycle, blob)
+
+    async def _mark_blob(self, cycle: _Cycle, blob: BlobId) -> None:
+        cycle.report.marked_blobs += 1
+        pending = [chunk_of(blob)]
+        while pending:
+            chunk = pending.pop()
+            if chunk == EMPTY_CHUNK or not self._mark_chunk(cycle, chunk):
+                continue
+            if kind_of(chunk) is ChunkKind.MANIFEST:
+                manifest = await self._manifests.read(chunk)
+                pending.extend(entry.chunk for entry in manifest.entries)
+
+    def _mark_chunk(self, cycle: _Cycle, chunk: ChunkId) -> bool:
+        """Mark one; false when it was marked by this walk before, or is gone with a name removed meanwhile."""
+        with self._metadata.view() as view:
+            record = find_chunk(view, chunk)
+        if record is None or record.birth in cycle.walked:
+            return False
+        cycle.walked.add(record.birth)
+        cycle.marked.add(record.birth)
+        return True
+
+    # --- sweep -------------------------------------------------------------------------------------
+
+    async def _sweep(self, cycle: _Cycle) -> None:
+        after = b""
+        while True:
+            page = self._chunk_page(after)
+            if not page:
+                return
+            after = page[-1][0]
+            proposed: list[tuple[bytes, ChunkRecord]] = []
+            for key, record in page:
+                if record.birth >= cycle.born_before:
+                    cycle.report.kept_young += 1
+                    cycle.note_live(record)
+                elif record.birth in cycle.marked or self._holds.is_held(record.birth):
+                    cycle.note_live(record)
+                else:
+                    proposed.append((key, record))
+            await self._free(cycle, proposed)
+            await trio.lowlevel.checkpoint()
+
+    def _chunk_page(self, after: bytes) -> list[tuple[bytes, ChunkRecord]]:
+        with self._metadata.view() as view:
+            page: list[tuple[bytes, ChunkRecord]] = []
+            for key, value in view.scan(Table.CHUNKS, after + b"\x00" if after else b"", b"\xff"):
+                page.append((key, unpack_chunk_record(value)))
+                if len(page) == GC_BATCH:
+                    break
+            return page
+
+    async def _free(self, cycle: _Cycle, proposed: list[tuple[bytes, ChunkRecord]]) -> None:
+        if not proposed:
+            return
+
+        def decide(txn: Transaction) -> list[ChunkRecord]:
+            freed: list[ChunkRecord] = []
+            for key, record in proposed:
+                value = txn.get(Table.CHUNKS, key)
+                if value is None or unpack_chunk_record(value) != record:
+                    continue
+                if record.birth in cycle.marked or self._holds.is_held(record.birth):
+                    cycle.note_live(record)
+                    continue
+                txn.delete(Table.CHUNKS, key)
+                freed.append(record)
+            return freed
+
+        freed, sequence = await self._metadata.commit(decide)
+        await self._metadata.wait_durable(sequence)
+        cycle.report.freed_chunks += len(freed)
+        cycle.report.freed_bytes += sum(record.extent_bytes for record in freed)
+        await self._segments.punch([(r.segment, r.offset, r.extent_bytes) for r in freed])
+
+    # --- reclaim -----------------------------------------------------------------------------------
+
+    async def _reclaim(self, cycle: _Cycle) -> None:
+        """Only segments that were sealed and settled before the cycle: every record in them has been walked."""
+        for segment in sorted(cycle.live_extents):
+            live = cycle.live_extents[segment]
+            if live:
+                await self._segments.punch_gaps(segment, sorted(zip(live[::2], live[1::2], strict=True)))
+            else:
+                await self._segments.remove(segment)
+                cycle.report.removed_segments += 1
+
+
+class _Cycle:
+    """State of one cycle."""
+
+    def __init__(
+        self, born_before: Birth, marked: NumberSet, report: GcReport, settled: set[SegmentId]
+    ) -> None:
+        self.born_before = born_before
+        self.marked = marked
+        self.walked = NumberSet()
+        self.report = report
+        self.live_extents: dict[SegmentId, array[int]] = {segment: array("Q") for segment in settled}
+        self._extent_count = 0
+
+    def note_live(self, record: ChunkRecord) -> None:
+        """Count a chunk that stays, and remember its place when its segment may be reclaimed."""
+        self.report.live_chunks += 1
+        self.report.live_bytes += record.extent_bytes
+        extents = self.live_extents.get(record.segment)
+        if extents is None:
+            return
+        extents.extend((record.offset, record.extent_bytes))
+        self._extent_count += 1
+        if self._extent_count > EXTENTS_PER_CYCLE:
+            fullest = max(self.live_extents, key=lambda segment: len(self.live_extents[segment]))
+            self._extent_count -= len(self.live_extents.pop(fullest)) // 2

@@ -1,0 +1,23 @@
+"""A store on a local folder with real disk, threads and clock."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from engine.clock import SystemClock
+from engine.disk import LocalDisk
+from engine.offload import ThreadOffload
+from engine.store import Store, open_store
+
+ENGINE_THREADS = 6
+"""Two cores' worth of hashing, and calls that wait for the disk."""
+
+
+@asynccontextmanager
+async def open_local_store(data: Path) -> AsyncIterator[Store]:
+    """Open (or create) the store in a folder; stopped cleanly at the end.  Errors: see `open_store`."""
+    async with ThreadOffload(ENGINE_THREADS, "lake") as offload:
+        async with open_store(LocalDisk(data), SystemClock(), offload) as store:
+            yield store

@@ -1,0 +1,185 @@
+"""Requests about names: look up, list, remove, rename, copy, folders, buckets.
+
+Each handler is one synchronous decision on a view or in a transaction, and the wait until that is durable.
+Batches give every item its own result; what failed has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from engine.buckets import (
+    BucketRef,
+    create_bucket,
+    ensure_bucket,
+    find_bucket,
+    list_buckets,
+    remove_bucket,
+    to_bucket_stat,
+)
+from engine.holds import Client
+from engine.listing import list_names
+from engine.names import copy, make_folder, rename, require, unbind
+from engine.object_stat import to_object_stat
+from engine.puts import failed
+from engine.store import Store
+from engine.tree import Resolved
+from engine.views import Transaction, View
+from lakefs.errors import RequestTooLarge, UserError
+from lakefs.limits import BATCH_MAX, DELETE_BATCH
+from lakefs.service import Body, Reply
+from lakefs.wire import messages as m
+
+T = TypeVar("T")
+
+
+class NameRequests:
+    """Handlers of the requests about names."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._metadata = store.metadata
+
+    # --- looking -----------------------------------------------------------------------------------
+
+    async def stat_names(self, client: Client, request: m.StatNames, body: Body, _: Sequence[int]) -> Reply:
+        _check_count(request.names, BATCH_MAX)
+
+        def look(view: View) -> list[m.NameResult]:
+            return [_each(name, lambda name: _stat(view, *name)) for name in request.names]
+
+        return Reply(m.NameResults(await self._look(look)))
+
+    async def list_names(self, client: Client, request: m.ListNames, body: Body, _: Sequence[int]) -> Reply:
+        def look(view: View) -> m.Listed:
+            bucket = find_bucket(view, request.bucket)
+            entries, next_after = list_names(
+                view,
+                bucket,
+                request.prefix,
+                request.after,
+                request.delimiter,
+                request.limit,
+                request.folders,
+            )
+            return m.Listed(entries, next_after)
+
+        return Reply(await self._look(look))
+
+    async def bucket_list(self, client: Client, request: m.BucketList, body: Body, _: Sequence[int]) -> Reply:
+        def look(view: View) -> list[BucketRef]:
+            return [find_bucket(view, request.name)] if request.name else list_buckets(view)
+
+        return _buckets(await self._look(look))
+
+    # --- changing ----------------------------------------------------------------------------------
+
+    async def delete_names(
+        self, client: Client, request: m.DeleteNames, body: Body, _: Sequence[int]
+    ) -> Reply:
+        _check_count(request.names, DELETE_BATCH)
+
+        def remove(txn: Transaction, bucket: str, key: str) -> m.NameResult:
+            gone = unbind(txn, find_bucket(txn, bucket), key, request.condition)
+            return m.NameResult(None if gone is None else _stat_of(bucket, key, gone))
+
+        def decide(txn: Transaction) -> list[m.NameResult]:
+            return [_each(name, lambda name: remove(txn, *name)) for name in request.names]
+
+        return Reply(m.NameResults(await self._change(decide)))
+
+    async def rename(self, client: Client, request: m.Rename, body: Body, _: Sequence[int]) -> Reply:
+        def decide(txn: Transaction) -> Resolved:
+            now_ns = self._store.clock.wall_ns()
+            source = find_bucket(txn, request.bucket)
+            target = self._target(txn, request.to_bucket, request.create_bucket, now_ns)
+            return rename(txn, source, request.key, target, request.to_key, request.replace, now_ns)
+
+        return _one(request.to_bucket, request.to_key, await self._change(decide))
+
+    async def copy(self, client: Client, request: m.Copy, body: Body, _: Sequence[int]) -> Reply:
+        def decide(txn: Transaction) -> Resolved:
+            now_ns = self._store.clock.wall_ns()
+            source = find_bucket(txn, request.bucket)
+            target = self._target(txn, request.to_bucket, request.create_bucket, now_ns)
+            return copy(
+                txn,
+                source,
+                request.key,
+                target,
+                request.to_key,
+                request.attributes,
+                request.condition,
+                now_ns,
+            )
+
+        return _one(request.to_bucket, request.to_key, await self._change(decide))
+
+    async def make_folder(self, client: Client, request: m.MakeFolder, body: Body, _: Sequence[int]) -> Reply:
+        def decide(txn: Transaction) -> Resolved:
+            now_ns = self._store.clock.wall_ns()
+            bucket = self._target(txn, request.bucket, request.create_bucket, now_ns)
+            return make_folder(txn, bucket, request.key, request.exclusive, now_ns)
+
+        return _one(request.bucket, request.key, await self._change(decide))
+
+    async def bucket_create(
+        self, client: Client, request: m.BucketCreate, body: Body, _: Sequence[int]
+    ) -> Reply:
+        def decide(txn: Transaction) -> BucketRef:
+            return create_bucket(txn, request.name, self._store.clock.wall_ns())
+
+        return _buckets([await self._change(decide)])
+
+    async def bucket_remove(
+        self, client: Client, request: m.BucketRemove, body: Body, _: Sequence[int]
+    ) -> Reply:
+        await self._change(lambda txn: remove_bucket(txn, request.name))
+        return Reply(m.Done())
+
+    # --- below -------------------------------------------------------------------------------------
+
+    async def _look(self, look: Callable[[View], T]) -> T:
+        with self._metadata.view() as view:
+            found = look(view)
+            sequence = view.sequence
+        await self._metadata.wait_durable(sequence)
+        return found
+
+    async def _change(self, decide: Callable[[Transaction], T]) -> T:
+        result, sequence = await self._metadata.commit(decide)
+        await self._metadata.wait_durable(sequence)
+        return result
+
+    @staticmethod
+    def _target(txn: Transaction, name: str, create: bool, now_ns: int) -> BucketRef:
+        return ensure_bucket(txn, name, now_ns) if create else find_bucket(txn, name)
+
+
+def _check_count(names: Sequence[object], limit: int) -> None:
+    if len(names) > limit:
+        raise RequestTooLarge(f"{len(names)} names in one request; the limit is {limit}")
+
+
+def _each(name: tuple[str, str], call: Callable[[tuple[str, str]], m.NameResult]) -> m.NameResult:
+    try:
+        return call(name)
+    except UserError as error:
+        return failed(error)
+
+
+def _stat(view: View, bucket: str, key: str) -> m.NameResult:
+    return m.NameResult(_stat_of(bucket, key, require(view, find_bucket(view, bucket), key)))
+
+
+def _stat_of(bucket: str, key: str, found: Resolved) -> m.ObjectStat:
+    return to_object_stat(bucket, key, found.node_id, found.node)
+
+
+def _one(bucket: str, key: str, found: Resolved) -> Reply:
+    return Reply(m.NameResults([m.NameResult(_stat_of(bucket, key, found))]))
+
+
+def _buckets(found: Sequence[BucketRef]) -> Reply:
+    return Reply(m.Buckets([to_bucket_stat(bucket) for bucket in found]))

@@ -1,0 +1,157 @@
+"""One engine process: a store, its listeners, and an orderly end.
+
+`run_engine` opens the store, listens on the Unix socket (and TCP when asked), starts the other faces that it was
+given (admin port, service manager), and serves until SIGTERM or SIGINT: then it stops accepting, lets requests in
+flight end, and stops the store cleanly.  A second signal ends the wait for requests in flight.
+
+Other faces are passed in by the caller, so that the engine depends on none of them.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import secrets
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import trio
+
+from engine.local import open_local_store
+from engine.server import Server
+from engine.service import Service
+from engine.store import Store
+from lakefs.config import Config
+from lakefs.errors import ConfigError, LakeError, LocalFileError
+from lakefs.net import TrioNetwork
+
+DRAIN_TIMEOUT_S: Final = 20.0
+GC_INTERVAL_S: Final = 600.0
+TOKEN_FILE: Final = "native.token"
+_log: Final = structlog.get_logger()
+
+
+@dataclass
+class RunningEngine:
+    """What other faces of the same process may use."""
+
+    config: Config
+    store: Store
+    service: Service
+    server: Server
+    addresses: list[str] = field(default_factory=list)
+    stopping: bool = False
+
+    def not_ready(self) -> str | None:
+        """Why the engine does not serve, None when it does."""
+        if self.stopping:
+            return "stopping"
+        failed = self.store.metadata.failed
+        return failed.message if failed else None
+
+
+Face = Callable[..., Awaitable[None]]
+"""`async def face(engine: RunningEngine, *, task_status)`: started with a line to print, or None."""
+
+
+async def run_engine(config: Config, *, printer: Callable[[str], None], faces: Sequence[Face] = ()) -> None:
+    """Serve until told to stop.  Raises what `open_store` and binding the addresses raise."""
+    _make_data_folder(config.data)
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with open_local_store(config.data) as store:
+            token = _native_token(config.data) if config.native else None
+            service = Service(store)
+            server = Server(service, TrioNetwork(group=_group_id(config.socket_group)), token=token)
+            engine = RunningEngine(config, store, service, server)
+            async with trio.open_nursery() as nursery:
+                await _start_faces(engine, nursery, printer, faces)
+                nursery.start_soon(_collect_now_and_then, store)
+                await _wait_for_signal(signals)
+                engine.stopping = True
+                printer("stopping: finishing what is in flight")
+                with trio.CancelScope() as drain:
+                    nursery.start_soon(_cancel_on_signal, signals, drain)
+                    await server.drain(DRAIN_TIMEOUT_S)
+                nursery.cancel_scope.cancel()
+    printer("stopped")
+
+
+async def _start_faces(
+    engine: RunningEngine, nursery: trio.Nursery, printer: Callable[[str], None], faces: Sequence[Face]
+) -> None:
+    config = engine.config
+    listen = [f"unix:{config.socket}"] + ([f"tcp://{config.native}"] if config.native else [])
+    for address in listen:
+        engine.addresses.append(await nursery.start(engine.server.listen_and_serve, address))
+    printer(f"store   {config.data}  ({engine.store.superblock.store_id.hex()})")
+    for address in engine.addresses:
+        printer(f"listen  {address}")
+    for face in faces:
+        line = await nursery.start(face, engine)
+        if line:
+            printer(str(line))
+    printer("ready")
+
+
+async def _wait_for_signal(signals: Any) -> None:
+    async for _ in signals:
+        return
+
+
+async def _cancel_on_signal(signals: Any, drain: trio.CancelScope) -> None:
+    await _wait_for_signal(signals)
+    drain.cancel()
+
+
+async def _collect_now_and_then(store: Store) -> None:
+    """Collect garbage while the engine runs; a failing cycle is logged and tried again at the next turn."""
+    while True:
+        await trio.sleep(GC_INTERVAL_S)
+        try:
+            report = await store.collector.run()
+        except LakeError as error:
+            _log.error("garbage collection failed", error=error.message)
+        else:
+            _log.info("garbage collected", chunks=report.freed_chunks, freed_bytes=report.freed_bytes)
+        await store.offload.run(store.reserve.restore)
+
+
+def _make_data_folder(data: Path) -> None:
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalFileError(f"data folder {data}: {error.strerror}", subject=str(data)) from error
+
+
+def _native_token(data: Path) -> str:
+    """The token that TCP clients present, made at the first start that needs it; mode 0600."""
+    path = data / TOKEN_FILE
+    try:
+        if path.exists():
+            return path.read_text().strip()
+        token = secrets.token_urlsafe(32)
+        temporary = path.with_suffix(".new")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(token + "\n")
+            file.flush()
+            os.fsync(descriptor)
+        temporary.replace(path)
+    except OSError as error:
+        raise LocalFileError(f"{path}: {error.strerror}", subject=str(path)) from error
+    return token
+
+
+def _group_id(name: str) -> int | None:
+    if not name:
+        return None
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError as error:
+        raise ConfigError(
+            f"socket_group: there is no group {name!r}; create it or unset socket_group"
+        ) from error

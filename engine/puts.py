@@ -1,0 +1,319 @@
+"""Requests that store: sessions, chunks, sources, and the commits that bind names to blobs.
+
+Rules kept here:
+- A name is bound only to a blob whose every chunk is in the store and held: by the session, or by being recorded in
+  the same group.  A manifest is walked and its sizes compared with the chunks' own; a client's word is not taken.
+- Payloads are synced before the group that refers to them is opened; the answer leaves when that group is durable.
+- A put that loses its chunk to gc between "present" and commit stores it after all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import trio
+
+from engine.buckets import ensure_bucket, find_bucket
+from engine.chunks import Hashed, Written, find_chunk
+from engine.format import ChunkRecord, Node
+from engine.holds import Client, Session
+from engine.names import Binding, bind_many
+from engine.object_stat import new_object, to_object_stat
+from engine.payloads import ReceivedBody, check_lengths
+from engine.sources import check_source, filler
+from engine.store import Store
+from engine.tree import Resolved
+from engine.views import Transaction
+from lakefs.errors import ChunkNotFound, EngineBusy, InvalidArgument, LakeError, RequestTooLarge, UserError
+from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, BlobId, ChunkId, ChunkKind, SessionId, id_text, is_well_formed, kind_of
+from lakefs.limits import BATCH_MAX, SOURCES_PER_CONNECTION_MAX
+from lakefs.manifest import Manifest, check_child, check_top
+from lakefs.service import Body, Reply
+from lakefs.wire import messages as m
+
+CHECK_BATCH = 1024
+"""Chunks of a manifest looked up between two checkpoints: about 4 ms."""
+
+
+@dataclass(frozen=True)
+class _Blob:
+    """What a name will be bound to."""
+
+    blob: BlobId
+    size_bytes: int
+    chunk_count: int
+
+
+class _Vanished(Exception):
+    """A chunk that was present is gone at commit; the transaction is dropped and the payload stored."""
+
+
+class Puts:
+    """Handlers of the storing requests."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._holds = store.holds
+        self._chunks = store.chunks
+        self._metadata = store.metadata
+
+    async def receive(self, request: m.StoreChunks | m.PutObjects) -> ReceivedBody:
+        """Memory for the payloads of a request."""
+        kinds = (
+            request.kinds if isinstance(request, m.StoreChunks) else [ChunkKind.DATA] * len(request.lengths)
+        )
+        if isinstance(request, m.StoreChunks) and 0 in request.lengths:
+            raise InvalidArgument("a chunk has at least 1 byte")
+        return await self._store.payload_memory.take(kinds, request.lengths)
+
+    # --- sessions ----------------------------------------------------------------------------------
+
+    async def session_open(
+        self, client: Client, request: m.SessionOpen, body: Body, _: Sequence[int]
+    ) -> Reply:
+        if request.domain != 0:
+            raise InvalidArgument(f"there is no domain {request.domain}")
+        return Reply(m.SessionOpened(self._holds.begin_session(client).identifier))
+
+    async def session_join(
+        self, client: Client, request: m.SessionJoin, body: Body, _: Sequence[int]
+    ) -> Reply:
+        self._holds.join_session(client, SessionId(request.session))
+        return Reply(m.Done())
+
+    async def session_end(self, client: Client, request: m.SessionEnd, body: Body, _: Sequence[int]) -> Reply:
+        self._holds.end_session(client, SessionId(request.session))
+        return Reply(m.Done())
+
+    async def offer(self, client: Client, request: m.Offer, body: Body, _: Sequence[int]) -> Reply:
+        session = self._holds.join_session(client, SessionId(request.session))
+        present = await self._chunks.offer(session, checked_chunks(request.chunks))
+        return Reply(m.Offered(present))
+
+    # --- chunks ------------------------------------------------------------------------------------
+
+    async def store_chunks(
+        self, client: Client, request: m.StoreChunks, body: Body, _: Sequence[int]
+    ) -> Reply:
+        session = self._holds.join_session(client, SessionId(request.session))
+        assert isinstance(body, ReceivedBody)
+        return _stored(await self._chunks.store(session, body.payloads))
+
+    async def source_open(
+        self, client: Client, request: m.SourceOpen, body: Body, descriptors: Sequence[int]
+    ) -> Reply:
+        if len(descriptors) != 1:
+            raise InvalidArgument(f"SourceOpen takes one descriptor, {len(descriptors)} came with it")
+        if len(client.sources) >= SOURCES_PER_CONNECTION_MAX:
+            raise EngineBusy(f"{SOURCES_PER_CONNECTION_MAX} sources are open on this connection; close some")
+        await self._store.offload.run(check_source, descriptors[0])
+        number = client.number()
+        client.sources[number] = descriptors[0]
+        return Reply(m.SourceOpened(number))
+
+    async def source_close(
+        self, client: Client, request: m.SourceClose, body: Body, _: Sequence[int]
+    ) -> Reply:
+        descriptor = client.sources.pop(request.source, None)
+        if descriptor is not None:
+            os.close(descriptor)
+        return Reply(m.Done())
+
+    async def store_from_source(
+        self, client: Client, request: m.StoreFromSource, body: Body, _: Sequence[int]
+    ) -> Reply:
+        session = self._holds.join_session(client, SessionId(request.session))
+        opened = client.sources.get(request.source)
+        if opened is None:
+            raise InvalidArgument(f"source {request.source} is not open on this connection")
+        if len(request.offsets) != len(request.lengths) or 0 in request.lengths:
+            raise InvalidArgument("a source's offsets and lengths go in pairs, and no length is 0")
+        check_lengths(request.lengths)
+        descriptor = os.dup(opened)
+        try:
+            taken = await self._store.payload_memory.take(
+                [ChunkKind.DATA] * len(request.lengths), request.lengths
+            )
+            try:
+                for payload, offset in zip(taken.payloads, request.offsets, strict=True):
+                    payload.fill = filler(descriptor, offset)
+                return _stored(await self._chunks.store(session, taken.payloads))
+            finally:
+                taken.release()
+        finally:
+            os.close(descriptor)
+
+    # --- names -------------------------------------------------------------------------------------
+
+    async def commit(self, client: Client, request: m.Commit, body: Body, _: Sequence[int]) -> Reply:
+        session = self._holds.join_session(client, SessionId(request.session))
+        if len(request.changes) > BATCH_MAX:
+            raise RequestTooLarge(f"{len(request.changes)} names in one commit; the limit is {BATCH_MAX}")
+        blobs: list[_Blob | LakeError] = []
+        for change in request.changes:
+            try:
+                blobs.append(await self._held_blob(session, change.blob))
+            except (UserError, ChunkNotFound) as error:
+                blobs.append(error)
+
+        def decide(txn: Transaction) -> list[m.NameResult]:
+            return self._bind(txn, request.changes, blobs)
+
+        results, sequence = await self._metadata.commit(decide)
+        await self._metadata.wait_durable(sequence)
+        if request.end_session:
+            self._holds.end_session(client, session.identifier)
+        return Reply(m.NameResults(results))
+
+    async def put_objects(self, client: Client, request: m.PutObjects, body: Body, _: Sequence[int]) -> Reply:
+        if len(request.changes) != len(request.lengths):
+            raise InvalidArgument(f"{len(request.changes)} names for {len(request.lengths)} payloads")
+        assert isinstance(body, ReceivedBody)
+        hashed = await self._chunks.hash(body.payloads)
+        blobs = [_Blob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
+        unwritten = {item.chunk: item for item in hashed if item.chunk != EMPTY_CHUNK}
+        written: list[Written] = []
+
+        def decide(txn: Transaction) -> list[m.NameResult]:
+            self._chunks.record_in(txn, written)
+            for chunk in unwritten:
+                record = find_chunk(txn, chunk)
+                if record is None:
+                    raise _Vanished
+                self._holds.keep(record.birth)
+            return self._bind(txn, request.changes, blobs)
+
+        try:
+            while True:
+                missing = self._not_present(list(unwritten.values()), written)
+                written += await self._chunks.write(missing)
+                try:
+                    results, sequence = await self._metadata.commit(decide)
+                    break
+                except _Vanished:
+                    continue
+            await self._metadata.wait_durable(sequence)
+        finally:
+            self._chunks.settle(written)
+        return Reply(m.NameResults(results))
+
+    def _not_present(self, items: list[Hashed], written: list[Written]) -> list[Hashed]:
+        """Items that are neither recorded nor written by this request."""
+        done = {item.hashed.chunk for item in written}
+        with self._metadata.view() as view:
+            return [item for item in items if item.chunk not in done and find_chunk(view, item.chunk) is None]
+
+    def _bind(
+        self, txn: Transaction, changes: Sequence[m.NameChange], blobs: Sequence[_Blob | LakeError]
+    ) -> list[m.NameResult]:
+        """Bind what can be bound; every change gets its result."""
+        now_ns = self._store.clock.wall_ns()
+        results: list[m.NameResult | None] = [None] * len(changes)
+        bindings: list[Binding] = []
+        places: list[int] = []
+        for index, (change, blob) in enumerate(zip(changes, blobs, strict=True)):
+            try:
+                if isinstance(blob, LakeError):
+                    raise blob
+                bindings.append(self._binding(txn, change, blob, now_ns))
+                places.append(index)
+            except (UserError, ChunkNotFound) as error:
+                results[index] = failed(error)
+        for index, outcome in zip(places, bind_many(txn, bindings, now_ns), strict=True):
+            results[index] = _result(changes[index], outcome)
+        return [result for result in results if result is not None]
+
+    def _binding(self, txn: Transaction, change: m.NameChange, blob: _Blob, now_ns: int) -> Binding:
+        if change.create_bucket:
+            bucket = ensure_bucket(txn, change.bucket, now_ns)
+        else:
+            bucket = find_bucket(txn, change.bucket)
+        node: Node = new_object(blob.blob, blob.size_bytes, blob.chunk_count, change.attributes, now_ns)
+        return Binding(bucket, change.key, node, change.condition)
+
+    # --- what a blob consists of -------------------------------------------------------------------
+
+    async def _held_blob(self, session: Session, blob: bytes) -> _Blob:
+        """The blob's size and chunk count; all its chunks are held by the session.  ChunkNotFound, InvalidArgument."""
+        (top,) = checked_chunks([blob])
+        if top == EMPTY_CHUNK:
+            return _Blob(EMPTY_BLOB, 0, 1)
+        if kind_of(top) is ChunkKind.DATA:
+            return _Blob(BlobId(top), self._hold(session, top).logical_bytes, 1)
+        self._hold(session, top)
+        root = await self._store.manifests.read(top)
+        check_top(root)
+        chunk_count = 0
+        seen = {top}
+        pending = [root]
+        while pending:
+            manifest = pending.pop()
+            if manifest.level == 0:
+                await self._hold_data(session, manifest)
+                chunk_count += len(manifest.entries)
+                continue
+            pending.extend(await self._children(session, manifest, seen))
+        return _Blob(BlobId(top), root.size_bytes, chunk_count)
+
+    async def _children(self, session: Session, manifest: Manifest, seen: set[ChunkId]) -> list[Manifest]:
+        children: list[Manifest] = []
+        for entry in manifest.entries:
+            if entry.chunk in seen:
+                raise InvalidArgument(f"manifest {id_text(entry.chunk)} is named twice in one blob")
+            seen.add(entry.chunk)
+            self._hold(session, entry.chunk)
+            child = await self._store.manifests.read(entry.chunk)
+            check_child(entry, manifest, child)
+            children.append(child)
+        return children
+
+    async def _hold_data(self, session: Session, manifest: Manifest) -> None:
+        for start in range(0, len(manifest.entries), CHECK_BATCH):
+            for entry in manifest.entries[start : start + CHECK_BATCH]:
+                if self._hold(session, entry.chunk).logical_bytes != entry.size_bytes:
+                    raise InvalidArgument(
+                        f"a manifest gives chunk {id_text(entry.chunk)} a length it does not have"
+                    )
+            await trio.lowlevel.checkpoint()
+
+    def _hold(self, session: Session, chunk: ChunkId) -> ChunkRecord:
+        with self._metadata.view() as view:
+            record = find_chunk(view, chunk)
+        if record is None:
+            raise ChunkNotFound(
+                f"chunk {id_text(chunk)} is not in the store; offer it again", subject=id_text(chunk)
+            )
+        self._holds.hold(session, record.birth)
+        return record
+
+
+def checked_chunks(identifiers: Sequence[bytes]) -> list[ChunkId]:
+    """Ids from outside as ids.  InvalidArgument, RequestTooLarge."""
+    if len(identifiers) > BATCH_MAX:
+        raise RequestTooLarge(f"{len(identifiers)} chunks in one request; the limit is {BATCH_MAX}")
+    for identifier in identifiers:
+        if not is_well_formed(identifier):
+            raise InvalidArgument("an id has 33 bytes and a known kind")
+    return [ChunkId(identifier) for identifier in identifiers]
+
+
+def failed(error: LakeError) -> m.NameResult:
+    """A batch's item that failed."""
+    return m.NameResult(failure=failure_of(error))
+
+
+def failure_of(error: LakeError) -> m.Failure:
+    """An error as a message."""
+    return m.Failure(error.wire_code, error.message, error.subject)
+
+
+def _result(change: m.NameChange, outcome: Resolved | UserError) -> m.NameResult:
+    if isinstance(outcome, UserError):
+        return failed(outcome)
+    return m.NameResult(to_object_stat(change.bucket, change.key, outcome.node_id, outcome.node))
+
+
+def _stored(results: list[tuple[ChunkId, bool]]) -> Reply:
+    return Reply(m.Stored([chunk for chunk, _ in results], [fresh for _, fresh in results]))

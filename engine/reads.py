@@ -1,0 +1,243 @@
+"""Requests that read: open, locate, descriptors, and streamed ranges.
+
+The engine answers where bytes are; clients that hold descriptors fetch and check them themselves.  Payloads under 64 KiB
+come inline, checked by CRC32C here and by digest there; clients without descriptors get ranges streamed.
+
+Rules kept here:
+- An opened object's lease is taken in the same synchronous step in which its name was read.
+- No view is held across an `await`: names first, layouts next, places last; a chunk freed in between is a grant of
+  medium 0, and its reader locates again or learns that it is gone.
+- Descriptors go only to clients on a trusted Unix socket, and are read-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.buckets import find_bucket
+from engine.chunks import find_chunk
+from engine.format import ChunkRecord, NodeKind
+from engine.holds import Client
+from engine.names import require
+from engine.object_stat import to_object_stat
+from engine.puts import checked_chunks, failure_of
+from engine.store import Store
+from engine.views import View
+from lakefs.errors import (
+    ChunkDamaged,
+    ChunkNotFound,
+    InvalidArgument,
+    IsAFolder,
+    LakeError,
+    PermissionDenied,
+    RequestTooLarge,
+    UserError,
+)
+from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, id_text, kind_of
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, SMALL_PAYLOAD_BYTES
+from lakefs.service import Body, Reply
+from lakefs.wire import messages as m
+
+NO_GRANT = m.Grant(0)
+SEGMENTS_PER_REQUEST_MAX = 64
+LAYOUT_MAX = 4096
+
+
+@dataclass
+class _Opening:
+    """One object being opened."""
+
+    stat: m.ObjectStat
+    lease: int
+    chunks: list[ChunkId] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    grants: list[m.Grant] = field(default_factory=list)
+    small: ChunkRecord | None = None
+
+
+class Reads:
+    """Handlers of the reading requests."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._metadata = store.metadata
+        self._segments = store.segments
+
+    # --- opening -----------------------------------------------------------------------------------
+
+    async def open_objects(
+        self, client: Client, request: m.OpenObjects, body: Body, _: Sequence[int]
+    ) -> Reply:
+        if len(request.names) > BATCH_MAX:
+            raise RequestTooLarge(f"{len(request.names)} names in one request; the limit is {BATCH_MAX}")
+        layout_max = min(request.layout_max, LAYOUT_MAX)
+        with self._metadata.view() as view:
+            opening = [self._open(view, client, bucket, key, request.lease) for bucket, key in request.names]
+            sequence = view.sequence
+        for index, item in enumerate(opening):
+            if isinstance(item, _Opening):
+                opening[index] = await self._with_layout(item, layout_max)
+        self._grant_all(opening)
+        parts = await self._inline(opening, min(request.inline_bytes, BODY_BYTES_MAX))
+        await self._metadata.wait_durable(sequence)
+        return Reply(m.OpenResults([_open_result(item) for item in opening]), Body(parts))
+
+    async def close_leases(
+        self, client: Client, request: m.CloseLeases, body: Body, _: Sequence[int]
+    ) -> Reply:
+        for lease in request.leases:
+            client.leases.pop(lease, None)
+        return Reply(m.Done())
+
+    def _open(self, view: View, client: Client, bucket: str, key: str, lease: bool) -> _Opening | LakeError:
+        try:
+            found = require(view, find_bucket(view, bucket), key)
+            if found.kind is NodeKind.FOLDER and (found.node.blob is None or not key.endswith("/")):
+                raise IsAFolder(
+                    f"{bucket}/{key} is a folder; use -r, or name an object in it", subject=f"{bucket}/{key}"
+                )
+            if found.node.blob is None:
+                raise InvalidArgument(f"{bucket}/{key} has no content to read", subject=f"{bucket}/{key}")
+            stat = to_object_stat(bucket, key, found.node_id, found.node)
+            opening = _Opening(stat, self._store.holds.lease(client, found.node.blob) if lease else 0)
+        except LakeError as error:
+            return error
+        chunk = ChunkId(found.node.blob)
+        if chunk != EMPTY_CHUNK and kind_of(chunk) is ChunkKind.DATA:
+            opening.chunks, opening.lengths = [chunk], [found.node.size_bytes]
+        return opening
+
+    async def _with_layout(self, item: _Opening, layout_max: int) -> _Opening | LakeError:
+        chunk = ChunkId(item.stat.blob)
+        if kind_of(chunk) is not ChunkKind.MANIFEST or item.stat.chunk_count > layout_max:
+            return item
+        try:
+            layout = await self._store.manifests.layout(chunk, layout_max)
+        except (ChunkDamaged, ChunkNotFound) as error:
+            name = f"{item.stat.bucket}/{item.stat.key}"
+            return ChunkDamaged(f"{name}: {error.message}", subject=name)
+        if layout is not None:
+            item.chunks, item.lengths = layout
+        return item
+
+    def _grant_all(self, opening: Sequence[_Opening | LakeError]) -> None:
+        with self._metadata.view() as view:
+            for item in opening:
+                if not isinstance(item, _Opening):
+                    continue
+                records = [find_chunk(view, chunk) for chunk in item.chunks]
+                item.grants = [grant_of(record) for record in records]
+                if len(records) == 1 and records[0] is not None and item.lengths[0] < SMALL_PAYLOAD_BYTES:
+                    item.small = records[0]
+
+    async def _inline(self, opening: list[_Opening | LakeError], budget: int) -> list[bytes]:
+        """Small payloads, read in one go while the budget lasts; their grants point into the body."""
+        chosen: list[_Opening] = []
+        records: list[ChunkRecord] = []
+        for item in opening:
+            if isinstance(item, _Opening) and item.small is not None and item.small.logical_bytes <= budget:
+                budget -= item.small.logical_bytes
+                chosen.append(item)
+                records.append(item.small)
+        payloads = await self._segments.read_small(records)
+        parts: list[bytes] = []
+        offset = 0
+        for item, payload in zip(chosen, payloads, strict=True):
+            if isinstance(payload, LakeError):
+                name = f"{item.stat.bucket}/{item.stat.key}"
+                opening[opening.index(item)] = ChunkDamaged(f"{name}: {payload.message}", subject=name)
+                continue
+            assert item.small is not None
+            item.grants = [m.Grant(2, 0, offset, len(payload), len(payload), 0, item.small.crc, 0)]
+            parts.append(payload)
+            offset += len(payload)
+        return parts
+
+    # --- places ------------------------------------------------------------------------------------
+
+    async def locate(self, client: Client, request: m.Locate, body: Body, _: Sequence[int]) -> Reply:
+        chunks = checked_chunks(request.chunks)
+        with self._metadata.view() as view:
+            grants = [grant_of(find_chunk(view, chunk)) for chunk in chunks]
+            sequence = view.sequence
+        await self._metadata.wait_durable(sequence)
+        return Reply(m.Located(grants))
+
+    async def open_segments(
+        self, client: Client, request: m.OpenSegments, body: Body, _: Sequence[int]
+    ) -> Reply:
+        if not (client.descriptors and client.trusted):
+            raise PermissionDenied("descriptors are given on the Unix socket only; ask for the bytes instead")
+        if len(request.segments) > SEGMENTS_PER_REQUEST_MAX:
+            raise RequestTooLarge(f"at most {SEGMENTS_PER_REQUEST_MAX} segments in one request")
+        known = set(self._segments.all_ids())
+        found: list[int] = []
+        descriptors: list[int] = []
+        for segment in request.segments:
+            if SegmentId(segment) in known:
+                descriptors.append(self._segments.descriptor(SegmentId(segment)))
+                found.append(segment)
+        return Reply(m.SegmentsOpened(found), descriptors=descriptors)
+
+    # --- streamed ranges ---------------------------------------------------------------------------
+
+    async def read_chunks(self, client: Client, request: m.ReadChunks, body: Body, _: Sequence[int]) -> Reply:
+        chunks = checked_chunks(request.chunks)
+        if not len(chunks) == len(request.offsets) == len(request.lengths):
+            raise InvalidArgument("chunks, offsets and lengths go together")
+        with self._metadata.view() as view:
+            records = [find_chunk(view, chunk) for chunk in chunks]
+            sequence = view.sequence
+        await self._metadata.wait_durable(sequence)
+        pieces: list[m.ReadPiece] = []
+        parts: list[bytes | bytearray | memoryview] = []
+        room = BODY_BYTES_MAX
+        for chunk, record, offset, length in zip(
+            chunks, records, request.offsets, request.lengths, strict=True
+        ):
+            try:
+                begin, payload, crcs = await self._read_piece(chunk, record, offset, length, room)
+            except (UserError, ChunkNotFound, ChunkDamaged) as error:
+                pieces.append(m.ReadPiece(0, 0, b"", failure_of(error)))
+                continue
+            room -= len(payload)
+            pieces.append(m.ReadPiece(begin, len(payload), crcs))
+            parts.append(payload)
+        return Reply(m.ReadChunksReply(pieces), Body(parts))
+
+    async def _read_piece(
+        self, chunk: ChunkId, record: ChunkRecord | None, offset: int, length: int, room: int
+    ) -> tuple[int, bytes | bytearray | memoryview, bytes]:
+        if record is None:
+            raise ChunkNotFound(f"chunk {id_text(chunk)} is not in the store", subject=id_text(chunk))
+        end = record.logical_bytes if length == 0 else offset + length
+        if not 0 <= offset < end <= record.logical_bytes:
+            raise InvalidArgument(
+                f"range {offset}+{length} is outside a chunk of {record.logical_bytes} bytes"
+            )
+        if end - offset > room:
+            raise RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes")
+        return await self._segments.read_range(record, offset, end - offset)
+
+
+def grant_of(record: ChunkRecord | None) -> m.Grant:
+    """The read grant for a chunk's record; medium 0 when there is none."""
+    if record is None:
+        return NO_GRANT
+    return m.Grant(
+        1,
+        record.segment,
+        record.offset,
+        record.stored_bytes,
+        record.logical_bytes,
+        0,
+        record.crc,
+        record.birth,
+    )
+
+
+def _open_result(item: _Opening | LakeError) -> m.OpenResult:
+    if isinstance(item, LakeError):
+        return m.OpenResult(failure=failure_of(item))
+    return m.OpenResult(m.OpenedObject(item.stat, item.lease, list(item.chunks), item.lengths, item.grants))

@@ -1,0 +1,147 @@
+"""The engine's answers: one handler for each request of `lakefs.wire.messages`.
+
+The handlers live beside what they are about (`puts`, `name_requests`, `reads`); here is the table, what a
+connection is, and the two requests that are about the engine itself.
+
+Rules kept here:
+- A reply leaves only when everything it rests on is durable.
+- A request's body and descriptors are given back or closed exactly once, whether it succeeds or not.
+- What a client sends is checked here or in the handler before it is used; a bad request harms nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from engine.holds import Client
+from engine.name_requests import NameRequests
+from engine.payloads import ReceivedBody
+from engine.puts import Puts
+from engine.reads import Reads
+from engine.store import Store
+from lakefs.errors import InvalidArgument, UnsupportedVersion
+from lakefs.service import Body, Reply, ServedClient
+from lakefs.wire import messages as m
+
+Handler = Callable[[Client, Any, Body, Sequence[int]], Awaitable[Reply]]
+
+
+class Service:
+    """Implements `lakefs.service.EngineService` on a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._puts = Puts(store)
+        self._reads = Reads(store)
+        names = NameRequests(store)
+        self._handlers: Final[dict[type[m.Request], Handler]] = {
+            m.Hello: self._hello,
+            m.Ping: self._ping,
+            m.Status: self._status,
+            m.SessionOpen: self._puts.session_open,
+            m.SessionJoin: self._puts.session_join,
+            m.SessionEnd: self._puts.session_end,
+            m.Offer: self._puts.offer,
+            m.StoreChunks: self._puts.store_chunks,
+            m.SourceOpen: self._puts.source_open,
+            m.SourceClose: self._puts.source_close,
+            m.StoreFromSource: self._puts.store_from_source,
+            m.Commit: self._puts.commit,
+            m.PutObjects: self._puts.put_objects,
+            m.StatNames: names.stat_names,
+            m.DeleteNames: names.delete_names,
+            m.Rename: names.rename,
+            m.Copy: names.copy,
+            m.MakeFolder: names.make_folder,
+            m.ListNames: names.list_names,
+            m.BucketList: names.bucket_list,
+            m.BucketCreate: names.bucket_create,
+            m.BucketRemove: names.bucket_remove,
+            m.OpenObjects: self._reads.open_objects,
+            m.CloseLeases: self._reads.close_leases,
+            m.Locate: self._reads.locate,
+            m.OpenSegments: self._reads.open_segments,
+            m.ReadChunks: self._reads.read_chunks,
+            m.RunGc: self._run_gc,
+            m.RunFsck: self._run_fsck,
+        }
+
+    # --- EngineService -----------------------------------------------------------------------------
+
+    def connected(self, peer: str, *, descriptors: bool, trusted: bool) -> ServedClient:
+        """A connection has begun."""
+        return self._store.holds.connect(peer, descriptors=descriptors, trusted=trusted)
+
+    async def disconnected(self, client: ServedClient) -> None:
+        """A connection has ended."""
+        assert isinstance(client, Client)
+        for descriptor in client.sources.values():
+            os.close(descriptor)
+        client.sources.clear()
+        self._store.holds.disconnect(client)
+
+    async def receive(self, client: ServedClient, request: m.Request, body_bytes: int) -> Body:
+        """Memory for the body of a request."""
+        if isinstance(request, (m.StoreChunks, m.PutObjects)):
+            if sum(request.lengths) != body_bytes:
+                raise InvalidArgument(
+                    f"lengths add up to {sum(request.lengths)}, the body has {body_bytes} bytes"
+                )
+            return await self._puts.receive(request)
+        if body_bytes:
+            raise InvalidArgument(f"{type(request).__name__} has no body, {body_bytes} bytes came with it")
+        return ReceivedBody()
+
+    async def serve(
+        self, client: ServedClient, request: m.Request, body: Body, descriptors: Sequence[int]
+    ) -> Reply:
+        """Do the request."""
+        assert isinstance(client, Client)
+        handler = self._handlers.get(type(request))
+        try:
+            if handler is None:
+                raise UnsupportedVersion(f"this engine does not offer {type(request).__name__}")
+            if descriptors and not isinstance(request, m.SourceOpen):
+                raise InvalidArgument(f"{type(request).__name__} takes no descriptors")
+            return await handler(client, request, body, descriptors)
+        finally:
+            body.release()
+            _close_untaken(client, descriptors)
+
+    def watch(self, client: ServedClient, request: m.Watch) -> AsyncIterator[m.WatchEvent]:
+        """Events of a bucket."""
+        return self._store.watchers.subscribe(request.bucket)
+
+    # --- about the engine --------------------------------------------------------------------------
+
+    async def _hello(self, client: Client, request: m.Hello, body: Body, descriptors: Sequence[int]) -> Reply:
+        return Reply(self._store.hello(descriptors=client.descriptors))
+
+    async def _ping(self, client: Client, request: m.Ping, body: Body, descriptors: Sequence[int]) -> Reply:
+        return Reply(m.Done())
+
+    async def _status(
+        self, client: Client, request: m.Status, body: Body, descriptors: Sequence[int]
+    ) -> Reply:
+        return Reply(m.StatusReply(json.dumps(await self._store.status())))
+
+    async def _run_gc(
+        self, client: Client, request: m.RunGc, body: Body, descriptors: Sequence[int]
+    ) -> Reply:
+        return Reply(m.ReportReply(json.dumps(asdict(await self._store.collector.run()))))
+
+    async def _run_fsck(
+        self, client: Client, request: m.RunFsck, body: Body, descriptors: Sequence[int]
+    ) -> Reply:
+        return Reply(m.ReportReply(json.dumps(await self._store.check(full=request.full))))
+
+
+def _close_untaken(client: Client, descriptors: Sequence[int]) -> None:
+    taken = set(client.sources.values())
+    for descriptor in descriptors:
+        if descriptor not in taken:
+            os.close(descriptor)

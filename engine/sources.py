@@ -1,0 +1,67 @@
+"""Descriptors that clients hand over for the engine to read from.
+
+The engine reads into memory of its own and hashes that, so a client that changes the file meanwhile only changes
+what is stored under its own name.  Only regular files on local file systems are taken: reading a pipe, a device, or a
+file whose file system is served by a process may block for ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+from collections.abc import Callable
+from typing import Final
+
+from lakefs.errors import InvalidArgument, SourceChanged
+
+LOCAL_FILE_SYSTEMS: Final = {
+    0x0000EF53: "ext4",
+    0x58465342: "xfs",
+    0x9123683E: "btrfs",
+    0x01021994: "tmpfs",
+    0x858458F6: "ramfs",
+    0x794C7630: "overlay",
+    0x2FC12FC1: "zfs",
+    0xF2F52010: "f2fs",
+    0xCA451A4E: "bcachefs",
+}
+"""File systems by the magic number that statfs(2) gives; others are refused, and their clients send bytes."""
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def check_source(descriptor: int) -> None:
+    """InvalidArgument unless the descriptor is a readable regular file on a local file system."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise InvalidArgument("a source must be a regular file; send its bytes instead")
+    if _file_system(descriptor) not in LOCAL_FILE_SYSTEMS:
+        raise InvalidArgument("a source must be on a local file system; send its bytes instead")
+    try:
+        os.pread(descriptor, 1, 0)
+    except OSError as error:
+        raise InvalidArgument(f"the source cannot be read: {error.strerror}") from error
+
+
+def filler(descriptor: int, offset: int) -> Callable[[memoryview], None]:
+    """A call that fills a buffer from the descriptor.  It blocks, and raises SourceChanged at an early end."""
+
+    def fill(target: memoryview) -> None:
+        done = 0
+        while done < len(target):
+            try:
+                count = os.preadv(descriptor, [target[done:]], offset + done)
+            except OSError as error:
+                raise SourceChanged(f"the source cannot be read: {error.strerror}") from error
+            if count == 0:
+                raise SourceChanged("the source shrank while it was read; nothing was stored under its name")
+            done += count
+
+    return fill
+
+
+def _file_system(descriptor: int) -> int:
+    buffer = (ctypes.c_long * 32)()
+    if _libc.fstatfs(descriptor, ctypes.byref(buffer)):
+        raise InvalidArgument(f"the source cannot be examined: {os.strerror(ctypes.get_errno())}")
+    return int(buffer[0]) & 0xFFFFFFFF

@@ -1,0 +1,226 @@
+"""One store, open: its parts put together, its life from lock to clean stop.
+
+    open   lock, superblock, metadata (recovery), segments (all sealed), root node; the superblock says "not clean"
+    serve  commits, index and checkpoints run in tasks of `open_store`; a walk behind start-up verifies the index
+    stop   segments trimmed and synced, index complete, checkpoint, superblock says "clean", lock released
+
+Rules kept here:
+- The superblock says "clean" only after everything before it in that list succeeded.
+- A damaged index is rebuilt from checkpoint and journal while the store serves; what cannot be answered meanwhile
+  is an error, never a false "not found" that a client could take for the truth.
+
+`Store` has no network and no frames: `service` speaks messages on top of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+import trio
+
+from engine import superblock as superblocks
+from engine.buckets import initialise
+from engine.buffers import BufferPool
+from engine.check import check_store
+from engine.chunks import Chunks
+from engine.gc import Collector
+from engine.holds import Holds
+from engine.manifests import Manifests
+from engine.metadata import Metadata, open_metadata
+from engine.payloads import PayloadMemory
+from engine.reserve import Reserve
+from engine.segments import Segments
+from engine.superblock import OpenedStore, Superblock
+from engine.watch import Watchers
+from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
+from lakefs.ids import SegmentId
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, BUFFER_POOL_BYTES, GC_GRACE_S, INFLIGHT_PER_CONNECTION
+from lakefs.ports import Clock, Disk, Offload
+from lakefs.version import VERSION
+from lakefs.wire.frames import PROTOCOL_VERSION
+from lakefs.wire.messages import HelloReply
+
+_log = structlog.get_logger()
+
+
+@dataclass
+class Store:
+    """The parts of an open store."""
+
+    superblock: Superblock
+    disk: Disk
+    clock: Clock
+    offload: Offload
+    reserve: Reserve
+    metadata: Metadata
+    segments: Segments
+    holds: Holds
+    chunks: Chunks
+    manifests: Manifests
+    collector: Collector
+    watchers: Watchers
+    payload_memory: PayloadMemory
+    buffers: BufferPool
+    index_verified: bool = False
+
+    def hello(self, *, descriptors: bool) -> HelloReply:
+        """What a client is told when it connects."""
+        return HelloReply(
+            protocol=PROTOCOL_VERSION,
+            server=f"lake {VERSION}",
+            store_id=self.superblock.store_id,
+            engine_id=self.superblock.engine_id,
+            boot_id=self.superblock.boot_id,
+            features=0,
+            domains=list(self.superblock.domains),
+            inflight_max=INFLIGHT_PER_CONNECTION,
+            body_bytes_max=BODY_BYTES_MAX,
+            batch_max=BATCH_MAX,
+            descriptors=descriptors,
+            read_only=self.metadata.failed is not None,
+        )
+
+    async def status(self) -> dict[str, Any]:
+        """State for people and scripts; JSON-able."""
+        failed = self.metadata.failed
+        free, total = await self.offload.run(lambda: (self.disk.free_bytes(), self.disk.total_bytes()))
+        return {
+            "version": VERSION,
+            "store_id": self.superblock.store_id.hex(),
+            "engine_id": self.superblock.engine_id.hex(),
+            "state": "read-only" if failed else "serving",
+            "reason": failed.message if failed else "",
+            "index_verified": self.index_verified,
+            "disk": {"free_bytes": free, "total_bytes": total, "reserve_bytes": self.reserve.held_bytes},
+            "segments": self.segments.statistics(),
+            "metadata": self.metadata.stats(),
+            "clients": self.holds.statistics(),
+            "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
+            "gc_running": self.collector.running,
+        }
+
+    async def check(self, *, full: bool) -> dict[str, Any]:
+        """fsck of the open store; JSON-able report."""
+        return await check_store(self.metadata, self.segments, self.chunks, self.manifests, full=full)
+
+
+@asynccontextmanager
+async def open_store(
+    disk: Disk,
+    clock: Clock,
+    offload: Offload,
+    *,
+    create: bool = True,
+    grace_s: float = GC_GRACE_S,
+    verify_index: bool = True,
+    buffer_bytes: int = BUFFER_POOL_BYTES,
+) -> AsyncIterator[Store]:
+    """Open the store on a disk, and stop it cleanly at the end.
+
+    StoreLocked, StoreUnusable, StoreDamaged, JournalDamaged, StoreFull, StoreReadOnly.  When the body raises, or a
+    write has failed, the store is closed as a crash would leave it: everything acknowledged is there.
+    """
+    opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create))
+    try:
+        if opened.read_only:
+            raise StoreReadOnly(opened.read_only)
+        for warning in opened.warnings:
+            _log.warning(warning)
+        async with _running(disk, clock, offload, opened, grace_s, buffer_bytes) as store:
+            async with trio.open_nursery() as nursery:
+                if verify_index:
+                    nursery.start_soon(_verify_index, store)
+                yield store
+                nursery.cancel_scope.cancel()
+            await _stop(store)
+    finally:
+        opened.lock.close()
+
+
+@asynccontextmanager
+async def _running(
+    disk: Disk, clock: Clock, offload: Offload, opened: OpenedStore, grace_s: float, buffer_bytes: int
+) -> AsyncIterator[Store]:
+    reserve = Reserve(disk)
+    await offload.run(reserve.open)
+    holds = Holds(clock)
+    watchers = Watchers()
+    metadata = await open_metadata(
+        disk,
+        offload,
+        clock,
+        identity=opened.superblock.identity,
+        clean_sequence=opened.superblock.clean_sequence,
+        release_reserve=reserve.release,
+    )
+    metadata.on_durable(watchers.publish)
+    unclean = replace(opened.superblock, clean_sequence=None)
+    await offload.run(superblocks.write_superblock, disk, unclean)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(metadata.run)
+        segments = Segments(
+            disk,
+            offload,
+            opened.superblock.identity,
+            lambda: _segment_id(metadata),
+            headroom_bytes=reserve.headroom_bytes,
+        )
+        await segments.open()
+        chunks = Chunks(metadata, segments, offload, holds)
+        manifests = Manifests(metadata, chunks)
+        grace = 0.0 if opened.created else grace_s
+        collector = Collector(metadata, segments, manifests, holds, clock, grace_s=grace)
+        buffers = BufferPool(buffer_bytes)
+        if opened.created:
+            _, sequence = await metadata.commit(initialise)
+            await metadata.wait_durable(sequence)
+        yield Store(
+            unclean,
+            disk,
+            clock,
+            offload,
+            reserve,
+            metadata,
+            segments,
+            holds,
+            chunks,
+            manifests,
+            collector,
+            watchers,
+            PayloadMemory(buffers),
+            buffers,
+        )
+        nursery.cancel_scope.cancel()
+    reserve.close()
+
+
+async def _segment_id(metadata: Metadata) -> SegmentId:
+    segment, sequence = await metadata.commit(lambda txn: txn.new_segment_id())
+    await metadata.wait_durable(sequence)
+    return segment
+
+
+async def _verify_index(store: Store) -> None:
+    """Compare every record of the index with its checksum and each table with its sums; rebuild on a mismatch."""
+    try:
+        await store.metadata.verify_index()
+    except IndexDamaged as error:
+        _log.error("the index is damaged and is being rebuilt from the journal", error=error.message)
+        await store.metadata.rebuild_online()
+        _log.warning("the index has been rebuilt")
+    store.index_verified = True
+
+
+async def _stop(store: Store) -> None:
+    """The clean stop; when a part of it fails the store is left as after a crash, and that is said."""
+    try:
+        await store.segments.close()
+        clean_sequence = await store.metadata.close()
+        clean = replace(store.superblock, clean_sequence=clean_sequence)
+        await store.offload.run(superblocks.write_superblock, store.disk, clean)
+    except LakeError as error:
+        _log.error("the store was not stopped cleanly; the next start recovers it", error=error.message)

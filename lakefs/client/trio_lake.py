@@ -1,0 +1,229 @@
+"""The trio client: the same operations as `lakefs.client.blocking.Lake`, awaited, many at once.
+
+`TrioLake` drives `LakeSteps` over any `EngineClient`: a remote engine (`connect`), or one in the same process.  Each
+operation has a nursery of its own; when it is cancelled, what it sent is forgotten and its local work is waited
+for.  An object opened for reading is an `OpenedObject` of this module; close it, or use it as a context manager.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+import trio
+
+from lakefs.errors import LakeError
+from lakefs.getting import Opened
+from lakefs.ids import Buffer
+from lakefs.lake import LakeSteps, Progress, PutData
+from lakefs.movers import Check, SegmentDescriptors
+from lakefs.ports import Offload
+from lakefs.putting import PutResult
+from lakefs.service import EngineClient
+from lakefs.steps import Send, Start, Steps, Work
+from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat
+
+T = TypeVar("T")
+
+
+class _Ticket:
+    """One effect in flight."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.result: Any = None
+        self.error: LakeError | None = None
+
+
+class TrioLake:
+    """A lake over one engine client.  Safe for use by many tasks at once; see `LakeSteps` for the promises."""
+
+    def __init__(
+        self, engine: EngineClient, offload: Offload, *, network: bool = False, check: Check = Check.BLAKE3
+    ) -> None:
+        self._engine = engine
+        self._offload = offload
+        self._descriptors = SegmentDescriptors()
+        self.steps = LakeSteps(self._descriptors, engine.carries_descriptors, network=network, check=check)
+
+    async def aclose(self) -> None:
+        """Close the descriptors; the engine client is its owner's to close."""
+        self._descriptors.close()
+        await trio.lowlevel.checkpoint()
+
+    # --- the driver --------------------------------------------------------------------------------
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Drive an operation of `LakeSteps` to its end."""
+        outcome: list[T] = []
+        failure: LakeError | None = None
+        async with trio.open_nursery() as nursery:
+            try:
+                outcome.append(await self._drive(steps, nursery))
+            except LakeError as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return outcome[0]
+
+    async def _drive(self, steps: Steps[T], nursery: trio.Nursery) -> T:
+        answer: Any = None
+        error: LakeError | None = None
+        try:
+            while True:
+                try:
+                    step = steps.throw(error) if error is not None else steps.send(answer)
+                except StopIteration as end:
+                    return cast(T, end.value)
+                if isinstance(step, Start):
+                    ticket = _Ticket()
+                    nursery.start_soon(self._effect, ticket, step.effect)
+                    answer, error = ticket, None
+                else:
+                    assert isinstance(step.ticket, _Ticket)
+                    await step.ticket.done.wait()
+                    answer, error = step.ticket.result, step.ticket.error
+        finally:
+            steps.close()
+
+    async def _effect(self, ticket: _Ticket, effect: Send | Work) -> None:
+        try:
+            if isinstance(effect, Send):
+                ticket.result = await self._engine.call(
+                    effect.request, effect.body, effect.descriptors, into=effect.into
+                )
+            else:
+                ticket.result = await self._offload.run(effect.call, *effect.args)
+        except LakeError as error:
+            ticket.error = error
+        finally:
+            ticket.done.set()
+
+    # --- writing -----------------------------------------------------------------------------------
+
+    async def put(self, name: str, data: PutData, **options: Any) -> PutResult:
+        """Store bytes, a file (`pathlib.Path`) or a binary stream under a name; durable on return."""
+        return await self.run(self.steps.put(name, data, **options))
+
+    async def put_many(
+        self, objects: Sequence[tuple[str, Buffer]], *, create_bucket: bool = True
+    ) -> list[ObjectStat]:
+        """Store many small objects (each at most 4 MiB); durable on return."""
+        return await self.run(self.steps.put_many(objects, create_bucket=create_bucket))
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    async def get(self, name: str, *, progress: Progress | None = None) -> bytes:
+        """The whole content of an object, checked."""
+        return await self.run(self.steps.get(name, progress=progress))
+
+    async def get_into(self, name: str, buffer: bytearray | memoryview) -> int:
+        """The whole content into a buffer; the number of bytes."""
+        return await self.run(self.steps.get_into(name, buffer))
+
+    async def get_many(self, names: Sequence[str]) -> list[bytes]:
+        """Whole contents of many objects, in order, in few round trips."""
+        return await self.run(self.steps.get_many(names))
+
+    async def open(self, name: str) -> OpenedObject:
+        """Open an object; it keeps the content it was opened on, whatever happens to the name."""
+        return OpenedObject(self, await self.run(self.steps.open(name)))
+
+    # --- names -------------------------------------------------------------------------------------
+
+    async def stat(self, name: str) -> ObjectStat:
+        """What is known of a name; KeyNotFound."""
+        return await self.run(self.steps.stat(name))
+
+    async def exists(self, name: str) -> bool:
+        """Whether the name is there."""
+        return await self.run(self.steps.exists(name))
+
+    async def ls(self, name: str, *, delimiter: str = "", folders: bool = False) -> AsyncIterator[ListEntry]:
+        """All keys that begin with the name's key, in byte order, read page by page."""
+        after = ""
+        while True:
+            page = await self.run(
+                self.steps.list_page(name, after=after, delimiter=delimiter, folders=folders)
+            )
+            for entry in page.entries:
+                yield entry
+            after = page.next_after
+            if not after:
+                return
+
+    async def remove(self, name: str) -> bool:
+        """Remove an object or an empty folder; whether it was there."""
+        return await self.run(self.steps.remove(name))
+
+    async def move(self, source: str, target: str, *, replace: bool = True) -> ObjectStat:
+        """Rename an object or folder, atomically."""
+        return await self.run(self.steps.move(source, target, replace=replace))
+
+    async def copy(self, source: str, target: str) -> ObjectStat:
+        """Give an object's content a second name; no byte moves."""
+        return await self.run(self.steps.copy(source, target))
+
+    async def make_folder(self, name: str, *, exclusive: bool = False) -> ObjectStat:
+        """Make a folder that stays when empty."""
+        return await self.run(self.steps.make_folder(name, exclusive=exclusive))
+
+    # --- buckets, upkeep ---------------------------------------------------------------------------
+
+    async def buckets(self) -> list[BucketStat]:
+        """All buckets."""
+        return await self.run(self.steps.buckets())
+
+    async def create_bucket(self, name: str) -> BucketStat:
+        """Make a bucket; AlreadyExists."""
+        return await self.run(self.steps.create_bucket(name))
+
+    async def remove_bucket(self, name: str) -> None:
+        """Remove an empty bucket."""
+        await self.run(self.steps.remove_bucket(name))
+
+    async def status(self) -> dict[str, Any]:
+        """State of the engine."""
+        return cast(dict[str, Any], json.loads(await self.run(self.steps.status())))
+
+    async def gc(self) -> dict[str, Any]:
+        """One cycle of garbage collection; its report."""
+        return cast(dict[str, Any], json.loads(await self.run(self.steps.gc())))
+
+    async def fsck(self, *, full: bool = False) -> dict[str, Any]:
+        """Check the store; the report."""
+        return cast(dict[str, Any], json.loads(await self.run(self.steps.fsck(full=full))))
+
+
+class OpenedObject:
+    """An object opened for reading, at any offset."""
+
+    def __init__(self, lake: TrioLake, opened: Opened) -> None:
+        self._lake = lake
+        self._opened = opened
+
+    @property
+    def stat(self) -> ObjectStat:
+        """What the name was when it was opened."""
+        return self._opened.stat
+
+    async def read(self, offset: int = 0, length: int | None = None) -> bytes:
+        """A range, to the end when no length is given; cut at the object's end, checked."""
+        wanted = self._opened.stat.size_bytes - offset if length is None else length
+        return await self._lake.run(self._lake.steps.read(self._opened, offset, wanted))
+
+    async def aclose(self) -> None:
+        """Give the lease back."""
+        await self._lake.run(self._lake.steps.close(self._opened))
+
+    async def __aenter__(self) -> OpenedObject:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with trio.CancelScope(shield=True):
+            await self.aclose()
