@@ -1,0 +1,123 @@
+"""Buckets: folders of the root node, each with a record of what is fixed for its life.
+
+A bucket is a name under node 1, a folder's node, and a record in the table `buckets` under the node's id.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.format import BucketRecord, Node, NodeKind, Table, node_key, unpack_name
+from engine.name_keys import check_bucket_name, name_key, range_end, shown
+from engine.tree import NameEvent, add_node, child, has_children, new_folder
+from engine.views import Transaction, View
+from lakefs.errors import (
+    AlreadyExists,
+    BucketNotEmpty,
+    BucketNotFound,
+    IndexDamaged,
+    InvalidArgument,
+    StoreUnusable,
+)
+from lakefs.ids import EMPTY_BLOB, ROOT_NODE, DomainIndex, NodeId
+from lakefs.limits import BUCKETS_MAX
+from lakefs.wire.messages import BucketStat
+
+
+class BucketRef(msgspec.Struct, frozen=True):
+    """A bucket that exists in the view it was read from."""
+
+    name: str
+    node: NodeId
+    domain: DomainIndex
+    created_ns: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(BucketRecord)
+
+
+def initialise(txn: Transaction) -> None:
+    """Make the root node unless it is there; once, when a store is created."""
+    if txn.get(Table.NODES, node_key(ROOT_NODE)) is None:
+        root = Node(kind=NodeKind.FOLDER, blob=EMPTY_BLOB, mode=0o755)
+        txn.insert(Table.NODES, node_key(ROOT_NODE), root.pack())
+
+
+def find_bucket(view: View, name: str) -> BucketRef:
+    """The bucket of that name.  InvalidName, BucketNotFound."""
+    node = child(view, ROOT_NODE, check_bucket_name(name) + b"/")
+    if node is None:
+        raise BucketNotFound(
+            f"bucket {shown(name)} does not exist; create it with: lake bucket create {name}", subject=name
+        )
+    return _bucket_ref(view, name, node)
+
+
+def ensure_bucket(txn: Transaction, name: str, now_ns: int) -> BucketRef:
+    """The bucket of that name, made if it is missing.  InvalidName, InvalidArgument past 10,000 buckets."""
+    node = child(txn, ROOT_NODE, check_bucket_name(name) + b"/")
+    return _add_bucket(txn, name, now_ns) if node is None else _bucket_ref(txn, name, node)
+
+
+def create_bucket(txn: Transaction, name: str, now_ns: int) -> BucketRef:
+    """Make a bucket.  AlreadyExists, InvalidName, InvalidArgument past 10,000 buckets."""
+    if child(txn, ROOT_NODE, check_bucket_name(name) + b"/") is not None:
+        raise AlreadyExists(f"bucket {shown(name)} exists already", subject=name)
+    return _add_bucket(txn, name, now_ns)
+
+
+def _add_bucket(txn: Transaction, name: str, now_ns: int) -> BucketRef:
+    if sum(1 for _ in txn.scan(Table.NAMES, node_key(ROOT_NODE), range_end(ROOT_NODE, b""))) >= BUCKETS_MAX:
+        raise InvalidArgument(
+            f"bucket {shown(name)} was not made: there are {BUCKETS_MAX} already, the most that a store has; "
+            "use folders in a bucket instead",
+            subject=name,
+        )
+    record = BucketRecord(created_ns=now_ns)
+    folder = new_folder(now_ns, EMPTY_BLOB).pack()
+    node = add_node(txn, name_key(ROOT_NODE, name.encode() + b"/"), NodeKind.FOLDER, folder)
+    txn.insert(Table.BUCKETS, node_key(node), _encoder.encode(record))
+    return BucketRef(name, node, DomainIndex(record.domain), record.created_ns)
+
+
+def remove_bucket(txn: Transaction, name: str) -> BucketRef:
+    """Remove an empty bucket; its watchers see the deletion of the empty key.  BucketNotFound, BucketNotEmpty."""
+    bucket = find_bucket(txn, name)
+    if has_children(txn, bucket.node):
+        raise BucketNotEmpty(
+            f"bucket {shown(name)} is not empty; remove what is in it first: lake rm -r {name}/", subject=name
+        )
+    txn.delete(Table.NAMES, name_key(ROOT_NODE, name.encode() + b"/"))
+    txn.delete(Table.BUCKETS, node_key(bucket.node))
+    txn.delete(Table.NODES, node_key(bucket.node))
+    txn.note(NameEvent("delete", name, "", bucket.node))
+    return bucket
+
+
+def list_buckets(view: View) -> list[BucketRef]:
+    """All buckets, in byte order of their names; at most 10,000."""
+    start, end = node_key(ROOT_NODE), range_end(ROOT_NODE, b"")
+    found = [(key[8:-1].decode(), unpack_name(value)[1]) for key, value in view.scan(Table.NAMES, start, end)]
+    found.sort()
+    return [_bucket_ref(view, name, node) for name, node in found]
+
+
+def to_bucket_stat(bucket: BucketRef) -> BucketStat:
+    """The message that describes a bucket."""
+    return BucketStat(bucket.name, bucket.created_ns, bucket.node)
+
+
+def _bucket_ref(view: View, name: str, node: NodeId) -> BucketRef:
+    value = view.get(Table.BUCKETS, node_key(node))
+    if value is None:
+        raise IndexDamaged(
+            f"bucket {shown(name)} has no record; run: lake fsck --rebuild (with the engine stopped)",
+            subject=name,
+        )
+    record = _decoder.decode(value)
+    if record.version != 1:
+        raise StoreUnusable(
+            f"bucket record version {record.version} of {shown(name)} is not known", subject=name
+        )
+    return BucketRef(name, node, DomainIndex(record.domain), record.created_ns)

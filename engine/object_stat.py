@@ -1,0 +1,212 @@
+"""What a node tells the outside: ETags, conditions on them, and the conversions between records and messages.
+
+Attributes that come from a client are checked here, once, before they become a record.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from engine.format import NO_ATTRIBUTES, NODE_HEAD, Attributes, EtagKind, Node, NodeKind
+from engine.name_keys import shown, subject_of
+from engine.tree import Resolved
+from lakefs.errors import InvalidArgument, PreconditionFailed, RequestTooLarge
+from lakefs.ids import EMPTY_BLOB, BlobId, ChunkKind, NodeId, kind_of
+from lakefs.limits import ATTRIBUTES_BYTES_MAX, BLOB_BYTES_MAX
+from lakefs.wire.messages import Condition, ListEntry, ObjectAttributes, ObjectStat
+
+EMPTY_ETAG: Final = "d41d8cd98f00b204e9800998ecf8427e"
+"""MD5 of no bytes."""
+_MULTIPART_ETAG_BYTES_MAX: Final = 64
+_U32_MAX: Final = 0xFFFF_FFFF
+_PERMISSION_BITS: Final = 0o7777
+_TIME_LIMIT_NS: Final = 1 << 63
+
+
+def new_object(
+    blob: BlobId, size_bytes: int, chunk_count: int, attributes: ObjectAttributes, now_ns: int
+) -> Node:
+    """The record of a new object.  `chunk_count` counts data chunks; a blob without manifest has one.
+
+    A modification time of 0 becomes `now_ns`.  InvalidArgument for values that a record cannot hold; how large the
+    attributes are is checked where the record is bound.
+    """
+    _check_ranges(size_bytes, attributes)
+    is_manifest = kind_of(blob) is ChunkKind.MANIFEST
+    assert (chunk_count > 1) == is_manifest, f"{chunk_count} chunks in a blob of kind {blob[0]}"
+    return Node(
+        kind=NodeKind.OBJECT,
+        blob=blob,
+        size_bytes=size_bytes,
+        mode=attributes.mode & _PERMISSION_BITS,
+        uid=attributes.uid,
+        gid=attributes.gid,
+        mtime_ns=attributes.mtime_ns or now_ns,
+        ctime_ns=now_ns,
+        etag_kind=_checked_etag_kind(attributes),
+        attributes=_stored_attributes(attributes, chunk_count if is_manifest else 0),
+    )
+
+
+def with_attributes(node: Node, attributes: ObjectAttributes, now_ns: int) -> Node:
+    """The record with other attributes; what was computed from the content (ETag, checksums) is kept.
+
+    InvalidArgument for values that a record cannot hold.
+    """
+    _check_ranges(node.size_bytes, attributes)
+    stored = msgspec.structs.replace(
+        node.attributes,
+        content_type=attributes.content_type,
+        user_metadata=attributes.user_metadata,
+        headers=attributes.headers,
+        xattrs=attributes.xattrs,
+    )
+    return msgspec.structs.replace(
+        node,
+        mode=attributes.mode & _PERMISSION_BITS,
+        uid=attributes.uid,
+        gid=attributes.gid,
+        mtime_ns=attributes.mtime_ns or now_ns,
+        ctime_ns=now_ns,
+        attributes=stored,
+    )
+
+
+def _check_ranges(size_bytes: int, attributes: ObjectAttributes) -> None:
+    if not 0 <= size_bytes <= BLOB_BYTES_MAX:
+        raise InvalidArgument(f"an object of {size_bytes} bytes; the limit is {BLOB_BYTES_MAX}")
+    if not (0 <= attributes.uid <= _U32_MAX and 0 <= attributes.gid <= _U32_MAX):
+        raise InvalidArgument(f"owner {attributes.uid}:{attributes.gid} is outside 0 to {_U32_MAX}")
+    if not -_TIME_LIMIT_NS <= attributes.mtime_ns < _TIME_LIMIT_NS:
+        raise InvalidArgument(f"modification time {attributes.mtime_ns} ns is outside 64 bits")
+
+
+def _checked_etag_kind(attributes: ObjectAttributes) -> EtagKind:
+    kind, etag = attributes.etag_kind, attributes.etag
+    if kind == EtagKind.DERIVED:
+        return EtagKind.DERIVED
+    if kind == EtagKind.MD5 and len(etag) == 16:
+        return EtagKind.MD5
+    if kind == EtagKind.MULTIPART and 0 < len(etag) <= _MULTIPART_ETAG_BYTES_MAX and etag.isascii():
+        return EtagKind.MULTIPART
+    raise InvalidArgument(f"an ETag of kind {kind} and {len(etag)} bytes is none that the store knows")
+
+
+def _stored_attributes(attributes: ObjectAttributes, chunk_count: int) -> Attributes:
+    """The attributes of the record; the very NO_ATTRIBUTES when there are none, so that packing is cheap."""
+    etag = attributes.etag if attributes.etag_kind != EtagKind.DERIVED else b""
+    if not (
+        chunk_count
+        or etag
+        or attributes.content_type
+        or attributes.user_metadata
+        or attributes.headers
+        or attributes.checksums
+        or attributes.xattrs
+    ):
+        return NO_ATTRIBUTES
+    return Attributes(
+        etag=etag,
+        content_type=attributes.content_type,
+        user_metadata=attributes.user_metadata,
+        headers=attributes.headers,
+        checksums=attributes.checksums,
+        xattrs=attributes.xattrs,
+        chunk_count=chunk_count,
+    )
+
+
+def check_record_size(record: bytes) -> None:
+    """RequestTooLarge when a node's attributes are over their bound."""
+    attribute_bytes = len(record) - NODE_HEAD.size
+    if attribute_bytes > ATTRIBUTES_BYTES_MAX:
+        raise RequestTooLarge(
+            f"user metadata, headers and extended attributes of {attribute_bytes} bytes; "
+            f"the limit is {ATTRIBUTES_BYTES_MAX}"
+        )
+
+
+def chunk_count_of(node: Node) -> int:
+    """Data chunks of the node's blob: 0 without one, 1 for a blob without manifest (the empty one too)."""
+    return 0 if node.blob is None else node.attributes.chunk_count or 1
+
+
+def etag_of(node: Node) -> str:
+    """The ETag as text, without quotes; empty for a folder without blob."""
+    if node.blob is None:
+        return ""
+    if node.etag_kind is EtagKind.MD5:
+        return node.attributes.etag.hex()
+    if node.etag_kind is EtagKind.MULTIPART:
+        return node.attributes.etag.decode("ascii")
+    if node.blob == EMPTY_BLOB:
+        return EMPTY_ETAG
+    return f"{node.blob[1:17].hex()}-{chunk_count_of(node)}"
+
+
+def check_condition(condition: Condition, present: Resolved | None, bucket: str, key: str) -> None:
+    """PreconditionFailed, naming the object and what did not hold, unless every part of `condition` holds."""
+    failed = _failed_part(condition, present)
+    if failed:
+        raise PreconditionFailed(
+            f"{shown(bucket + '/' + key)} was not changed: {failed}; look at it again and retry",
+            subject=subject_of(bucket, key),
+        )
+
+
+def _failed_part(condition: Condition, present: Resolved | None) -> str:
+    """What does not hold, in words; empty when all does."""
+    if present is None:
+        return "it does not exist" if condition.etags or condition.node else ""
+    if condition.absent:
+        return "it exists already"
+    if condition.node and condition.node != present.node_id:
+        return "it was replaced meanwhile"
+    if not (condition.etags or condition.not_etags):
+        return ""
+    etag = etag_of(present.node)
+    if condition.etags and etag not in condition.etags and "*" not in condition.etags:
+        return f"its ETag is {etag}, not the expected one"
+    if etag in condition.not_etags or "*" in condition.not_etags:
+        return f"its ETag is {etag}, which was excluded"
+    return ""
+
+
+def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node) -> ObjectStat:
+    """The message that describes a name."""
+    attributes = node.attributes
+    return ObjectStat(
+        bucket=bucket,
+        key=key,
+        kind=int(node.kind),
+        node=node_id,
+        size_bytes=node.size_bytes,
+        etag=etag_of(node),
+        mtime_ns=node.mtime_ns,
+        blob=node.blob or b"",
+        content_type=attributes.content_type,
+        mode=node.mode,
+        uid=node.uid,
+        gid=node.gid,
+        user_metadata=attributes.user_metadata,
+        headers=attributes.headers,
+        checksums=attributes.checksums,
+        chunk_count=chunk_count_of(node),
+    )
+
+
+def to_list_entry(key: str, node_id: NodeId, node: Node) -> ListEntry:
+    """The entry of a LIST page for a name."""
+    return ListEntry(
+        key=key,
+        size_bytes=node.size_bytes,
+        etag=etag_of(node),
+        mtime_ns=node.mtime_ns,
+        kind=int(node.kind),
+        node=node_id,
+        blob=node.blob or b"",
+        mode=node.mode,
+        content_type=node.attributes.content_type,
+    )

@@ -1,0 +1,125 @@
+"""Watching a bucket: the changes of its names, in order, after they are durable.
+
+Each watcher has a bounded queue.  When it is full, everything in it is replaced by one `resync`, which asks the
+watcher to look at everything again; what follows is kept again.  No history is promised: a watch sees what
+becomes durable after `subscribe` returned.
+
+Nothing here waits but a watcher for its next event; `publish` never blocks the committer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import trio
+
+from engine.tree import NameEvent
+from lakefs.errors import EngineBusy
+from lakefs.ids import Sequence
+from lakefs.limits import WATCH_QUEUE_MAX, WATCHERS_MAX
+from lakefs.wire.messages import WatchEvent
+
+
+class Watch:
+    """The events of one bucket, for one task.  Iterate it; close it, or leave its `with`, when done."""
+
+    def __init__(self, watchers: Watchers, bucket: str, queue_max: int) -> None:
+        self.bucket = bucket
+        self._watchers = watchers
+        self._queue: deque[WatchEvent] = deque()
+        self._queue_max = queue_max
+        self._changed = trio.Event()
+        self._closed = False
+
+    def __aiter__(self) -> Watch:
+        return self
+
+    async def __anext__(self) -> WatchEvent:
+        """The next event; always a checkpoint.  Cancelled, it has taken none."""
+        await trio.lowlevel.checkpoint()
+        while not self._queue:
+            if self._closed:
+                raise StopAsyncIteration
+            self._changed = trio.Event()
+            await self._changed.wait()
+        return self._queue.popleft()
+
+    def close(self) -> None:
+        """Stop: events not taken yet are dropped, and a waiting task finds the end.  May be called again."""
+        self._closed = True
+        self._queue.clear()
+        self._changed.set()
+        self._watchers.forget(self)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def offer(self, event: WatchEvent) -> None:
+        """Queue an event, or one `resync` in place of all when there is no room."""
+        if len(self._queue) >= self._queue_max:
+            self._queue.clear()
+            event = WatchEvent(kind="resync", sequence=event.sequence, bucket=self.bucket)
+        self._queue.append(event)
+        self._changed.set()
+
+
+class Watchers:
+    """All open watches of an engine."""
+
+    def __init__(self, queue_max: int = WATCH_QUEUE_MAX, watchers_max: int = WATCHERS_MAX) -> None:
+        self._by_bucket: dict[str, dict[Watch, None]] = {}
+        self._count = 0
+        self._queue_max = queue_max
+        self._watchers_max = watchers_max
+
+    def __len__(self) -> int:
+        return self._count
+
+    def subscribe(self, bucket: str) -> Watch:
+        """Watch a bucket from now on.  EngineBusy when 1,024 watches are open.
+
+        That the bucket exists is the caller's to check; its removal comes as `delete` of the empty key.
+        """
+        if self._count >= self._watchers_max:
+            raise EngineBusy(
+                f"{self._count} watches are open, the most that the engine keeps; close some and retry"
+            )
+        watch = Watch(self, bucket, self._queue_max)
+        self._by_bucket.setdefault(bucket, {})[watch] = None
+        self._count += 1
+        return watch
+
+    def forget(self, watch: Watch) -> None:
+        """Drop a closed watch; nothing happens when it was dropped before."""
+        watches = self._by_bucket.get(watch.bucket, {})
+        if watch not in watches:
+            return
+        del watches[watch]
+        self._count -= 1
+        if not watches:
+            del self._by_bucket[watch.bucket]
+
+    def publish(self, sequence: Sequence, notes: Iterable[object]) -> None:
+        """Tell the watchers of a group that is durable now: its notes in order; other notes than names' are passed by.
+
+        Called once for each group, in the order of sequences.  A move between buckets is told to both.
+        """
+        if not self._by_bucket:
+            return
+        for note in notes:
+            if isinstance(note, NameEvent):
+                self._tell(sequence, note)
+
+    def _tell(self, sequence: Sequence, note: NameEvent) -> None:
+        buckets = {note.bucket, note.to_bucket} if note.to_bucket else {note.bucket}
+        event: WatchEvent | None = None
+        for bucket in buckets & self._by_bucket.keys():
+            event = event or WatchEvent(
+                note.kind, sequence, note.bucket, note.key, note.to_bucket, note.to_key, note.node
+            )
+            for watch in self._by_bucket[bucket]:
+                watch.offer(event)

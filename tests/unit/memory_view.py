@@ -1,0 +1,143 @@
+"""An in-memory store of tables for tests of what works on `engine.views`: real order, real atomicity, no disk.
+
+Transactions change the tables in place and undo when they raise; each step is checked against its promise
+(insert of the absent, delete of the present), and reads are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from sortedcontainers import SortedDict
+
+from engine.format import Table
+from engine.views import Transaction, View
+from lakefs.ids import Birth, NodeId, SegmentId, Sequence
+
+T = TypeVar("T")
+
+
+@dataclass
+class MemoryStore:
+    """All tables, the counters, and the notes of the transactions that succeeded, with their sequences."""
+
+    tables: dict[Table, SortedDict[bytes, bytes]] = field(
+        default_factory=lambda: {t: SortedDict() for t in Table}
+    )
+    sequence: int = 0
+    last_node: int = 1
+    last_birth: int = 0
+    last_segment: int = 0
+    notes: list[tuple[Sequence, object]] = field(default_factory=list)
+    gets: int = 0
+    scan_steps: int = 0
+
+    def view(self) -> MemoryView:
+        """A view of the present state; use it before the next transaction."""
+        return MemoryView(self)
+
+    def run(self, decide: Callable[[MemoryTransaction], T]) -> T:
+        """Run one transaction, as a group of its own; when it raises nothing has happened."""
+        transaction = MemoryTransaction(self)
+        try:
+            result = decide(transaction)
+        except BaseException:
+            transaction.undo()
+            raise
+        self.sequence += 1
+        self.notes.extend((Sequence(self.sequence), note) for note in transaction.notes)
+        return result
+
+    def reads(self) -> int:
+        """Gets and scan steps so far."""
+        return self.gets + self.scan_steps
+
+    def dump(self) -> dict[Table, dict[bytes, bytes]]:
+        """A copy of all tables, to compare states."""
+        return {table: dict(entries) for table, entries in self.tables.items()}
+
+
+class MemoryView:
+    """A view; counts what is read through it in its store."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+
+    @property
+    def sequence(self) -> Sequence:
+        return Sequence(self.store.sequence)
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        assert 0 < len(key) <= 511, "LMDB refuses such a key"
+        self.store.gets += 1
+        return self.store.tables[table].get(key)
+
+    def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        assert 0 < len(start) <= 511, "LMDB refuses such a key"
+        entries = self.store.tables[table]
+        size = len(entries)
+        for key in entries.irange(start, end, inclusive=(True, False)):
+            assert len(entries) == size, "the table changed under a scan"
+            self.store.scan_steps += 1
+            yield key, entries[key]
+
+
+class MemoryTransaction(MemoryView):
+    """A transaction; sees its own changes."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.notes: list[object] = []
+        self.mutations = 0
+        self._before: list[tuple[Table, bytes, bytes | None]] = []
+
+    def insert(self, table: Table, key: bytes, value: bytes) -> None:
+        assert key not in self.store.tables[table], "insert of a key that is there"
+        self._set(table, key, value)
+
+    def put(self, table: Table, key: bytes, value: bytes) -> None:
+        self._set(table, key, value)
+
+    def delete(self, table: Table, key: bytes) -> None:
+        assert key in self.store.tables[table], "delete of a key that is not there"
+        self._remember(table, key)
+        del self.store.tables[table][key]
+
+    def new_node_id(self) -> NodeId:
+        self.store.last_node += 1
+        return NodeId(self.store.last_node)
+
+    def new_birth(self) -> Birth:
+        self.store.last_birth += 1
+        return Birth(self.store.last_birth)
+
+    def new_segment_id(self) -> SegmentId:
+        self.store.last_segment += 1
+        return SegmentId(self.store.last_segment)
+
+    def note(self, note: object) -> None:
+        self.notes.append(note)
+
+    def undo(self) -> None:
+        """Put everything back, last change first."""
+        for table, key, value in reversed(self._before):
+            if value is None:
+                self.store.tables[table].pop(key, None)
+            else:
+                self.store.tables[table][key] = value
+
+    def _set(self, table: Table, key: bytes, value: bytes) -> None:
+        assert 0 < len(key) <= 511, "LMDB refuses such a key"
+        self._remember(table, key)
+        self.store.tables[table][key] = value
+
+    def _remember(self, table: Table, key: bytes) -> None:
+        self.mutations += 1
+        self._before.append((table, key, self.store.tables[table].get(key)))
+
+
+def _conforms(store: MemoryStore) -> tuple[View, Transaction]:
+    """mypy holds the classes to the protocols."""
+    return MemoryView(store), MemoryTransaction(store)
