@@ -235,7 +235,7 @@ class _Check:
 
     async def places(self) -> None:
         """Every chunk lies inside its segment and overlaps no other; chunks that nothing refers to are noted."""
-        sizes = await self._segments.sizes()
+        sizes = {segment: await self._segments.size(segment) for segment in self._segments.all_ids()}
         extents: dict[SegmentId, array[int]] = {}
         garbage_count = garbage_bytes = 0
         after = b""

@@ -33,7 +33,7 @@ from engine.manifests import Manifests
 from engine.metadata import Metadata, open_metadata
 from engine.payloads import PayloadMemory
 from engine.reserve import Reserve
-from engine.segments import Segments
+from engine.segments import Segments, SegmentSizes
 from engine.superblock import OpenedStore, Superblock
 from engine.watch import Watchers
 from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
@@ -96,7 +96,11 @@ class Store:
             "reason": failed.message if failed else "",
             "index_verified": self.index_verified,
             "disk": {"free_bytes": free, "total_bytes": total, "reserve_bytes": self.reserve.held_bytes},
-            "segments": self.segments.statistics(),
+            "segments": {
+                "count": len(self.segments.all_ids()),
+                "allocated_bytes": await self.segments.allocated_bytes(),
+                "healed_reads": self.segments.healed_reads,
+            },
             "metadata": self.metadata.stats(),
             "clients": self.holds.statistics(),
             "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
@@ -167,7 +171,7 @@ async def _running(
             offload,
             opened.superblock.identity,
             lambda: _segment_id(metadata),
-            headroom_bytes=reserve.headroom_bytes,
+            SegmentSizes(headroom=reserve.headroom_bytes),
         )
         await segments.open()
         chunks = Chunks(metadata, segments, offload, holds)
@@ -220,6 +224,8 @@ async def _stop(store: Store) -> None:
     try:
         await store.segments.close()
         clean_sequence = await store.metadata.close()
+        if clean_sequence is None:
+            return
         clean = replace(store.superblock, clean_sequence=clean_sequence)
         await store.offload.run(superblocks.write_superblock, store.disk, clean)
     except LakeError as error:
