@@ -112,8 +112,11 @@ def load(
 
 
 def default_data_folder(environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
-    """`/var/lib/lake` for root, else `lake` in the user's data folder (XDG base directory specification)."""
+    """`/var/lib/lake` for root and for the service, else `lake` in the user's data folder (XDG specification)."""
     environ = os.environ if environ is None else environ
+    service_folder = _service_folder(environ, "STATE_DIRECTORY")
+    if service_folder:
+        return service_folder
     if (os.geteuid() if uid is None else uid) == 0:
         return SYSTEM_DATA
     base = environ.get("XDG_DATA_HOME", "")
@@ -122,8 +125,11 @@ def default_data_folder(environ: Mapping[str, str] | None = None, *, uid: int | 
 
 
 def default_socket(data: Path, environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
-    """`/run/lake/lake.sock` for root, else in the user's run folder, else in the data folder."""
+    """`/run/lake/lake.sock` for root and for the service, else in the user's run folder, else in the data folder."""
     environ = os.environ if environ is None else environ
+    service_folder = _service_folder(environ, "RUNTIME_DIRECTORY")
+    if service_folder:
+        return service_folder / "lake.sock"
     if (os.geteuid() if uid is None else uid) == 0:
         return SYSTEM_SOCKET
     run_folder = environ.get("XDG_RUNTIME_DIR", "")
@@ -280,6 +286,12 @@ def _log_level(text: str) -> str:
     if text.lower() not in LOG_LEVELS:
         raise InvalidArgument(f"{text!r} is no log level; the levels are {', '.join(LOG_LEVELS)}")
     return text.lower()
+
+
+def _service_folder(environ: Mapping[str, str], variable: str) -> Path | None:
+    """The folder called `lake` that the service manager made for us (systemd.exec(5)); other units have others."""
+    folders = [Path(folder) for folder in environ.get(variable, "").split(":") if folder.startswith("/")]
+    return next((folder for folder in folders if folder.name == "lake"), None)
 
 
 def _home(environ: Mapping[str, str]) -> Path:

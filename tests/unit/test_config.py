@@ -54,6 +54,15 @@ def test_a_user_s_defaults_lie_in_the_user_s_folders() -> None:
     assert default_socket(data, {}, uid=7) == Path("/big/lake/lake.sock")
 
 
+def test_the_service_s_defaults_are_the_folders_of_its_unit() -> None:
+    given_by_unit = {"STATE_DIRECTORY": "/var/lib/lake", "RUNTIME_DIRECTORY": "/run/other:/run/lake"}
+    assert default_data_folder(given_by_unit, uid=7) == Path("/var/lib/lake")
+    assert default_socket(Path("/x"), given_by_unit, uid=7) == Path("/run/lake/lake.sock")
+    elsewhere = {"STATE_DIRECTORY": "/var/lib/backup", "RUNTIME_DIRECTORY": "lake", "HOME": "/home/ada"}
+    assert default_data_folder(elsewhere, uid=7) == Path("/home/ada/.local/share/lake")
+    assert default_socket(Path("/x"), elsewhere, uid=7) == Path("/x/lake.sock")
+
+
 def test_variables_override_the_file_and_flags_override_both(tmp_path: Path) -> None:
     path = _file(tmp_path, 'data = "/from/file"\nadmin = "127.0.0.1:1"\nlog_level = "debug"\n')
     loaded = load(

@@ -1,0 +1,77 @@
+"""Telling the service manager how the engine does: the datagrams of `sd_notify(3)`, without its library.
+
+A `Notifier` without an address (not started by a manager) does nothing, so callers need not ask.
+
+Rules kept here:
+- A notification never blocks and never raises: the engine does not stop serving because nobody listens.  Each says
+  whether the manager's socket took it.
+- The variables are taken out of the environment, so that no child process speaks in the engine's name.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import MutableMapping
+from typing import Final
+
+STATUS_BYTES_MAX: Final = 512
+"""The manager shows one line; a datagram far larger than that would be refused whole."""
+
+
+class Notifier:
+    """Sends states to one manager.  `watchdog_s` is how often it wants to hear of us at least, or None."""
+
+    def __init__(self, address: str | None, watchdog_s: float | None = None) -> None:
+        self._address = _socket_address(address)
+        self.watchdog_s = watchdog_s if self._address is not None else None
+
+    def ready(self, status: str) -> bool:
+        """The start is done: requests are answered from now on."""
+        return self._send(f"READY=1\nSTATUS={_one_line(status)}")
+
+    def stopping(self, status: str) -> bool:
+        """The stop has begun."""
+        return self._send(f"STOPPING=1\nSTATUS={_one_line(status)}")
+
+    def status(self, status: str) -> bool:
+        """One line for `systemctl status`."""
+        return self._send(f"STATUS={_one_line(status)}")
+
+    def watchdog(self) -> bool:
+        """Still alive; to be sent at least every `watchdog_s`, better twice as often."""
+        return self._send("WATCHDOG=1")
+
+    def _send(self, state: str) -> bool:
+        if self._address is None:
+            return False
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+                channel.setblocking(False)
+                channel.sendto(state.encode(), self._address)
+        except OSError:
+            return False
+        return True
+
+
+def notifier_from(environ: MutableMapping[str, str] | None = None) -> Notifier:
+    """The notifier that `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` describe; the three are removed."""
+    environ = os.environ if environ is None else environ
+    address = environ.pop("NOTIFY_SOCKET", None)
+    interval_us = environ.pop("WATCHDOG_USEC", "")
+    watched_pid = environ.pop("WATCHDOG_PID", "")
+    is_watched = interval_us.isdecimal() and int(interval_us) > 0 and watched_pid in ("", str(os.getpid()))
+    return Notifier(address, int(interval_us) / 1e6 if is_watched else None)
+
+
+def _socket_address(address: str | None) -> bytes | None:
+    """A path, or `@name` in the abstract namespace; None for anything else (as sd_notify ignores it)."""
+    if not address or address[0] not in "/@" or len(address) < 2:
+        return None
+    encoded = os.fsencode(address)
+    return b"\0" + encoded[1:] if address[0] == "@" else encoded
+
+
+def _one_line(text: str) -> str:
+    joined = " ".join(text.split())
+    return joined.encode()[:STATUS_BYTES_MAX].decode(errors="ignore")

@@ -1,0 +1,98 @@
+"""The distribution installs from the tree and from its sdist, and works away from the checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.style.source_tree import PRODUCT_PACKAGES, ROOT, tracked_files
+
+VERSION = "0.1.0"
+pytestmark = pytest.mark.slow
+
+
+def _run(*command: str | Path, cwd: Path) -> str:
+    """Standard output; what the command said when it fails."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LAKE_"))}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=plain, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what git would commit: building leaves nothing in the tree."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for path in tracked_files():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, target)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from the sdist, as an index would serve it."""
+    out = tmp_path_factory.mktemp("dist")
+    _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, checkout, cwd=out)
+    [built] = out.glob("*.whl")
+    return built
+
+
+def _clean_venv(folder: Path) -> Path:
+    """A virtual environment's interpreter; nothing of the developer's own one is in it."""
+    _run(sys.executable, "-m", "venv", folder, cwd=folder.parent)
+    return folder / "bin" / "python"
+
+
+def _assert_works(python: Path, away: Path) -> None:
+    lake = python.with_name("lake")
+    assert VERSION in _run(lake, "--version", cwd=away)
+    probe = (
+        "import lakefs, engine.format, gateway.admin, fuse.errno_map, systemd.notify; print(lakefs.__file__)"
+    )
+    assert _run(python, "-c", probe, cwd=away).startswith(str(python.parents[1]))
+    shipped = "import importlib.util as u; print(u.find_spec('tests'), u.find_spec('bench'))"
+    assert _run(python, "-c", shipped, cwd=away).split() == ["None", "None"]
+
+
+def test_pip_installs_the_tree_into_a_clean_environment(checkout: Path, tmp_path: Path) -> None:
+    python = _clean_venv(tmp_path / "venv")
+    locked = checkout / "requirements" / "runtime.txt"
+    _run(python, "-m", "pip", "install", "--quiet", "--constraint", locked, checkout, cwd=tmp_path)
+    _assert_works(python, tmp_path)
+    _run(python, "-m", "pip", "check", cwd=tmp_path)
+
+
+def test_the_wheel_made_from_the_sdist_works(wheel: Path, tmp_path: Path) -> None:
+    python = _clean_venv(tmp_path / "venv")
+    # The dependencies were resolved by the test above; here the files that the wheel brings are what matters.
+    site = _run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=tmp_path).strip()
+    own = Path(
+        _run(sys.executable, "-c", "import site; print(site.getsitepackages()[0])", cwd=tmp_path).strip()
+    )
+    _run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel, cwd=tmp_path)
+    Path(site, "dependencies.pth").write_text(f"{own}\n")
+    _assert_works(python, tmp_path)
+
+
+def test_the_wheel_holds_the_packages_the_units_the_types_and_the_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    top_level = {name.split("/")[0] for name in names}
+    assert top_level == {*PRODUCT_PACKAGES, f"lakefs_appliance-{VERSION}.dist-info"}
+    modules = {
+        str(path) for path in tracked_files() if path.parts[0] in PRODUCT_PACKAGES and path.suffix == ".py"
+    }
+    assert modules - names == set()
+    assert {"lakefs/py.typed", "systemd/lake-engine.service"} <= names
+    assert {"systemd/sysusers.d/lake.conf", "systemd/tmpfiles.d/lake.conf"} <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
