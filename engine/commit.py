@@ -1,0 +1,280 @@
+"""The commit: decisions join groups, groups are appended to the journal one after the other.
+
+How it goes, and where the steps end (`--` marks what may be interleaved with other tasks):
+
+    commit          decide on a transaction; pack its mutations into the open group; publish them in the overlay
+    run             --  close the open group  --  append and sync it in a thread  --  mark it durable, wake, tell
+    wait_durable    --  return when the sequence is durable
+
+Rules kept here:
+- A decision and its publication are one step without `await`: decisions are serial, each sees all before it.
+- A decision runs exactly once, joins one group as a whole, or not at all when it raises.
+- Sequences are given when a group closes behind another: group n+1 is appended only when group n is durable.
+- Whoever answers from a view or a commit waits for its sequence first; refusals too.
+- The overlay is frozen only between groups: when a group closes, or while none is open.
+- A failed append or sync is final.  The mutations of the groups after the last durable one stay visible in the
+  overlay, because decisions were built on them; so nobody may be told anything that depends on them, and
+  `wait_durable` and `commit` raise StoreReadOnly until the engine is restarted.  What the restart finds of the
+  failed group is in the journal's hands.  A full disk is met before it comes to that by the reserve.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import trio
+
+from engine.format import RECORD_HEADER
+from engine.journal import Journal
+from engine.tables import Tables, TableTransaction
+from engine.views import Transaction
+from lakefs.errors import LakeError, RequestTooLarge, StoreFull, StoreReadOnly
+from lakefs.ids import Sequence
+from lakefs.limits import GROUP_BYTES_MAX, OVERLAY_BYTES_MAX, OVERLAY_ENTRIES_MAX
+from lakefs.ports import Offload
+
+T = TypeVar("T")
+Observer = Callable[[Sequence, list[object]], None]
+"""Called on the loop with a sequence and notes, in the order of commits; must not block, await or raise."""
+
+_GROUPS_WAITING_MAX: Final = 1
+"""Closed groups behind the one being appended; with the open one at most 3 x 8 MiB of bodies in memory."""
+
+
+def _nothing() -> None:
+    """What happens after a group when nobody asked."""
+
+
+@dataclass
+class _Group:
+    """Mutations of many decisions under one sequence, packed."""
+
+    sequence: Sequence
+    parts: list[bytes] = field(default_factory=list)
+    body_bytes: int = 0
+    record_count: int = 0
+    notes: list[object] = field(default_factory=list)
+    waiters: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
+
+
+class Committer:
+    """Takes decisions for one store.  `durable_sequence` never goes back; `failed` is final."""
+
+    def __init__(
+        self, tables: Tables, journal: Journal, offload: Offload, durable_sequence: Sequence
+    ) -> None:
+        """`journal` continues behind `durable_sequence`.  `offload` should have a thread to spare at all times."""
+        self.durable_sequence = durable_sequence
+        self.failed: LakeError | None = None
+        self.index_full: StoreFull | None = None
+        """Set while the index cannot take more; commits then fail instead of waiting for room."""
+        self._tables = tables
+        self._journal = journal
+        self._offload = offload
+        self._open = _Group(Sequence(durable_sequence + 1))
+        self._closed: deque[_Group] = deque()
+        self._appending: _Group | None = None
+        self._work = trio.Event()
+        self._room = trio.lowlevel.ParkingLot()
+        self._freeze_wanted: trio.Event | None = None
+        self.after_group: Callable[[], None] = _nothing
+        """Called on the loop when a group has become durable."""
+        self._joined_observers: list[Observer] = []
+        self._durable_observers: list[Observer] = []
+
+    # --- decisions ---------------------------------------------------------------------------------------
+
+    def commit(self, decide: Callable[[Transaction], T]) -> tuple[T, Sequence]:
+        """Run `decide` and let its mutations join the open group; its result, and the sequence to wait for.
+
+        Synchronous and atomic.  A decision without mutations gets the sequence of what it read.  An error of
+        `decide` passes through and changes nothing (numbers it took are skipped).  RequestTooLarge when the
+        mutations exceed a group; StoreReadOnly when an earlier group failed.  Callers use `commit_when_room`.
+        """
+        if self.failed is not None:
+            raise self._refusal()
+        with self._tables.transaction() as transaction:
+            outcome = decide(transaction)
+        if not transaction.mutations:
+            return outcome, transaction.sequence
+        return outcome, self._join(transaction)
+
+    async def commit_when_room(self, decide: Callable[[Transaction], T]) -> tuple[T, Sequence]:
+        """As `commit`, after waiting for room in group and overlay.  No checkpoint when there is room at once.
+
+        StoreFull when the index is full and the overlay too.  Cancelled before `decide` runs, never after.
+        """
+        while not self._has_room():
+            if self.failed is not None:
+                raise self._refusal()
+            if self.index_full is not None and self._overlay_is_full():
+                raise StoreFull(f"the index takes no more records: {self.index_full}")
+            await self._room.park()
+        return self.commit(decide)
+
+    async def wait_durable(self, sequence: Sequence) -> None:
+        """Return when the group `sequence` is durable; no checkpoint when it is already.
+
+        StoreReadOnly when it will not be.  Cancellation leaves the group to its fate.
+        """
+        if sequence <= self.durable_sequence:
+            return
+        if self.failed is not None:
+            raise self._refusal()
+        await self._group(sequence).waiters.park()
+        if sequence > self.durable_sequence:
+            raise self._refusal()
+
+    @property
+    def last_sequence(self) -> Sequence:
+        """Sequence of the newest group that has a mutation, durable or not."""
+        return self._open.sequence if self._open.record_count else Sequence(self._open.sequence - 1)
+
+    def on_joined(self, observer: Observer) -> None:
+        """Call `observer` with a decision's notes the moment its mutations join a group, in the same step."""
+        self._joined_observers.append(observer)
+
+    def on_durable(self, observer: Observer) -> None:
+        """Call `observer` with a group's notes once it is durable, before its waiters run."""
+        self._durable_observers.append(observer)
+
+    # --- groups ------------------------------------------------------------------------------------------
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Append groups until one fails, or until cancelled; then every waiter has been answered."""
+        task_status.started()
+        try:
+            while self.failed is None:
+                if self._closed:
+                    await self._append(self._closed.popleft())
+                elif self._open.record_count:
+                    await self._append(self._close_open())
+                else:
+                    self._work = trio.Event()
+                    await self._work.wait()
+        finally:
+            self.fail(StoreReadOnly("the engine has stopped"))
+
+    async def freeze(self) -> Sequence:
+        """Freeze the overlay at the next group border; the sequence up to which the frozen layer goes.
+
+        StoreReadOnly when the committer failed: then nothing is frozen any more.
+        """
+        if self.failed is not None:
+            raise self._refusal()
+        if self._open.record_count:
+            wanted = self._freeze_wanted = trio.Event()
+            try:
+                await wanted.wait()
+            finally:
+                self._freeze_wanted = None
+            if self._tables.overlay.applying is None:
+                raise self._refusal()
+        else:
+            self._tables.overlay.freeze()
+        frozen = self._tables.overlay.applying
+        assert frozen is not None
+        return frozen.last_sequence
+
+    def room_changed(self) -> None:
+        """Wake those who wait for room; the applier calls it when the overlay shrank or the index is full."""
+        self._room.unpark_all()
+
+    def fail(self, cause: LakeError) -> None:
+        """Refuse everything from now on; also for failures elsewhere that must stop writing."""
+        if self.failed is not None:
+            return
+        self.failed = cause
+        groups = [self._appending, *self._closed, self._open]
+        for group in groups:
+            if group is not None:
+                group.waiters.unpark_all()
+        if self._freeze_wanted is not None:
+            self._freeze_wanted.set()
+        self._room.unpark_all()
+        self._work.set()
+
+    def _join(self, transaction: TableTransaction) -> Sequence:
+        """Pack the mutations into the open group and publish them: the decision has happened."""
+        body_bytes = transaction.body_bytes
+        if body_bytes > GROUP_BYTES_MAX:
+            raise RequestTooLarge(
+                f"the request makes {body_bytes} bytes of records; {GROUP_BYTES_MAX} fit in one group: split it"
+            )
+        if self._open.body_bytes + body_bytes > GROUP_BYTES_MAX:
+            self._closed.append(self._close_open())
+        group = self._open
+        parts, pack, mutations = group.parts, RECORD_HEADER.pack, transaction.mutations
+        for op, table, key, value in mutations:
+            parts += (pack(table, op, len(key), len(value)), key, value)
+        group.body_bytes += body_bytes
+        group.record_count += len(mutations)
+        self._tables.overlay.current.publish(group.sequence, mutations)
+        transaction.settle_counters(group.sequence)
+        if transaction.notes:
+            group.notes += transaction.notes
+            for observer in self._joined_observers:
+                observer(group.sequence, transaction.notes)
+        self._work.set()
+        return group.sequence
+
+    def _close_open(self) -> _Group:
+        """Close the open group and begin the next; the border at which the overlay may be frozen."""
+        group = self._open
+        self._open = _Group(Sequence(group.sequence + 1))
+        if self._freeze_wanted is not None:
+            self._tables.overlay.freeze()
+            self._freeze_wanted.set()
+            self._freeze_wanted = None
+        return group
+
+    async def _append(self, group: _Group) -> None:
+        self._appending = group
+        self._room.unpark_all()  # a group has left the queue, or a new one is open
+        try:
+            with trio.CancelScope(shield=True):
+                await self._offload.run(self._append_blocking, group)
+        except LakeError as error:
+            self.fail(error)
+            return
+        self._appending = None
+        self.durable_sequence = group.sequence
+        if group.notes:
+            for observer in self._durable_observers:
+                observer(group.sequence, group.notes)
+        group.waiters.unpark_all()
+        self.after_group()
+
+    def _append_blocking(self, group: _Group) -> None:
+        self._journal.append_blocking(group.sequence, b"".join(group.parts), group.record_count)
+
+    def _group(self, sequence: Sequence) -> _Group:
+        """The group of a sequence that is not durable yet."""
+        if sequence == self._open.sequence:
+            return self._open
+        if self._appending is not None and sequence == self._appending.sequence:
+            return self._appending
+        for group in self._closed:
+            if group.sequence == sequence:
+                return group
+        raise AssertionError(f"sequence {sequence} was never given")
+
+    def _has_room(self) -> bool:
+        return (
+            len(self._closed) < _GROUPS_WAITING_MAX
+            and self._open.body_bytes < GROUP_BYTES_MAX
+            and not self._overlay_is_full()
+        )
+
+    def _overlay_is_full(self) -> bool:
+        overlay = self._tables.overlay
+        return overlay.entry_count >= OVERLAY_ENTRIES_MAX or overlay.nbytes >= OVERLAY_BYTES_MAX
+
+    def _refusal(self) -> StoreReadOnly:
+        cause = self.failed
+        refusal = StoreReadOnly(f"the store takes no writes until the engine is restarted: {cause}")
+        refusal.__cause__ = cause
+        return refusal

@@ -1,0 +1,215 @@
+"""The journal's writer: groups of mutations, each one synced append.
+
+Rules kept here:
+- Group n+1 is written only after group n's `fdatasync` returned.  So at most the last group of a journal is in
+  doubt after a crash.
+- A journal file appears under its name only whole: written under a temporary name, synced, renamed, folder
+  synced.  So a file without a good header is damage, never a torn write.
+- After an unclean stop the new file begins with a copy of the last good group, written and synced anew.  What a
+  reader saw of that group may have been the page cache only: never synced, or given up by the kernel after a
+  failed sync.  The format's rule that a later file ends its predecessor makes the copy the only one that counts.
+- A failed write or sync is never retried; the journal refuses every later append.  Only reserving room for the
+  file's extension is, once, after the store's reserve was released: nothing was written yet.
+
+All methods block and are called by one thread at a time.  Reading is in `engine.journal_reader`; deciding what
+is in a group, and what a failure means to the store, in `engine.commit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from crc32c import crc32c
+
+from engine.format import (
+    FORMAT_VERSION,
+    GROUP_HEADER,
+    GROUP_MAGIC,
+    JOURNAL_HEADER,
+    JOURNAL_MAGIC,
+    PAGE,
+    StoreIdentity,
+)
+from engine.journal_reader import JOURNAL_FOLDER, Group, JournalFile, journal_path
+from lakefs.errors import LakeError, StoreFull, StoreReadOnly
+from lakefs.ids import Sequence
+from lakefs.limits import JOURNAL_FILE_BYTES, JOURNAL_FILL_BYTES
+from lakefs.ports import Clock, Disk, DiskFile
+
+_GROUP_CHECKED_BYTES: Final = GROUP_HEADER.size - 4
+_FILE_CHECKED_BYTES: Final = JOURNAL_HEADER.size - 4
+
+
+def no_reserve() -> bool:
+    """The reserve of a store that has none."""
+    return False
+
+
+class Journal:
+    """The open journal.  `bytes_written` counts whole groups, padding included, since it was opened."""
+
+    def __init__(
+        self, disk: Disk, identity: StoreIdentity, clock: Clock, release_reserve: Callable[[], bool]
+    ) -> None:
+        """Use `start_journal`.  `release_reserve` frees the store's reserve; false when there is none left."""
+        self._disk = disk
+        self._identity = identity
+        self._clock = clock
+        self._release_reserve = release_reserve
+        self._file: DiskFile | None = None
+        self._first_sequence = Sequence(0)
+        self._end = 0  # where the next group goes
+        self._filled = 0  # up to here blocks are written
+        self._broken: LakeError | None = None
+        self.bytes_written = 0
+
+    @property
+    def first_sequence(self) -> Sequence:
+        """First sequence of the file that is being appended to; such a file is never removed."""
+        return self._first_sequence
+
+    def append_blocking(self, sequence: Sequence, body: bytes, record_count: int) -> None:
+        """Write one group and sync it; durable on return.
+
+        After an error (StoreFull, StoreReadOnly, DiskFailed) it is unknown whether the group is on the medium,
+        and the journal takes no further one: StoreReadOnly.
+        """
+        if self._broken is not None:
+            raise StoreReadOnly(f"an earlier write to the journal failed: {self._broken}") from self._broken
+        assert self._file is not None, "the journal is closed"
+        try:
+            self._append(sequence, self._pack(sequence, self._clock.wall_ns(), body, record_count))
+        except LakeError as error:
+            self._broken = error
+            raise
+
+    def begin_file(self, first_sequence: Sequence, carried: Group | None = None) -> None:
+        """Go on in a new file, which may begin with a copy of its first group; durable on return."""
+        path = journal_path(first_sequence)
+        parts = [self._pack_file_header(first_sequence)]
+        if carried is not None:
+            assert carried.sequence == first_sequence
+            parts += self._pack(carried.sequence, carried.time_ns, carried.body, carried.record_count)
+        file = self._create_whole(path, parts)
+        self.close()
+        self._file = file
+        self._first_sequence = first_sequence
+        self._end = self._filled = sum(map(len, parts))
+
+    def close(self) -> None:
+        """Cut the zeros behind the last group and close the file.  Nothing more can be appended to it."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            if self._broken is None and self._filled > self._end:
+                file.truncate(self._end)
+        finally:
+            file.close()
+
+    def _append(self, sequence: Sequence, parts: list[bytes]) -> None:
+        group_bytes = sum(map(len, parts))
+        if self._end > PAGE and self._end + group_bytes > JOURNAL_FILE_BYTES:
+            self.begin_file(sequence)
+        file = self._file
+        assert file is not None
+        end = self._end + group_bytes
+        filled = self._filled
+        if end > filled:
+            filled = self._extend(file, end)
+        file.pwritev(parts, self._end)
+        file.sync_data()
+        self._end, self._filled = end, filled
+        self.bytes_written += group_bytes
+
+    def _extend(self, file: DiskFile, group_end: int) -> int:
+        """Reserve room and write the zeros behind `group_end`; the same sync as the group's covers them."""
+        target = -(-group_end // JOURNAL_FILL_BYTES) * JOURNAL_FILL_BYTES
+        start = self._filled
+        try:
+            file.allocate(start, target - start)
+            file.pwrite(bytes(target - group_end), group_end)
+        except StoreFull:
+            if not self._release_reserve():
+                raise
+            file.allocate(start, target - start)
+            file.pwrite(bytes(target - group_end), group_end)
+        return target
+
+    def _create_whole(self, path: str, parts: list[bytes]) -> DiskFile:
+        temporary = f"{path}.new"
+        if self._disk.exists(temporary):
+            self._disk.unlink(temporary)
+        file = self._disk.open(temporary, create=True)
+        try:
+            try:
+                file.pwritev(parts, 0)
+            except StoreFull:
+                if not self._release_reserve():
+                    raise
+                file.pwritev(parts, 0)
+            file.sync_data()
+            self._disk.rename(temporary, path)
+            self._disk.sync_folder(JOURNAL_FOLDER)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _pack_file_header(self, first_sequence: Sequence) -> bytes:
+        identity = self._identity
+        head = JOURNAL_HEADER.pack(
+            JOURNAL_MAGIC,
+            FORMAT_VERSION,
+            bytes(4),
+            first_sequence,
+            identity.store_id,
+            identity.boot_id,
+            bytes(4),
+            0,
+        )[:_FILE_CHECKED_BYTES]
+        return (head + crc32c(head).to_bytes(4, "little")).ljust(PAGE, b"\0")
+
+    def _pack(self, sequence: Sequence, time_ns: int, body: bytes, record_count: int) -> list[bytes]:
+        """Header, body and padding of a group."""
+        head = GROUP_HEADER.pack(
+            GROUP_MAGIC,
+            len(body),
+            sequence,
+            time_ns,
+            self._identity.boot_tag,
+            record_count,
+            crc32c(body),
+            bytes(4),
+            0,
+        )[:_GROUP_CHECKED_BYTES]
+        padding = -(GROUP_HEADER.size + len(body)) % PAGE
+        return [head + crc32c(head).to_bytes(4, "little"), body, bytes(padding)]
+
+
+def start_journal(
+    disk: Disk,
+    identity: StoreIdentity,
+    clock: Clock,
+    *,
+    end_sequence: Sequence,
+    carried: Group | None,
+    files: tuple[JournalFile, ...],
+    release_reserve: Callable[[], bool] = no_reserve,
+) -> Journal:
+    """Open the journal for appending group `end_sequence` + 1; the new file is durable on return.
+
+    `carried` is the last good group after an unclean stop (or None when none is in the files).  Of `files`, those
+    that begin behind the end hold nothing that ever happened, and are removed.
+    """
+    journal = Journal(disk, identity, clock, release_reserve)
+    first_sequence = carried.sequence if carried is not None else Sequence(end_sequence + 1)
+    journal.begin_file(first_sequence, carried)
+    path = journal_path(first_sequence)
+    behind = [file.path for file in files if file.first_sequence > end_sequence and file.path != path]
+    for stale in behind:
+        disk.unlink(stale)
+    if behind:
+        disk.sync_folder(JOURNAL_FOLDER)
+    return journal

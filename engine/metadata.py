@@ -1,0 +1,361 @@
+"""The metadata of one open store: what the rest of the engine reads, decides and waits for.
+
+    with metadata.view() as view:                          read at one instant, without await
+        ...
+    answer, sequence = await metadata.commit(decide)       decide(transaction) runs once, without await
+    await metadata.wait_durable(sequence)                  before anything that depends on it is told
+
+Rules kept here:
+- `run` is running from the opening to the end of `close`; a cancelled `run` leaves the store as a crash would.
+- At most one long reader of the index (checkpoint, verification, rebuild) at a time.
+- A checkpoint is due when the journal since the last is longer than 64 MiB and than half of that checkpoint; at a
+  clean stop when it is longer than a quarter of it, or in many files: so the stop of a large store is quick.
+
+It does not hold the store's lock or superblock: `engine.store` writes `clean_sequence` after `close` gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+import trio
+
+from engine.applier import Applier
+from engine.checkpoint import Checkpoint, remove_superseded, write_checkpoint
+from engine.commit import Committer, Observer
+from engine.format import StoreIdentity
+from engine.index import Index, Verification, remove_index, replace_index
+from engine.journal import Journal, no_reserve
+from engine.journal_reader import list_journal
+from engine.recovery import INDEX_FOLDER, Recovered, build_index, recover, verify_journal
+from engine.tables import Tables
+from engine.views import Transaction, View
+from lakefs.errors import LakeError, StoreFull
+from lakefs.ids import Birth, Sequence
+from lakefs.limits import CHECKPOINT_JOURNAL_BYTES, VERIFY_BATCH
+from lakefs.ports import Clock, Disk, Offload
+
+T = TypeVar("T")
+_log: Final = structlog.get_logger(__name__)
+_VERIFY_PAUSE_S: Final = 0.05
+"""Between two batches of the verification: it takes a tenth of a core at most."""
+_JOURNAL_FILES_MAX: Final = 64
+"""Journal files kept over a clean stop; each costs an open at the next start."""
+
+
+class Metadata:
+    """Tables, committer, applier and checkpoints of one store.  Made by `open_metadata`; used on the loop."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        offload: Offload,
+        identity: StoreIdentity,
+        recovered: Recovered,
+        release_reserve: Callable[[], bool],
+        journal_offload: Offload,
+    ) -> None:
+        self.rebuilt_because = recovered.rebuilt_because
+        """Why the index was rebuilt at the opening; empty when it was not."""
+        self._disk = disk
+        self._offload = offload
+        self._identity = identity
+        self._tables = Tables(recovered.index, recovered.overlay)
+        self._journal: Journal = recovered.journal
+        self._committer = Committer(self._tables, self._journal, journal_offload, recovered.end)
+        self._applier = Applier(self._tables, self._committer, offload, release_reserve, self._after_apply)
+        self._committer.after_group = self._applier.overlay_grew
+        self._applied_sequence = recovered.index.applied
+        self._checkpoint = recovered.checkpoint
+        self._journal_bytes_before = recovered.journal_bytes
+        self._journal_files_before = recovered.file_count
+        self._long_reader = trio.Lock()
+        self._checkpoint_wanted = trio.Event()
+        self._scope = trio.CancelScope()
+        self._ended: trio.Event | None = None
+
+    # --- reading and deciding ----------------------------------------------------------------------------
+
+    def view(self) -> AbstractContextManager[View]:
+        """A view of all tables at this instant; use it before the next `await`."""
+        return self._tables.view()
+
+    async def commit(self, decide: Callable[[Transaction], T]) -> tuple[T, Sequence]:
+        """Run `decide` on a transaction, once and without interruption; its result and the sequence to wait for.
+
+        Waits first while group or overlay are full.  An error of `decide` passes through and changes nothing.
+        Errors: RequestTooLarge, StoreFull, StoreReadOnly.  Nothing is durable on return.
+        """
+        return await self._committer.commit_when_room(decide)
+
+    async def wait_durable(self, sequence: Sequence) -> None:
+        """Return when group `sequence` is durable; at once, without a checkpoint, when it is.  StoreReadOnly."""
+        await self._committer.wait_durable(sequence)
+
+    @property
+    def durable_sequence(self) -> Sequence:
+        """The last durable group."""
+        return self._committer.durable_sequence
+
+    @property
+    def applied_sequence(self) -> Sequence:
+        """The last group that is in the index."""
+        return self._applied_sequence
+
+    @property
+    def failed(self) -> LakeError | None:
+        """Why nothing is written any more; None while all is well."""
+        return self._committer.failed
+
+    @property
+    def next_birth(self) -> Birth:
+        """The birth that the next new chunk gets; all chunks there are have smaller ones."""
+        return Birth(self._tables.counters.birth.next)
+
+    def on_joined(self, observer: Observer) -> None:
+        """Call `observer(sequence, notes)` in the step in which a decision with notes joins its group."""
+        self._committer.on_joined(observer)
+
+    def on_durable(self, observer: Observer) -> None:
+        """Call `observer(sequence, notes)` for each durable group with notes, in order, before its waiters run."""
+        self._committer.on_durable(observer)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts for people and scripts; JSON-able."""
+        overlay = self._tables.overlay
+        return {
+            "durable_sequence": self.durable_sequence,
+            "applied_sequence": self._applied_sequence,
+            "checkpoint_sequence": 0 if self._checkpoint is None else self._checkpoint.sequence,
+            "overlay_entries": overlay.entry_count,
+            "overlay_bytes": overlay.nbytes,
+            "applied_records": self._applier.applied_records,
+            "journal_bytes_since_checkpoint": self._journal_bytes(),
+            "index_full": self._committer.index_full is not None,
+            "rebuilt_because": self.rebuilt_because,
+        }
+
+    # --- life --------------------------------------------------------------------------------------------
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Commit, apply and checkpoint, until `close` or cancellation.
+
+        When cancelled before `close`, waiters get StoreReadOnly, and files are released as a crash leaves them.
+        """
+        self._ended = trio.Event()
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(self._committer.run)
+                    await nursery.start(self._applier.run)
+                    nursery.start_soon(self._checkpoint_when_wanted)
+                    task_status.started()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._release()
+            self._ended.set()
+
+    async def close(self, *, clean: bool = True) -> Sequence | None:
+        """Make all durable, complete the index, write a checkpoint when due, and release the files.
+
+        The sequence for the superblock, or None when the stop is not clean: not asked for, or writing failed.
+        Nobody may commit any more.  `run`, which should be running, ends by this.  Not interrupted by cancellation.
+        """
+        with trio.CancelScope(shield=True):
+            if self._ended is None:
+                await self._release()
+                return None
+            if clean and self.failed is None:
+                await self._drain()
+            durable = self.durable_sequence
+            is_clean = clean and self.failed is None and self._committer.last_sequence == durable
+            self._scope.cancel()
+            await self._ended.wait()
+        return durable if is_clean else None
+
+    async def _drain(self) -> None:
+        try:
+            await self._committer.wait_durable(self._committer.last_sequence)
+            await self._applier.drain()
+            if self._is_checkpoint_due_at_stop():
+                await self.checkpoint()
+            await self._compact()
+        except LakeError as error:
+            # Everything acknowledged is in the journal; the next start makes up for what is missing here.
+            _log.warning("the index or its checkpoint is not complete at the stop", error=error.message)
+
+    async def _release(self) -> None:
+        await self._offload.run(self._release_blocking)
+
+    def _release_blocking(self) -> None:
+        try:
+            self._journal.close()
+        finally:
+            self._tables.index.close()
+
+    # --- checkpoints -------------------------------------------------------------------------------------
+
+    async def checkpoint(self) -> Sequence:
+        """Write a checkpoint of what the index has, and remove what it supersedes; its sequence.
+
+        Does nothing when there is one of that sequence.  Errors: IndexDamaged (use `rebuild_online`), StoreFull,
+        DiskFailed; the store goes on without it.
+        """
+        async with self._long_reader:
+            written = self._journal.bytes_written
+            if self._checkpoint is not None and self._checkpoint.sequence == self._applied_sequence:
+                return self._checkpoint.sequence
+            with trio.CancelScope(shield=True):
+                checkpoint = await self._offload.run(self._checkpoint_blocking, self._tables.index)
+            self._checkpoint = checkpoint
+            self._journal_bytes_before = -written
+            self._journal_files_before = 0
+            return checkpoint.sequence
+
+    def _checkpoint_blocking(self, index: Index) -> Checkpoint:
+        snapshot = index.snapshot()
+        try:
+            checkpoint = write_checkpoint(self._disk, self._identity, snapshot)
+        finally:
+            snapshot.close()
+        remove_superseded(self._disk, self._identity.store_id, checkpoint)
+        return checkpoint
+
+    async def _checkpoint_when_wanted(self) -> None:
+        while True:
+            await self._checkpoint_wanted.wait()
+            self._checkpoint_wanted = trio.Event()
+            try:
+                await self.checkpoint()
+            except LakeError as error:
+                _log.error("no checkpoint could be written; it is tried again later", error=error.message)
+                # A quarter of the bound from now.
+                late = CHECKPOINT_JOURNAL_BYTES * 3 // 4
+                self._journal_bytes_before = late - self._journal.bytes_written
+
+    def _after_apply(self) -> None:
+        self._applied_sequence = self._tables.index.applied
+        limit = CHECKPOINT_JOURNAL_BYTES
+        if self._checkpoint is not None:
+            limit = max(limit, self._checkpoint.file_bytes // 2)
+        if self._journal_bytes() > limit:
+            self._checkpoint_wanted.set()
+
+    def _journal_bytes(self) -> int:
+        """Length of the journal since the last checkpoint."""
+        return self._journal_bytes_before + self._journal.bytes_written
+
+    def _is_checkpoint_due_at_stop(self) -> bool:
+        if self._tables.overlay.entry_count or self._applied_sequence == 0:
+            return False
+        if self._checkpoint is None:
+            return True
+        if self._checkpoint.sequence == self._applied_sequence:
+            return False
+        small = self._journal_bytes() * 4 < self._checkpoint.file_bytes
+        return not small or self._journal_files_before >= _JOURNAL_FILES_MAX
+
+    # --- the index as a whole ----------------------------------------------------------------------------
+
+    async def verify_index(self) -> int:
+        """Check every record of the index, and each table's sums, beside everything else; the records' count.
+
+        IndexDamaged at the first mismatch: call `rebuild_online`.
+        """
+        async with self._long_reader:
+            snapshot = await self._offload.run(self._tables.index.snapshot)
+            try:
+                verification = Verification(snapshot)
+                while True:
+                    more = await self._offload.run(verification.step, VERIFY_BATCH)
+                    if not more:
+                        return verification.record_count
+                    await trio.sleep(_VERIFY_PAUSE_S)
+            finally:
+                snapshot.close()
+
+    async def verify_journal(self) -> int:
+        """Read the newest checkpoint and every durable group behind it; the count of their records.
+
+        StoreDamaged, JournalDamaged naming what cannot be read: a rebuild of the index would fail there.
+        """
+        async with self._long_reader:
+            return await self._offload.run(
+                verify_journal, self._disk, self._identity.store_id, self.durable_sequence
+            )
+
+    async def rebuild_online(self) -> None:
+        """Build the index anew from checkpoint and journal and take it into use; commits go on meanwhile.
+
+        Nothing changes when it fails: StoreDamaged, JournalDamaged, StoreFull, DiskFailed.
+        """
+        async with self._long_reader, self._applier.paused:
+            path = Path(self._disk.local_path(INDEX_FOLDER))
+            new_path = path.with_name(path.name + ".new")
+            with trio.CancelScope(shield=True):
+                index = await self._offload.run(self._build_blocking, new_path, self._applied_sequence)
+                index.committed = self._tables.index.committed
+                # One step: files and readers change over together.
+                old_path = replace_index(new_path, path)
+                index.path = path
+                self._tables.replace_index(index).close()
+                await self._offload.run(remove_index, old_path)
+
+    def _build_blocking(self, path: Path, upto: Sequence) -> Index:
+        files = list_journal(self._disk, self._identity.store_id)
+        return build_index(self._disk, self._identity, path, upto, files)
+
+    async def _compact(self) -> None:
+        """Give free pages of the index back to the file system, when they are most of it."""
+        index = self._tables.index
+        if not index.is_mostly_free():
+            return
+        async with self._long_reader, self._applier.paused:
+            new_path = index.path.with_name(index.path.name + ".new")
+            try:
+                await self._offload.run(index.copy_to, new_path)
+                old_path = replace_index(new_path, index.path)
+                await self._offload.run(remove_index, old_path)
+            except StoreFull:
+                await self._offload.run(remove_index, new_path)
+
+
+async def open_metadata(
+    disk: Disk,
+    offload: Offload,
+    clock: Clock,
+    *,
+    identity: StoreIdentity,
+    clean_sequence: int | None,
+    release_reserve: Callable[[], bool] = no_reserve,
+    journal_offload: Offload | None = None,
+    index_committed: Callable[[], None] | None = None,
+) -> Metadata:
+    """Recover the metadata of a store whose lock is held, and open it for writing; start `run` next.
+
+    `clean_sequence` is the superblock's; the caller writes a superblock that says "not clean" before it commits.
+    `release_reserve` runs in a thread.  `journal_offload` should always have a thread free; `offload` by default.
+    `index_committed` runs in a thread after each commit of the index.
+    Errors: JournalDamaged, StoreDamaged, StoreUnusable, StoreFull, DiskFailed.
+    """
+    recovered = await offload.run(
+        lambda: recover(
+            disk,
+            clock,
+            identity,
+            clean_sequence,
+            release_reserve=release_reserve,
+            index_committed=index_committed,
+        )
+    )
+    if recovered.rebuilt_because and recovered.end:
+        _log.warning(
+            "the index was rebuilt from checkpoint and journal",
+            reason=recovered.rebuilt_because,
+            upto=recovered.end,
+        )
+    return Metadata(disk, offload, identity, recovered, release_reserve, journal_offload or offload)

@@ -1,0 +1,251 @@
+"""The superblock: what a store is, who has it open, and whether it was closed cleanly.
+
+Rules kept here:
+- Nothing of a store is read or changed before its lock is held; of two first starts the one that gets the
+  lock creates the store and the other sees StoreLocked.
+- The superblock is replaced whole: temporary name, sync, rename, sync of the folder.  So a reader sees the old
+  one or the new one.
+- Unknown is refused by name: a format version, an incompatible feature.  An unknown read-only feature opens the
+  store without writing to it.
+- A store whose lock has another inode than the superblock says was copied: it gets a new engine id, or is
+  refused when it belongs to a cluster, where two engines of one id would do harm.
+- A superblock is never created beside a journal, checkpoints or segments: those belong to a store whose
+  superblock is lost, and a new one would orphan it.
+
+It does not decide when a store counts as clean: whoever stops the store writes `clean_sequence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from crc32c import crc32c
+
+from engine.format import (
+    FORMAT_VERSION,
+    GRANULE,
+    KNOWN_INCOMPAT,
+    KNOWN_READ_ONLY,
+    NOT_CLEAN,
+    PAGE,
+    SUPERBLOCK,
+    SUPERBLOCK_MAGIC,
+    Feature,
+    StoreIdentity,
+)
+from lakefs.errors import StoreDamaged, StoreUnusable
+from lakefs.ids import BootId, EngineId, StoreId, new_id16
+from lakefs.ports import Clock, Disk, DiskFile
+
+SUPERBLOCK_PATH: Final = "superblock"
+LOCK_PATH: Final = "lock"
+ROOT_FOLDER: Final = ""
+STORE_FOLDERS: Final = ("journal", "checkpoints", "segments")
+NO_CLUSTER: Final = bytes(16)
+_TEMPORARY_PATH: Final = "superblock.new"
+_CHECKED_BYTES: Final = SUPERBLOCK.size - 4
+_DOMAIN_BYTES: Final = 16
+_DOMAINS_MAX: Final = 1024 // _DOMAIN_BYTES
+
+
+@dataclass(frozen=True)
+class Superblock:
+    """The fields of the superblock.  `clean_sequence` is None while the store is open or after a crash."""
+
+    store_id: StoreId
+    engine_id: EngineId
+    boot_id: BootId
+    identity_inode: int
+    created_ns: int
+    clean_sequence: int | None
+    domains: tuple[bytes, ...]
+    cluster_id: bytes = NO_CLUSTER
+    compat_features: int = 0
+    read_only_features: int = 0
+    incompat_features: int = 0
+
+    @property
+    def identity(self) -> StoreIdentity:
+        """What every header of this store's files carries."""
+        return StoreIdentity(self.store_id, self.boot_id)
+
+    def pack(self) -> bytes:
+        """The 4,096 bytes of the file."""
+        assert 1 <= len(self.domains) <= _DOMAINS_MAX
+        head = SUPERBLOCK.pack(
+            SUPERBLOCK_MAGIC,
+            FORMAT_VERSION,
+            GRANULE,
+            self.store_id,
+            self.engine_id,
+            self.cluster_id,
+            self.boot_id,
+            self.compat_features,
+            self.read_only_features,
+            self.incompat_features,
+            self.identity_inode,
+            self.created_ns,
+            NOT_CLEAN if self.clean_sequence is None else self.clean_sequence,
+            len(self.domains),
+            bytes(6),
+            b"".join(self.domains),
+            0,
+        )[:_CHECKED_BYTES]
+        return (head + crc32c(head).to_bytes(4, "little")).ljust(PAGE, b"\0")
+
+
+@dataclass(frozen=True)
+class OpenedStore:
+    """A store whose lock is held.  Closing `lock` gives it up.
+
+    `superblock` carries the new boot id and engine id, not yet written.  `read_only` is empty, or says why
+    nothing may be written.  `warnings` are for the operator's log.
+    """
+
+    superblock: Superblock
+    lock: DiskFile
+    read_only: str = ""
+    created: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
+    """Take the store's lock and read its superblock, or create the store when there is none.
+
+    Blocks; call it through `Offload`.  Errors: StoreLocked; StoreUnusable (no store and not `create`, unknown
+    version or feature, a copy of a cluster member); StoreDamaged (bad or lost superblock).  On an error the
+    lock is given up.
+    """
+    if not create and not disk.exists(SUPERBLOCK_PATH):
+        raise StoreUnusable("there is no store here; `lake serve` creates one", subject=SUPERBLOCK_PATH)
+    lock = disk.lock(LOCK_PATH)
+    try:
+        if not disk.exists(SUPERBLOCK_PATH):
+            return OpenedStore(_create(disk, clock), lock, created=True)
+        return _admit(disk, read_superblock(disk), lock)
+    except BaseException:
+        lock.close()
+        raise
+
+
+def read_superblock(disk: Disk) -> Superblock:
+    """The superblock as it is on disk.  StoreDamaged, StoreUnusable."""
+    page = bytearray(PAGE)
+    file = disk.open(SUPERBLOCK_PATH, read_only=True)
+    try:
+        count = file.pread_into(memoryview(page), 0)
+    finally:
+        file.close()
+    return parse_superblock(bytes(page[:count]))
+
+
+def parse_superblock(page: bytes) -> Superblock:
+    """The superblock in `page`, checked.  Features are not judged here."""
+    if len(page) < SUPERBLOCK.size or page[:8] != SUPERBLOCK_MAGIC:
+        raise StoreDamaged("the superblock is not one: its first bytes are wrong", subject=SUPERBLOCK_PATH)
+    fields = SUPERBLOCK.unpack_fields(page)
+    if fields["format_version"] != FORMAT_VERSION:
+        raise StoreUnusable(
+            f"the store has format version {fields['format_version']}; this release reads {FORMAT_VERSION}",
+            subject=SUPERBLOCK_PATH,
+        )
+    if crc32c(page[:_CHECKED_BYTES]) != fields["crc"]:
+        raise StoreDamaged("the superblock does not match its checksum", subject=SUPERBLOCK_PATH)
+    if fields["granule_bytes"] != GRANULE or not 1 <= fields["domain_count"] <= _DOMAINS_MAX:
+        raise StoreUnusable(
+            f"the superblock says granule {fields['granule_bytes']}, domains {fields['domain_count']}",
+            subject=SUPERBLOCK_PATH,
+        )
+    clean = fields["clean_sequence"]
+    return Superblock(
+        store_id=StoreId(fields["store_id"]),
+        engine_id=EngineId(fields["engine_id"]),
+        boot_id=BootId(fields["boot_id"]),
+        identity_inode=fields["identity_inode"],
+        created_ns=fields["created_ns"],
+        clean_sequence=None if clean == NOT_CLEAN else clean,
+        domains=tuple(_domains(fields["domains"], fields["domain_count"])),
+        cluster_id=fields["cluster_id"],
+        compat_features=fields["compat_features"],
+        read_only_features=fields["read_only_features"],
+        incompat_features=fields["incompat_features"],
+    )
+
+
+def write_superblock(disk: Disk, superblock: Superblock) -> None:
+    """Replace the superblock; durable on return.  After an error the old one or the new one is in place."""
+    if disk.exists(_TEMPORARY_PATH):
+        disk.unlink(_TEMPORARY_PATH)
+    file = disk.open(_TEMPORARY_PATH, create=True)
+    try:
+        file.pwrite(superblock.pack(), 0)
+        file.sync_data()
+    finally:
+        file.close()
+    disk.rename(_TEMPORARY_PATH, SUPERBLOCK_PATH)
+    disk.sync_folder(ROOT_FOLDER)
+
+
+def _create(disk: Disk, clock: Clock) -> Superblock:
+    for folder in STORE_FOLDERS:
+        if disk.list_folder(folder):
+            raise StoreDamaged(
+                f"the superblock is missing but {folder}/ holds files of a store; "
+                "restore the superblock, or move the files away to begin a new store",
+                subject=SUPERBLOCK_PATH,
+            )
+        disk.make_folder(folder)
+    superblock = Superblock(
+        store_id=StoreId(new_id16()),
+        engine_id=EngineId(new_id16()),
+        boot_id=BootId(new_id16()),
+        identity_inode=disk.inode(LOCK_PATH),
+        created_ns=clock.wall_ns(),
+        clean_sequence=0,
+        domains=(new_id16(),),
+    )
+    write_superblock(disk, superblock)
+    return superblock
+
+
+def _admit(disk: Disk, superblock: Superblock, lock: DiskFile) -> OpenedStore:
+    unknown = superblock.incompat_features & ~KNOWN_INCOMPAT
+    if unknown:
+        raise StoreUnusable(
+            f"the store uses features this release does not know: {', '.join(_feature_names(unknown))}; "
+            "open it with a newer release",
+            subject=SUPERBLOCK_PATH,
+        )
+    read_only = ""
+    unknown = superblock.read_only_features & ~KNOWN_READ_ONLY
+    if unknown:
+        bits = ", ".join(f"bit {bit}" for bit in _bits(unknown))
+        read_only = f"the store uses features that this release may only read with: {bits}"
+    warnings: list[str] = []
+    inode = disk.inode(LOCK_PATH)
+    engine_id = superblock.engine_id
+    if inode != superblock.identity_inode:
+        if superblock.cluster_id != NO_CLUSTER:
+            raise StoreUnusable(
+                "the store is a copy of a cluster member; run: lake doctor --new-id", subject=SUPERBLOCK_PATH
+            )
+        engine_id = EngineId(new_id16())
+        warnings.append("the store was copied or restored; it has a new engine id now")
+    admitted = replace(superblock, boot_id=BootId(new_id16()), engine_id=engine_id, identity_inode=inode)
+    return OpenedStore(admitted, lock, read_only, warnings=tuple(warnings))
+
+
+def _domains(joined: bytes, count: int) -> Iterator[bytes]:
+    for index in range(count):
+        yield joined[index * _DOMAIN_BYTES : (index + 1) * _DOMAIN_BYTES]
+
+
+def _bits(mask: int) -> Iterator[int]:
+    return (bit for bit in range(64) if mask >> bit & 1)
+
+
+def _feature_names(mask: int) -> list[str]:
+    known = {int(feature): feature.name.lower() for feature in Feature}
+    return [known.get(1 << bit, f"bit {bit}") for bit in _bits(mask)]
