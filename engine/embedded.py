@@ -67,6 +67,7 @@ class EmbeddedBlockingEngine:
     """What `Lake` drives, over an engine in a thread of this process."""
 
     carries_descriptors = True
+    epoch = 0
 
     def __init__(self, data: Path) -> None:
         self.address = f"data:{data}"
@@ -100,6 +101,11 @@ class EmbeddedBlockingEngine:
         reply = ticket.result()
         assert isinstance(reply, Reply)
         return reply
+
+    def cancel(self, ticket: object) -> None:
+        """Nobody will finish this request: it runs to its end, and its memory is left alone then."""
+        assert isinstance(ticket, Future)
+        ticket.cancel() or ticket.exception()
 
     def close(self) -> None:
         """Stop the engine cleanly; idempotent."""
@@ -156,9 +162,11 @@ class EmbeddedBlockingEngine:
         descriptors: Sequence[int],
         into: Sequence[memoryview],
     ) -> None:
+        if not ticket.set_running_or_notify_cancel():
+            return
         try:
             reply = await self._engine.call(request, body, descriptors, into=into)
-        except Exception as error:
+        except Exception as error:  # goes to the caller's thread, whatever it is
             ticket.set_exception(error)
         else:
             ticket.set_result(reply)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engine.clock import SystemClock
 from engine.disk import LocalDisk
-from engine.offload import ThreadOffload
+from lakefs.offload import ThreadOffload
 from engine.store import Store, open_store
 
 ENGINE_THREADS = 6

@@ -1,4 +1,39 @@
 """The lake appliance's library: vocabulary, wire protocol, and clients.
 
-`import lakefs` is cheap: nothing but this module is loaded until a name is used.
+    import lakefs
+    with lakefs.connect() as lake:
+        lake.put("models/x", data)
+
+`import lakefs` is cheap: a client is loaded when its name is first used, and trio only for `connect_trio`.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lakefs.client.blocking import Lake
+    from lakefs.client.connect import connect
+    from lakefs.client.connect_trio import connect_trio
+    from lakefs.client.trio_lake import TrioLake
+    from lakefs.errors import LakeError
+    from lakefs.movers import Check
+
+__all__ = ["Check", "Lake", "LakeError", "TrioLake", "connect", "connect_trio"]
+
+_PLACES = {
+    "Check": "lakefs.movers",
+    "Lake": "lakefs.client.blocking",
+    "LakeError": "lakefs.errors",
+    "TrioLake": "lakefs.client.trio_lake",
+    "connect": "lakefs.client.connect",
+    "connect_trio": "lakefs.client.connect_trio",
+}
+
+
+def __getattr__(name: str) -> Any:
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module 'lakefs' has no attribute {name!r}")
+    return getattr(import_module(place), name)

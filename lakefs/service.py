@@ -128,6 +128,11 @@ class BlockingEngineClient(Protocol):
         ...
 
     @property
+    def epoch(self) -> int:
+        """Counts connections: descriptors, leases and sources of an earlier epoch are void."""
+        ...
+
+    @property
     def carries_descriptors(self) -> bool:
         """Whether OpenSegments and SourceOpen can work here."""
         ...
@@ -145,6 +150,10 @@ class BlockingEngineClient(Protocol):
 
     def finish(self, ticket: Any) -> Reply:
         """Wait for the reply of a started request."""
+        ...
+
+    def cancel(self, ticket: Any) -> None:
+        """Nobody will finish this request; its memory is left alone from now on."""
         ...
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -32,6 +33,14 @@ T = TypeVar("T")
 WORK_THREADS = 2
 
 
+@dataclass
+class _Flight:
+    """What one operation has started and not finished."""
+
+    sends: dict[int, Ticket] = field(default_factory=dict)
+    works: set[Future[Any]] = field(default_factory=set)
+
+
 class Lake:
     """A connection to one engine.  Use as a context manager, or `close()`.
 
@@ -43,6 +52,7 @@ class Lake:
         self._descriptors = SegmentDescriptors()
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.RLock()
+        self._epoch = engine.epoch
         self.steps = LakeSteps(
             self._descriptors,
             engine.carries_descriptors,
@@ -72,17 +82,18 @@ class Lake:
     def run(self, steps: Steps[T]) -> T:
         """Drive an operation of `LakeSteps` (or of your own making) to its end."""
         with self._lock:
-            works: set[Future[Any]] = set()
+            flight = _Flight()
             try:
-                return self._drive(steps, works)
-            except (KeyboardInterrupt, GeneratorExit):
-                self._engine.close()
-                raise
+                self._forget_old_descriptors()
+                return self._drive(steps, flight)
             finally:
-                for future in works:
+                steps.close()
+                for ticket in flight.sends.values():
+                    self._engine.cancel(ticket)
+                for future in flight.works:
                     future.cancel() or future.exception()
 
-    def _drive(self, steps: Steps[T], works: set[Future[Any]]) -> T:
+    def _drive(self, steps: Steps[T], flight: _Flight) -> T:
         answer: Any = None
         error: BaseException | None = None
         while True:
@@ -93,29 +104,38 @@ class Lake:
             answer, error = None, None
             try:
                 if isinstance(step, Start):
-                    answer = self._start(step, works)
+                    answer = self._start(step, flight)
                 else:
-                    answer = self._wait(step.ticket, works)
+                    answer = self._wait(step.ticket, flight)
             except (LakeError, KeyboardInterrupt) as raised:
                 if isinstance(raised, KeyboardInterrupt):
                     self._engine.close()
                 error = raised
 
-    def _start(self, step: Start, works: set[Future[Any]]) -> Ticket:
+    def _start(self, step: Start, flight: _Flight) -> Ticket:
         effect = step.effect
         if isinstance(effect, Send):
-            return self._engine.start(effect.request, effect.body, effect.descriptors, into=effect.into)
+            ticket = self._engine.start(effect.request, effect.body, effect.descriptors, into=effect.into)
+            flight.sends[id(ticket)] = ticket
+            return ticket
         if self._threads is None:
             self._threads = ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="lake-work")
         future = self._threads.submit(effect.call, *effect.args)
-        works.add(future)
+        flight.works.add(future)
         return future
 
-    def _wait(self, ticket: Ticket, works: set[Future[Any]]) -> Any:
+    def _wait(self, ticket: Ticket, flight: _Flight) -> Any:
         if isinstance(ticket, Future):
-            works.discard(ticket)
+            flight.works.discard(ticket)
             return ticket.result()
+        del flight.sends[id(ticket)]
         return self._engine.finish(ticket)
+
+    def _forget_old_descriptors(self) -> None:
+        """Another connection may be another store, with segments of the same numbers."""
+        if self._engine.epoch != self._epoch:
+            self._descriptors.close()
+            self._epoch = self._engine.epoch
 
     # --- writing -----------------------------------------------------------------------------------
 

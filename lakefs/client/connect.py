@@ -1,0 +1,27 @@
+"""`lakefs.connect()`: a blocking lake at an address, or at the one that the environment and the configuration name."""
+
+from __future__ import annotations
+
+import os
+
+from lakefs.client.blocking import Lake
+from lakefs.client.blocking_remote import connect_blocking
+from lakefs.config import load
+from lakefs.movers import Check
+
+
+def connect(address: str | None = None, *, token: str | None = None, check: Check = Check.BLAKE3) -> Lake:
+    """Connect to an engine; close the lake, or use it as a context manager.
+
+    `address`: `unix:PATH` or `tcp://HOST:PORT`; default LAKE_SERVER, else the socket of the configuration.
+    `token`: for TCP; default LAKE_TOKEN.  `check`: how whole chunks are checked.
+    EngineUnreachable, PermissionDenied, UnsupportedVersion, ConfigError.
+    """
+    where, secret = resolve(address, token)
+    return Lake(connect_blocking(where, token=secret), check=check)
+
+
+def resolve(address: str | None, token: str | None) -> tuple[str, str]:
+    """Address and token, with what the environment and the configuration say where they are not given."""
+    where = address or os.environ.get("LAKE_SERVER") or f"unix:{load().socket}"
+    return where, os.environ.get("LAKE_TOKEN", "") if token is None else token

@@ -1,0 +1,29 @@
+"""`lakefs.connect_trio()`: a trio lake at an address, or at the one that environment and configuration name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from lakefs.client.connect import resolve
+from lakefs.client.remote import connect_engine
+from lakefs.client.trio_lake import TrioLake
+from lakefs.movers import Check
+from lakefs.offload import ThreadOffload
+
+WORK_THREADS = 2
+
+
+@asynccontextmanager
+async def connect_trio(
+    address: str | None = None, *, token: str | None = None, check: Check = Check.BLAKE3
+) -> AsyncIterator[TrioLake]:
+    """Connect to an engine; the connection ends with the block.  Parameters and errors as `lakefs.connect`."""
+    where, secret = resolve(address, token)
+    async with ThreadOffload(WORK_THREADS, "lake-work") as offload:
+        async with connect_engine(where, token=secret) as engine:
+            lake = TrioLake(engine, offload, network=where.startswith("tcp"), check=check)
+            try:
+                yield lake
+            finally:
+                await lake.aclose()
