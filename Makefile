@@ -24,7 +24,7 @@ demo: setup ## a store, an engine, objects in and out, in a minute
 	@$(BIN)/python -m bench.demo
 
 check: setup ## lint, types, layering, style and the quick tests
-	@$(MAKE) --no-print-directory -j 3 --output-sync=target check-ruff check-format check-types check-imports check-tests
+	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target check-ruff check-format check-types check-imports check-tests
 
 check-ruff:
 	@$(BIN)/ruff check --quiet .

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from lakefs.version import VERSION
 from tests.style.source_tree import PRODUCT_PACKAGES, ROOT, tracked_files
 
-VERSION = "0.1.0"
 pytestmark = pytest.mark.slow
 
 

@@ -1,0 +1,1 @@
+"""What maintainers run: setup, locks, and the generated reference."""

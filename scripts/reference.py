@@ -1,0 +1,123 @@
+"""Writes docs/reference.md from the code: commands, settings and exit codes (`make docs`).
+
+The page holds nothing that is not in the code, so it cannot be wrong about it; `tests/style/test_reference.py`
+fails when it is stale.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+
+from cli.main import lake
+from lakefs import config
+from lakefs.errors import ERROR_TABLE
+
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
+
+HEAD: Final = """\
+# Reference
+
+Written by `make docs` from the code; do not edit.
+"""
+
+SETTINGS: Final = {
+    "data": ("a path", "`/var/lib/lake` as root, else `lake` in the user's data folder"),
+    "socket": (
+        "a path of at most 107 bytes",
+        "`/run/lake/lake.sock` as root, else in the run or data folder",
+    ),
+    "socket_group": ("the name of a group that may use the socket", "none: the engine's user and root"),
+    "native": ("`HOST:PORT` or `off`", "`off`"),
+    "admin": ("`HOST:PORT` or `off`", f"`{config.DEFAULT_ADMIN}`"),
+    "log_level": (", ".join(f"`{level}`" for level in config.LOG_LEVELS), "`info`"),
+}
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [HEAD, *_commands(), *_settings(), *_exit_codes()]
+    return "\n".join(parts)
+
+
+def _commands() -> Iterator[str]:
+    yield "## Commands\n"
+    for path, command in _walk("lake", lake, None):
+        context = click.Context(command, info_name=path)
+        usage = " ".join(command.collect_usage_pieces(context))
+        yield f"### {path}\n"
+        yield f"`{path} {usage}`\n"
+        if command.help:
+            yield _paragraphs(command.help)
+        options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+        shown = [record for option in options if (record := option.get_help_record(context))]
+        if shown:
+            yield "| option | |\n|---|---|"
+            yield "\n".join(f"| `{_cell(flag)}` | {_cell(text)} |" for flag, text in shown) + "\n"
+
+
+def _walk(
+    path: str, command: click.Command, parent: click.Context | None
+) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=path, parent=parent)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            if not child.hidden:
+                yield from _walk(f"{path} {name}", child, context)
+
+
+def _paragraphs(text: str) -> str:
+    """Help as Markdown: lines that click keeps as they are become a block."""
+    paragraphs = []
+    for paragraph in "\n".join(line.strip() for line in text.splitlines()).strip().split("\n\n"):
+        kept = paragraph.removeprefix("\b\n")
+        paragraphs.append(kept if kept == paragraph else f"```\n{kept}\n```")
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _settings() -> Iterator[str]:
+    yield "## Settings\n"
+    yield (
+        f"Keys of `{config.DEFAULT_FILE}` (TOML, all values in quotes), each also a variable and a flag of\n"
+        "`lake serve`. Each source overrides the one before: file, variable, flag. An unknown key is an error.\n"
+    )
+    yield "| key | variable | flag | value | default |\n|---|---|---|---|---|"
+    for name in config.SETTING_NAMES:
+        value, default = SETTINGS[name]
+        flag = f"--{name.replace('_', '-')}"
+        yield f"| `{name}` | `LAKE_{name.upper()}` | `{flag}` | {value} | {default} |"
+    yield ""
+    yield "`LAKE_CONFIG` names another file. Clients read `LAKE_SERVER` (an address) and `LAKE_TOKEN`.\n"
+
+
+def _exit_codes() -> Iterator[str]:
+    yield "## Errors and exit codes\n"
+    yield (
+        "0: done. 2: wrong usage. 130: interrupted. 141: the reader of the output went away. 70: a bug.\n"
+        "Errors of the engine have these codes; with `--json` the name of the error is in the message on stderr.\n"
+    )
+    by_code: defaultdict[int, list[str]] = defaultdict(list)
+    for row in ERROR_TABLE:
+        by_code[row.exit_code].append(row.error.__name__)
+    yield "| exit code | errors |\n|---|---|"
+    yield "\n".join(f"| {code} | {', '.join(names)} |" for code, names in sorted(by_code.items())) + "\n"
+    yield "| error | meaning | wire code | HTTP status | worth another try |\n|---|---|---|---|---|"
+    for row in ERROR_TABLE:
+        meaning = (row.error.__doc__ or "").split("\n")[0]
+        retry = "yes" if row.error.retryable else "no"
+        yield f"| {row.error.__name__} | {meaning} | {row.wire_code} | {row.http_status} | {retry} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference() + "\n")
