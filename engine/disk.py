@@ -26,7 +26,7 @@ from typing import Final
 
 from lakefs.errors import DiskFailed, LakeError, StoreFull, StoreLocked, StoreReadOnly
 from lakefs.ids import Buffer
-from lakefs.limits import MIB
+from lakefs.limits import MIB, PAGE_BYTES
 
 _FALLOC_KEEP_SIZE: Final = 0x01  # linux/falloc.h
 _FALLOC_PUNCH_HOLE: Final = 0x02
@@ -103,7 +103,8 @@ class LocalFile:
         """Fill `buffer` from `offset`; the count read, short only at the file's end."""
         with _Translating("read", self._name):
             done = os.preadv(self._descriptor, [buffer], offset)
-            while 0 < done < len(buffer):
+            # A read past the cache that ends inside a page has met the file's end.
+            while 0 < done < len(buffer) and not (self._direct and done % PAGE_BYTES):
                 count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
                 if count == 0:
                     break

@@ -1,0 +1,59 @@
+"""CRC32C of payloads: computed when an extent is written, compared when it is read.
+
+A payload of one granule (64 KiB) has one CRC, kept in the chunk record.  A longer one has a vector of one CRC
+per granule, at the byte after the payload; the record keeps the vector's own CRC.  So any range is checked by
+the vector and the granules it touches.
+
+What these find is rot and torn writes; a hostile writer is found by the chunk's BLAKE3 only.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from crc32c import crc32c
+
+from engine.extents import large_extent_bytes, vector_bytes
+from engine.format import ChunkRecord
+from lakefs.ids import Buffer
+from lakefs.limits import GRANULE_BYTES
+
+
+def vector_of(payload: Buffer) -> bytes:
+    """CRC32C of every granule from the start of `payload`, 4 bytes each, little-endian; the last may be short."""
+    view = memoryview(payload)
+    crcs = [crc32c(view[at : at + GRANULE_BYTES]) for at in range(0, len(view), GRANULE_BYTES)]
+    return struct.pack(f"<{len(crcs)}I", *crcs)
+
+
+def seal_payload(view: memoryview, stored_bytes: int) -> int:
+    """Write vector and zeros behind the payload at the start of `view`; the CRC for the chunk record.
+
+    0.2 ms for 4 MiB: call it where the payload is hashed, while it is in the processor's cache.
+    """
+    extent = large_extent_bytes(stored_bytes)
+    assert 0 < stored_bytes <= extent <= len(view)
+    if vector_bytes(stored_bytes):
+        vector = vector_of(view[:stored_bytes])
+        crc = crc32c(vector)
+    else:
+        vector = b""
+        crc = crc32c(view[:stored_bytes])
+    end = stored_bytes + len(vector)
+    view[stored_bytes:end] = vector
+    view[end:extent] = bytes(extent - end)
+    return crc
+
+
+def check_payload(record: ChunkRecord, payload: Buffer, vector: Buffer = b"") -> bool:
+    """Whether a whole payload, with its vector when it has one, is what the record was made for."""
+    if len(payload) != record.stored_bytes:
+        return False
+    if not record.has_vector:
+        return crc32c(payload) == record.crc
+    return check_vector(record, vector) and vector_of(payload) == vector
+
+
+def check_vector(record: ChunkRecord, vector: Buffer) -> bool:
+    """Whether the bytes behind a payload are the vector that the record was made for."""
+    return len(vector) == record.vector_bytes and crc32c(vector) == record.crc

@@ -1,0 +1,145 @@
+"""Writing large segments: page-aligned payloads, several at once, durable after a sync that they share.
+
+Rules kept here:
+- A place is taken by moving the segment's cursor, before the write begins; an extent whose write failed or was
+  cancelled is given up.
+- A sync serves every write that ended before it began; callers that come later wait for the next one.
+- Room is preallocated in steps; a smaller step is tried before a payload is refused.
+- A segment's file stays open for syncs until nothing in it is in flight, also after the next one was begun.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from engine.extents import Place, large_extent_bytes
+from engine.format import SEGMENT_DATA_OFFSET, SegmentKind
+from engine.segment_files import grow
+from engine.segment_maker import OpenSegment, SegmentMaker
+from lakefs.errors import LakeError
+from lakefs.ids import SegmentId
+
+
+class _Sync:
+    """One fdatasync under way: how many writes it covers, and how it ended."""
+
+    def __init__(self, covers: int) -> None:
+        self.covers = covers
+        self.ended = trio.Event()
+        self.error: LakeError | None = None
+
+
+class _LargeSegment:
+    """A large segment that is or was being written, and which of its writes are durable."""
+
+    def __init__(self, room: OpenSegment) -> None:
+        self.room = room
+        self.writes_ended = 0
+        self.writes_synced = 0
+        self.syncing: _Sync | None = None
+
+
+class LargeWriter:
+    """Writes payloads of 64 KiB and more, past the page cache where that is possible."""
+
+    def __init__(self, maker: SegmentMaker) -> None:
+        self._maker = maker
+        self._growing = trio.Lock()
+        self._current: _LargeSegment | None = None
+        self._open: dict[SegmentId, _LargeSegment] = {}
+
+    @property
+    def current(self) -> SegmentId | None:
+        """The segment that the next payload goes to."""
+        return self._current.room.segment if self._current else None
+
+    async def write(self, buffer: memoryview, stored_bytes: int) -> Place:
+        """Write a sealed buffer to a new place, in flight until settled.  See `Segments.write_large`."""
+        extent = large_extent_bytes(stored_bytes)
+        segment = await self._segment_with_room(extent)
+        place = segment.room.take(extent)
+        self._maker.in_flight.begin(place)
+        try:
+            await self._maker.offload.run(segment.room.file.pwrite, buffer[:extent], place.offset)
+        except BaseException as error:
+            self._maker.in_flight.settle(place)
+            self._maker.gate.note(error)
+            raise
+        segment.writes_ended += 1
+        return place
+
+    async def sync(self, segment_id: SegmentId) -> None:
+        """Every write of the segment that has ended is durable on return."""
+        segment = self._open.get(segment_id)
+        if segment is None:
+            return
+        wanted = segment.writes_ended
+        while segment.writes_synced < wanted:
+            self._maker.gate.check()
+            under_way = segment.syncing
+            if under_way is None:
+                await self._lead_sync(segment)
+                continue
+            await under_way.ended.wait()
+            if under_way.error is not None and under_way.covers >= wanted:
+                raise type(under_way.error)(under_way.error.message, subject=under_way.error.subject)
+
+    async def close_settled(self) -> None:
+        """Close the files of earlier segments in which nothing is in flight any more."""
+        for segment_id, segment in list(self._open.items()):
+            settled = not self._maker.in_flight.count(segment_id) and segment.syncing is None
+            if settled and segment is not self._current and segment_id in self._open:
+                del self._open[segment_id]
+                await self._maker.close(segment.room)
+
+    async def close(self) -> None:
+        """Trim and close all files.  No write or sync is under way."""
+        self._current = None
+        while self._open:
+            _, segment = self._open.popitem()
+            await self._maker.close(segment.room)
+
+    async def _lead_sync(self, segment: _LargeSegment) -> None:
+        sync = segment.syncing = _Sync(segment.writes_ended)
+        try:
+            await self._maker.offload.run(segment.room.file.sync_data)
+            segment.writes_synced = sync.covers
+        except LakeError as error:
+            sync.error = error
+            self._maker.gate.shut(error)
+            raise
+        finally:
+            segment.syncing = None
+            sync.ended.set()
+
+    async def _segment_with_room(self, extent: int) -> _LargeSegment:
+        """The current segment once it has room.  No checkpoint between finding the room and returning."""
+        while True:
+            self._maker.gate.check()
+            current = self._current
+            if current is not None and current.room.cursor + extent <= current.room.extended:
+                return current
+            async with self._growing:
+                current = self._current
+                if current is None or current.room.cursor + extent > current.room.limit:
+                    await self._begin_segment(extent)
+                elif current.room.cursor + extent > current.room.extended:
+                    await self._extend(current.room, extent)
+
+    async def _begin_segment(self, extent: int) -> None:
+        assert SEGMENT_DATA_OFFSET + extent <= self._maker.sizes.large_segment
+        room = await self._maker.create(SegmentKind.LARGE)
+        self._current = self._open[room.segment] = _LargeSegment(room)
+        await self.close_settled()
+
+    async def _extend(self, room: OpenSegment, extent: int) -> None:
+        sizes = self._maker.sizes
+        need = room.cursor + extent - room.extended
+        want = max(need, min(sizes.large_extend, room.limit - room.extended))
+        try:
+            room.extended += await self._maker.offload.run(
+                grow, self._maker.disk, room.file.allocate, room.extended, need, want, sizes.headroom
+            )
+        except LakeError as error:
+            self._maker.gate.note(error)
+            raise

@@ -1,0 +1,310 @@
+"""The segments of a store: payloads in, payloads out, and room given back.
+
+A segment is a file that one boot fills from front to back.  Those of earlier boots are sealed: they are read,
+their dead extents are punched, and when nothing in them lives they are removed.  This module knows extents and
+checksums, not chunks: which extents live is the business of its owner.
+
+Rules kept here (and in `large_segments`, `small_segments`, `segment_maker`, `segment_reader`, `segment_files`):
+- An offset is written once; a freed extent reads as zeros for ever; a segment id is never used again.
+- What `append_small` and `sync` have returned from survives power loss.
+- Room is given back only where nothing in flight lies, and never the header.
+- Every method that may block is async and works through `Offload`; `descriptor` alone opens a file in place.
+
+Atomicity: between two awaits of a method no other method runs; every decision on places is made in one such step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+
+import trio
+
+from engine.checksums import check_payload, seal_payload
+from engine.extents import Extent, Place, Span, coalesced, gaps, owned_spans, whole_pages
+from engine.format import ChunkRecord, SegmentKind, StoreIdentity
+from engine.large_segments import LargeWriter
+from engine.segment_files import (
+    SEGMENTS_FOLDER,
+    ReadFiles,
+    parse_segment_name,
+    segment_path,
+)
+from engine.segment_maker import SegmentMaker, SegmentSizes
+from engine.segment_reader import RangeRead, SegmentReader
+from engine.small_segments import SmallWriter
+from lakefs.errors import LakeError, StoreDamaged
+from lakefs.ids import Buffer, SegmentId
+from lakefs.limits import PAGE_BYTES
+from lakefs.ports import Disk, DiskFile, Offload
+
+__all__ = ["Extent", "Place", "RangeRead", "SegmentSizes", "Segments", "check_payload", "seal_payload"]
+
+
+class Segments:
+    """All segments of one store, opened for writing.
+
+    `allocate_segment_id` gives an id that is durably never given again before it returns.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        offload: Offload,
+        identity: StoreIdentity,
+        allocate_segment_id: Callable[[], Awaitable[SegmentId]],
+        sizes: SegmentSizes | None = None,
+    ) -> None:
+        self._disk = disk
+        self._offload = offload
+        self._maker = SegmentMaker(disk, offload, identity, allocate_segment_id, sizes or SegmentSizes())
+        self._register = self._maker.register
+        self._in_flight = self._maker.in_flight
+        self._large = LargeWriter(self._maker)
+        self._small = SmallWriter(self._maker)
+        self._files = ReadFiles(disk, self._register, identity.store_id)
+        self._reader = SegmentReader(disk, offload, self._register, self._files)
+
+    async def open(self) -> None:
+        """Learn which segments there are; all of them are sealed.  Headers are checked at first use.
+
+        StoreDamaged when two files claim one id.  Files that are no segments are left alone.
+        """
+        for name in await self._offload.run(_open_folder, self._disk):
+            parsed = parse_segment_name(name)
+            if parsed is None:
+                continue
+            segment, kind = parsed
+            if segment in self._register.kinds:
+                raise StoreDamaged(
+                    f"two files claim to be segment {segment:016x} in {SEGMENTS_FOLDER}: remove the foreign one",
+                    subject=name,
+                )
+            self._register.kinds[segment] = kind
+
+    async def close(self) -> None:
+        """A clean stop: trim the tails of open segments, close everything.  No call is under way.
+
+        After a failed write or sync nothing is trimmed.  DiskFailed; everything is closed even then.
+        """
+        try:
+            with trio.CancelScope(shield=True):
+                await self._large.close()
+        finally:
+            try:
+                with trio.CancelScope(shield=True):
+                    await self._small.close()
+            finally:
+                self._files.close()
+
+    # --- writing -------------------------------------------------------------------------------------
+
+    async def write_large(self, buffer: memoryview, stored_bytes: int) -> Place:
+        """Write the sealed payload at the start of a page-aligned `buffer` (see `seal_payload`).
+
+        Durable after `sync` of the place's segment.  The extent is in flight until `settle`.  StoreFull,
+        StoreReadOnly, DiskFailed; then, and when cancelled, the extent is given up and never used again.
+        The buffer is not touched any more on return, however it returns.
+        """
+        return await self._large.write(buffer, stored_bytes)
+
+    async def append_small(self, payloads: Sequence[Buffer]) -> list[Place]:
+        """Write payloads of 1 to 65,535 bytes, packed; places in order.  Durable on return.
+
+        Callers at the same time share one write and one sync.  The extents are in flight until `settle`.
+        StoreFull, StoreReadOnly, DiskFailed; then, and when cancelled, all of the payloads are given up.
+        """
+        return await self._small.append(payloads)
+
+    async def sync(self, segments: Collection[SegmentId]) -> None:
+        """Everything that `write_large` has returned for these segments is durable on return.
+
+        Callers share a sync that began after their writes.  DiskFailed when it failed: it is never tried
+        again, and every later write or sync is StoreReadOnly.
+        """
+        for segment in segments:
+            await self._large.sync(segment)
+
+    def settle(self, place: Place) -> None:
+        """The extent's record is durable, or its owner gave it up.  Exactly once for each place."""
+        self._in_flight.settle(place)
+
+    def inflight(self, segment: SegmentId) -> int:
+        """Extents of the segment that are given out and not settled."""
+        return self._in_flight.count(segment)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write or sync has failed, so that nothing is written any more."""
+        return self._maker.gate.failed
+
+    # --- reading -------------------------------------------------------------------------------------
+
+    async def read(self, segment: SegmentId, offset: int, length: int) -> bytes:
+        """`length` bytes as they lie there, unchecked.  StaleGrant, StoreDamaged, DiskFailed."""
+        return await self._reader.read(segment, offset, length)
+
+    async def read_into(self, segment: SegmentId, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with bytes as they lie there, unchecked."""
+        await self._reader.read_into(segment, offset, buffer)
+
+    def pread_into_blocking(self, segment: SegmentId, offset: int, buffer: memoryview) -> None:
+        """`read_into` for callers that are in a thread of the pool already."""
+        self._reader.pread_into_blocking(segment, offset, buffer)
+
+    async def read_chunk(self, record: ChunkRecord, buffer: memoryview | None = None) -> memoryview:
+        """The whole payload, checked; in `buffer` when given (`record.extent_bytes` or longer).
+
+        ChunkDamaged when it does not match, past the page cache either.  StaleGrant, StoreDamaged, DiskFailed.
+        """
+        return await self._reader.read_chunk(record, buffer)
+
+    async def read_small(self, records: Sequence[ChunkRecord]) -> list[bytes | LakeError]:
+        """The checked payload of each record, or its error as `read_chunk` raises it; one call for all."""
+        return await self._reader.read_small(records)
+
+    async def read_range(self, record: ChunkRecord, offset: int, length: int) -> RangeRead:
+        """A range of the payload, widened to granules and checked: (start, bytes, CRCs of the granules)."""
+        return await self._reader.read_range(record, offset, length)
+
+    def descriptor(self, segment: SegmentId) -> int:
+        """A read-only descriptor to hand out; stays ours.  StaleGrant, EngineBusy, DiskFailed in simulation."""
+        return self._files.lend(segment)
+
+    # --- giving room back ----------------------------------------------------------------------------
+
+    async def punch(self, extents: Iterable[Extent]) -> None:
+        """Free the whole pages inside the extents, neighbours taken together.  Their frees are durable.
+
+        Not synced: after a power loss some may be there again, for `punch_gaps`.
+        """
+        for segment, spans in coalesced(extents).items():
+            kind = self._register.kinds.get(segment)
+            if kind is not None:
+                await self._punch_pages(segment, whole_pages(owned_spans(kind, spans)))
+
+    async def punch_gaps(self, segment: SegmentId, live: Sequence[Span]) -> None:
+        """Free all pages of a sealed segment that touch no live extent; `live` ascends."""
+        self._check_reclaimable(segment)
+        path = self._register.path(segment)
+        kind = self._register.kinds[segment]
+        size = await self._offload.run(_size_of, self._disk, path)
+        self._check_reclaimable(segment)
+        await self._punch_pages(segment, whole_pages(gaps(owned_spans(kind, live), size)))
+
+    async def remove(self, segment: SegmentId) -> None:
+        """Punch a sealed segment whole, then unlink it; durable on return.  Readers get StaleGrant.
+
+        What clients still hold open of it reads as zeros.
+        """
+        self._check_reclaimable(segment)
+        await self._large.close_settled()
+        self._check_reclaimable(segment)
+        path = self._register.path(segment)
+        kind = self._register.kinds.pop(segment)
+        try:
+            with trio.CancelScope(shield=True):
+                await self._offload.run(_remove_file, self._disk, path)
+        except LakeError:
+            self._register.kinds[segment] = kind
+            raise
+        self._files.drop(segment)
+
+    async def _punch_pages(self, segment: SegmentId, pages: list[Span]) -> None:
+        for offset, length in pages:
+            assert not self._in_flight.touches(segment, offset, length), f"live bytes of {segment} freed"
+        if pages:
+            await self._offload.run(_punch_file, self._disk, self._register.path(segment), pages)
+
+    def _check_reclaimable(self, segment: SegmentId) -> None:
+        assert segment not in self._being_written(), f"segment {segment} is not sealed"
+        assert not self._in_flight.count(segment), f"segment {segment} has extents in flight"
+
+    # --- what there is -------------------------------------------------------------------------------
+
+    def all_ids(self) -> list[SegmentId]:
+        """Every segment, ascending."""
+        return sorted(self._register.kinds)
+
+    def sealed(self) -> list[SegmentId]:
+        """Segments to which nothing more is written, ascending; extents in them may still be in flight."""
+        return sorted(self._register.kinds.keys() - self._being_written())
+
+    def kind(self, segment: SegmentId) -> SegmentKind:
+        """Large or small.  StaleGrant when it was removed."""
+        self._register.path(segment)
+        return self._register.kinds[segment]
+
+    async def size(self, segment: SegmentId) -> int:
+        """Length of the segment's file in bytes."""
+        return await self._offload.run(_size_of, self._disk, self._register.path(segment))
+
+    async def allocated_bytes(self, segments: Collection[SegmentId] | None = None) -> int:
+        """Room that the segments (all by default) take on the medium; looks at every file."""
+        chosen = self._register.kinds if segments is None else segments
+        paths = [segment_path(segment, self._register.kinds[segment]) for segment in chosen]
+        return await self._offload.run(_allocated_of, self._disk, paths)
+
+    @property
+    def healed_reads(self) -> int:
+        """Reads that matched their checksums only past the page cache."""
+        return self._reader.healed_reads
+
+    @property
+    def damaged_headers(self) -> frozenset[SegmentId]:
+        """Segments read so far whose header does not match its checksum."""
+        return frozenset(self._files.damaged_headers)
+
+    def _being_written(self) -> set[SegmentId]:
+        return {segment for segment in (self._large.current, self._small.current) if segment is not None}
+
+
+def _open_folder(disk: Disk) -> list[str]:
+    if not disk.exists(SEGMENTS_FOLDER):
+        disk.make_folder(SEGMENTS_FOLDER)
+        disk.sync_folder("")
+    return disk.list_folder(SEGMENTS_FOLDER)
+
+
+def _punch_file(disk: Disk, path: str, pages: list[Span]) -> None:
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        return  # removed meanwhile: its room is free already
+    try:
+        for offset, length in pages:
+            file.punch(offset, length)
+    finally:
+        file.close()
+
+
+def _remove_file(disk: Disk, path: str) -> None:
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        return
+    try:
+        file.punch(0, -(-file.size() // PAGE_BYTES) * PAGE_BYTES)
+    finally:
+        file.close()
+    disk.unlink(path)
+    disk.sync_folder(SEGMENTS_FOLDER)
+
+
+def _size_of(disk: Disk, path: str) -> int:
+    return _look_at(disk, path, lambda file: file.size())
+
+
+def _allocated_of(disk: Disk, paths: Sequence[str]) -> int:
+    return sum(_look_at(disk, path, lambda file: file.allocated_bytes()) for path in paths)
+
+
+def _look_at(disk: Disk, path: str, look: Callable[[DiskFile], int]) -> int:
+    """0 for a file that was removed meanwhile, or that somebody took away."""
+    try:
+        file = disk.open(path, read_only=True)
+    except FileNotFoundError:
+        return 0
+    try:
+        return look(file)
+    finally:
+        file.close()
