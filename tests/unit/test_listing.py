@@ -1,4 +1,4 @@
-"""LIST: S3's definition by example, and what a page costs.  The model-based test is in `test_names`."""
+"""LIST: S3's definition by example, and what a page costs.  The model-based test is in `test_names_model`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,245 @@
+"""Names against a model: a bucket is a plain dictionary of full keys, and the tree must not be told from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from engine.listing import list_names
+from engine.names import (
+    Binding,
+    bind,
+    bind_many,
+    copy,
+    make_folder,
+    remove_folder,
+    rename,
+    resolve,
+    unbind,
+)
+from engine.views import Transaction
+from lakefs.errors import (
+    AlreadyExists,
+    FolderNotEmpty,
+    InvalidArgument,
+    InvalidName,
+    KeyNotFound,
+    NotAFolder,
+    PreconditionFailed,
+    UserError,
+)
+from lakefs.ids import (
+    EMPTY_BLOB,
+    BlobId,
+)
+from lakefs.wire.messages import NO_CONDITION, Condition
+from tests.unit.nasty_keys import keys
+from tests.unit.shelf import NOW_NS, Shelf, an_object, blob
+from tests.unit.tree_check import check_tree
+
+
+class NamesAgainstADictionary(RuleBasedStateMachine):
+    """Two buckets; the model of each is a dictionary from full key to blob, folders being prefixes of keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shelf = Shelf("b", "c")
+        self.model: list[dict[str, BlobId]] = [{}, {}]
+        self.texts = 0
+        self.pool: list[str] = []
+
+    @initialize(pool=st.lists(keys(), min_size=4, max_size=10, unique=True))
+    def choose(self, pool: list[str]) -> None:
+        """Few keys and their prefixes, so that they meet."""
+        cuts = [k[: i + 1] for k in pool for i, c in enumerate(k) if c == "/"]
+        self.pool = pool + cuts
+
+    def key(self, index: int) -> str:
+        return self.pool[index % len(self.pool)]
+
+    def below(self, which: int, folder: str) -> list[str]:
+        return [k for k in self.model[which] if k.startswith(folder) and k != folder]
+
+    def is_object(self, which: int, key: str) -> bool:
+        return key in self.model[which] and not key.endswith("/")
+
+    def attempt(self, error: type[UserError] | None, change: Callable[[Transaction], object]) -> None:
+        if error is None:
+            self.shelf.store.run(change)
+        else:
+            self.shelf.refuses(error, lambda: self.shelf.store.run(change))
+
+    @rule(which=st.integers(0, 1), index=st.integers(0, 99), absent=st.booleans())
+    def put(self, which: int, index: int, absent: bool) -> None:
+        key, model = self.key(index), self.model[which]
+        self.texts += 1
+        node = an_object(str(self.texts))
+        bucket = self.shelf.buckets[which]
+        error = PreconditionFailed if absent and key in model else None
+        self.attempt(error, lambda t: bind(t, bucket, key, node, Condition(absent=absent), NOW_NS))
+        if error is None:
+            model[key] = blob(str(self.texts))
+
+    @rule(which=st.integers(0, 1), indexes=st.lists(st.integers(0, 99), max_size=6))
+    def put_many(self, which: int, indexes: list[int]) -> None:
+        bucket = self.shelf.buckets[which]
+        items = [Binding(bucket, self.key(i), an_object(f"many{i}")) for i in indexes]
+        results = self.shelf.store.run(lambda t: bind_many(t, items, NOW_NS))
+        assert not any(isinstance(result, UserError) for result in results)
+        self.model[which].update({self.key(i): blob(f"many{i}") for i in indexes})
+
+    @rule(which=st.integers(0, 1), index=st.integers(0, 99))
+    def remove(self, which: int, index: int) -> None:
+        key, bucket = self.key(index), self.shelf.buckets[which]
+        removed = self.shelf.store.run(lambda t: unbind(t, bucket, key, NO_CONDITION))
+        assert (removed.node.blob if removed else None) == self.model[which].pop(key, None)
+
+    @rule(which=st.integers(0, 1), index=st.integers(0, 99))
+    def remove_empty_folder(self, which: int, index: int) -> None:
+        key, model, bucket = self.key(index), self.model[which], self.shelf.buckets[which]
+        folder = key if key.endswith("/") else key + "/"
+        error: type[UserError] | None = None
+        if self.below(which, folder):
+            error = FolderNotEmpty
+        elif folder not in model:
+            error = NotAFolder if self.is_object(which, folder[:-1]) else KeyNotFound
+        self.attempt(error, lambda t: remove_folder(t, bucket, key, NO_CONDITION))
+        if error is None:
+            del model[folder]
+
+    @rule(which=st.integers(0, 1), index=st.integers(0, 99), exclusive=st.booleans())
+    def make(self, which: int, index: int, exclusive: bool) -> None:
+        key, model, bucket = self.key(index), self.model[which], self.shelf.buckets[which]
+        folder = key if key.endswith("/") else key + "/"
+        error: type[UserError] | None = None
+        if len(folder.encode()) > 1024:
+            error = InvalidName
+        elif exclusive and (
+            folder in model or self.is_object(which, folder[:-1]) or self.below(which, folder)
+        ):
+            error = AlreadyExists
+        self.attempt(error, lambda t: make_folder(t, bucket, key, exclusive, NOW_NS))
+        if error is None:
+            model.setdefault(folder, EMPTY_BLOB)
+
+    @rule(
+        which=st.integers(0, 1),
+        index=st.integers(0, 99),
+        to=st.integers(0, 1),
+        to_index=st.integers(0, 99),
+        replace=st.booleans(),
+    )
+    def move(self, which: int, index: int, to: int, to_index: int, replace: bool) -> None:
+        key, to_key = self.key(index), self.key(to_index)
+        source, target = self.shelf.buckets[which], self.shelf.buckets[to]
+        error = self.refusal_of_move(which, key, to, to_key, replace)
+        self.attempt(error, lambda t: rename(t, source, key, target, to_key, replace, NOW_NS))
+        if error is not None or (which, key) == (to, to_key):
+            return
+        moving = [key, *self.below(which, key)] if key.endswith("/") else [key]
+        moved = {to_key + k[len(key) :]: self.model[which].pop(k) for k in moving if k in self.model[which]}
+        self.model[to].pop(to_key, None)
+        self.model[to].update(moved)
+
+    def refusal_of_move(
+        self, which: int, key: str, to: int, to_key: str, replace: bool
+    ) -> type[UserError] | None:
+        is_folder = key.endswith("/")
+        if is_folder != to_key.endswith("/"):
+            return InvalidArgument
+        if is_folder and which == to and to_key != key and to_key.startswith(key):
+            return InvalidArgument
+        if key not in self.model[which] and not (is_folder and self.below(which, key)):
+            return KeyNotFound
+        if (which, key) == (to, to_key):
+            return None
+        occupied = is_folder and bool(self.below(to, to_key))
+        if not replace and (occupied or to_key in self.model[to]):
+            return AlreadyExists
+        return FolderNotEmpty if occupied else None
+
+    @rule(
+        which=st.integers(0, 1), index=st.integers(0, 99), to=st.integers(0, 1), to_index=st.integers(0, 99)
+    )
+    def copy(self, which: int, index: int, to: int, to_index: int) -> None:
+        key, to_key = self.key(index), self.key(to_index)
+        source, target = self.shelf.buckets[which], self.shelf.buckets[to]
+        error = None if key in self.model[which] else KeyNotFound
+        self.attempt(error, lambda t: copy(t, source, key, target, to_key, None, NO_CONDITION, NOW_NS))
+        if error is None:
+            self.model[to][to_key] = self.model[which][key]
+
+    @invariant()
+    def the_tree_is_sound_and_holds_the_keys_of_the_model(self) -> None:
+        if len(self.shelf.buckets) < 2:
+            return
+        expected = sorted(f"{n}/{k}".encode() for n, m in zip("bc", self.model, strict=True) for k in m)
+        assert sorted(check_tree(self.shelf.store.view())) == sorted([*expected, b"b/", b"c/"])
+        for bucket, model in zip(self.shelf.buckets, self.model, strict=True):
+            for key in self.pool:
+                found = resolve(self.shelf.store.view(), bucket, key)
+                present = found.node.blob if found else None
+                assert present == model.get(key)
+
+    @rule(
+        which=st.integers(0, 1),
+        prefix=st.integers(0, 99),
+        prefix_cut=st.integers(0, 12),
+        after=st.integers(0, 99),
+        after_end=st.sampled_from(["", "", "!", "0", "/", "\0", "é", "x" * 500, "cut"]),
+        delimiter=st.sampled_from(["", "/"]),
+        limit=st.integers(1, 6),
+        folders=st.booleans(),
+    )
+    def list_pages(
+        self,
+        which: int,
+        prefix: int,
+        prefix_cut: int,
+        after: int,
+        after_end: str,
+        delimiter: str,
+        limit: int,
+        folders: bool,
+    ) -> None:
+        start = self.key(prefix)[:prefix_cut] if prefix_cut < 12 else self.key(prefix)
+        first = self.key(after)
+        first = first[: len(first) // 2] if after_end == "cut" else first + after_end
+        elements = modelled_listing(self.model[which], start, delimiter, folders)
+        for behind in ("", first):
+            expected = [e for e in elements if e.encode() > behind.encode()]
+            view, bucket, listed = self.shelf.store.view(), self.shelf.buckets[which], []
+            page, position = list_names(view, bucket, start, behind, delimiter, limit, folders)
+            while True:
+                listed += page
+                if not position:
+                    break
+                assert len(page) == limit
+                assert page[-1].key == position
+                page, position = list_names(view, bucket, start, position, delimiter, limit, folders)
+            assert [e.key for e in listed] == expected
+            rolled = [e.key for e in listed if e.is_prefix]
+            assert rolled == [e for e in expected if delimiter and "/" in e[len(start) :]]
+            for entry in listed:
+                if not entry.is_prefix:
+                    assert entry.blob == self.model[which].get(entry.key, b"")
+
+
+def modelled_listing(model: dict[str, BlobId], prefix: str, delimiter: str, folders: bool) -> list[str]:
+    """Elements of a listing, from the definition."""
+    present = set(model)
+    if folders:
+        present |= {k[: i + 1] for k in model for i, c in enumerate(k) if c == "/"}
+    elements = set()
+    for key in present:
+        if key.startswith(prefix):
+            cut = key.find("/", len(prefix)) if delimiter else -1
+            elements.add(key if cut < 0 else key[: cut + 1])
+    return sorted(elements, key=str.encode)
+
+
+TestNamesAgainstADictionary = NamesAgainstADictionary.TestCase
+TestNamesAgainstADictionary.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
