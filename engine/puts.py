@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import trio
 
-from engine.buckets import ensure_bucket, find_bucket
+from engine.buckets import BucketRef, ensure_bucket, find_bucket
 from engine.chunks import Hashed, Written, find_chunk
-from engine.format import ChunkRecord, Node
+from engine.format import ChunkRecord
 from engine.holds import Client, Session
 from engine.names import Binding, bind_many
 from engine.object_stat import new_object, to_object_stat
@@ -27,7 +27,17 @@ from engine.store import Store
 from engine.tree import Resolved
 from engine.views import Transaction
 from lakefs.errors import ChunkNotFound, EngineBusy, InvalidArgument, LakeError, RequestTooLarge, UserError
-from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, BlobId, ChunkId, ChunkKind, SessionId, id_text, is_well_formed, kind_of
+from lakefs.ids import (
+    EMPTY_BLOB,
+    EMPTY_CHUNK,
+    BlobId,
+    ChunkId,
+    ChunkKind,
+    SessionId,
+    id_text,
+    is_well_formed,
+    kind_of,
+)
 from lakefs.limits import BATCH_MAX, SOURCES_PER_CONNECTION_MAX
 from lakefs.manifest import Manifest, check_child, check_top
 from lakefs.service import Body, Reply
@@ -173,12 +183,12 @@ class Puts:
         assert isinstance(body, ReceivedBody)
         hashed = await self._chunks.hash(body.payloads)
         blobs = [_Blob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
-        unwritten = {item.chunk: item for item in hashed if item.chunk != EMPTY_CHUNK}
+        wanted = {item.chunk: item for item in hashed if item.chunk != EMPTY_CHUNK}
         written: list[Written] = []
 
         def decide(txn: Transaction) -> list[m.NameResult]:
             self._chunks.record_in(txn, written)
-            for chunk in unwritten:
+            for chunk in wanted.keys() - {item.hashed.chunk for item in written}:
                 record = find_chunk(txn, chunk)
                 if record is None:
                     raise _Vanished
@@ -187,7 +197,7 @@ class Puts:
 
         try:
             while True:
-                missing = self._not_present(list(unwritten.values()), written)
+                missing = self._not_present(list(wanted.values()), written)
                 written += await self._chunks.write(missing)
                 try:
                     results, sequence = await self._metadata.commit(decide)
@@ -210,6 +220,7 @@ class Puts:
     ) -> list[m.NameResult]:
         """Bind what can be bound; every change gets its result."""
         now_ns = self._store.clock.wall_ns()
+        buckets: dict[tuple[str, bool], BucketRef] = {}
         results: list[m.NameResult | None] = [None] * len(changes)
         bindings: list[Binding] = []
         places: list[int] = []
@@ -217,21 +228,13 @@ class Puts:
             try:
                 if isinstance(blob, LakeError):
                     raise blob
-                bindings.append(self._binding(txn, change, blob, now_ns))
+                bindings.append(_binding(txn, change, blob, buckets, now_ns))
                 places.append(index)
             except (UserError, ChunkNotFound) as error:
                 results[index] = failed(error)
         for index, outcome in zip(places, bind_many(txn, bindings, now_ns), strict=True):
             results[index] = _result(changes[index], outcome)
         return [result for result in results if result is not None]
-
-    def _binding(self, txn: Transaction, change: m.NameChange, blob: _Blob, now_ns: int) -> Binding:
-        if change.create_bucket:
-            bucket = ensure_bucket(txn, change.bucket, now_ns)
-        else:
-            bucket = find_bucket(txn, change.bucket)
-        node: Node = new_object(blob.blob, blob.size_bytes, blob.chunk_count, change.attributes, now_ns)
-        return Binding(bucket, change.key, node, change.condition)
 
     # --- what a blob consists of -------------------------------------------------------------------
 
@@ -287,6 +290,27 @@ class Puts:
             )
         self._holds.hold(session, record.birth)
         return record
+
+
+def _binding(
+    txn: Transaction,
+    change: m.NameChange,
+    blob: _Blob,
+    buckets: dict[tuple[str, bool], BucketRef],
+    now_ns: int,
+) -> Binding:
+    """A change as a binding; buckets found so far in this transaction are remembered in `buckets`."""
+    wanted = (change.bucket, change.create_bucket)
+    bucket = buckets.get(wanted)
+    if bucket is None:
+        found = (
+            ensure_bucket(txn, change.bucket, now_ns)
+            if change.create_bucket
+            else find_bucket(txn, change.bucket)
+        )
+        bucket = buckets[wanted] = found
+    node = new_object(blob.blob, blob.size_bytes, blob.chunk_count, change.attributes, now_ns)
+    return Binding(bucket, change.key, node, change.condition)
 
 
 def checked_chunks(identifiers: Sequence[bytes]) -> list[ChunkId]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -36,7 +36,8 @@ from lakefs.movers import Check, SegmentDescriptors
 from lakefs.names import Name, parse_name, parse_object_name
 from lakefs.putting import PutResult, Transfer, only_result, put, put_stream, result_of
 from lakefs.sources import BufferSource, FileSource
-from lakefs.steps import Steps, send, work
+from lakefs.service import Reply
+from lakefs.steps import Pipeline, Send, Steps, send, work
 from lakefs.wire.messages import (
     NO_CONDITION,
     BucketCreate,
@@ -160,37 +161,31 @@ class LakeSteps:
             source.close()
 
     def put_many(
-        self, objects: Sequence[tuple[str, Buffer]], *, create_bucket: bool = True
+        self, objects: Sequence[tuple[str, Buffer]], *, create_bucket: bool = True, in_flight: int = 256
     ) -> Steps[list[ObjectStat]]:
-        """Store many small objects (each at most 4 MiB) in as few journal groups as possible; durable on return.
+        """Store many small objects (each at most 4 MiB) in few journal groups; durable on return.
 
-        Each name is atomic by itself.  The first failure is raised after all have been tried.
+        At most `in_flight` objects are under way, in two requests: one is received and decided while the other is
+        synced.  Each name is atomic by itself.  The first failure is raised after all have been tried.
         """
         now_ns = time.time_ns()
         stats: list[ObjectStat] = []
-        failure: LakeError | None = None
-        for batch in _batches_by_size(objects):
-            changes = [
-                NameChange(
-                    *parse_object_name(name),
-                    b"",
-                    ObjectAttributes(mtime_ns=now_ns),
-                    NO_CONDITION,
-                    create_bucket,
-                )
-                for name, _ in batch
-            ]
-            payloads = [memoryview(payload).cast("B") for _, payload in batch]
-            request = PutObjects([len(payload) for payload in payloads], changes)
-            reply = yield from send(request, body=payloads)
+        failures: list[LakeError] = []
+
+        def done(reply: Reply) -> None:
             assert isinstance(reply.message, NameResults)
             for item in reply.message.results:
                 try:
                     stats.append(result_of(item))
                 except LakeError as error:
-                    failure = failure or error
-        if failure is not None:
-            raise failure
+                    failures.append(error)
+
+        pipeline = Pipeline(2)
+        for batch in _batches_by_size(objects, max(1, in_flight // 2)):
+            yield from pipeline.submit(_put_objects(batch, now_ns, create_bucket), done)
+        yield from pipeline.drain()
+        if failures:
+            raise failures[0]
         return stats
 
     # --- reading ---------------------------------------------------------------------------------
@@ -259,6 +254,18 @@ class LakeSteps:
         """What is known of a name; a key ending in `/`, or only a bucket, asks for a folder."""
         parsed = parse_name(name)
         return only_result((yield from send(StatNames([(parsed.bucket, parsed.key)]))))
+
+    def stat_many(self, names: Sequence[Name]) -> Steps[list[ObjectStat | LakeError]]:
+        """What is known of names, in order; an error stands in the place of one that is not there."""
+        reply = yield from send(StatNames([(name.bucket, name.key) for name in names]))
+        assert isinstance(reply.message, NameResults)
+        stats: list[ObjectStat | LakeError] = []
+        for item in reply.message.results:
+            try:
+                stats.append(result_of(item))
+            except LakeError as error:
+                stats.append(error)
+        return stats
 
     def exists(self, name: str) -> Steps[bool]:
         """Whether a name is there; a missing bucket is no error."""
@@ -352,19 +359,32 @@ class LakeSteps:
 
 
 PUT_MANY_BYTES = 4 << 20
-PUT_MANY_COUNT = 256
 
 
-def _batches_by_size(objects: Sequence[tuple[str, Buffer]]) -> list[list[tuple[str, Buffer]]]:
-    batches: list[list[tuple[str, Buffer]]] = [[]]
+def _batches_by_size(
+    objects: Sequence[tuple[str, Buffer]], count_max: int
+) -> Iterator[list[tuple[str, memoryview]]]:
+    batch: list[tuple[str, memoryview]] = []
     size = 0
     for name, payload in objects:
-        if batches[-1] and (size + len(payload) > PUT_MANY_BYTES or len(batches[-1]) == PUT_MANY_COUNT):
-            batches.append([])
-            size = 0
-        batches[-1].append((name, payload))
-        size += len(payload)
-    return batches if batches[0] else []
+        view = memoryview(payload).cast("B")
+        if batch and (size + len(view) > PUT_MANY_BYTES or len(batch) == count_max):
+            yield batch
+            batch, size = [], 0
+        batch.append((name, view))
+        size += len(view)
+    if batch:
+        yield batch
+
+
+def _put_objects(batch: Sequence[tuple[str, memoryview]], now_ns: int, create_bucket: bool) -> Send:
+    attributes = ObjectAttributes(mtime_ns=now_ns)
+    changes = [
+        NameChange(*parse_object_name(name), b"", attributes, NO_CONDITION, create_bucket)
+        for name, _ in batch
+    ]
+    payloads = [payload for _, payload in batch]
+    return Send(PutObjects([len(payload) for payload in payloads], changes), body=payloads)
 
 
 def _bucket_list(message: object) -> list[BucketStat]:

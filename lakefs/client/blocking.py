@@ -144,10 +144,10 @@ class Lake:
         return self.run(self.steps.put(name, data, **options))
 
     def put_many(
-        self, objects: Sequence[tuple[str, Buffer]], *, create_bucket: bool = True
+        self, objects: Sequence[tuple[str, Buffer]], *, create_bucket: bool = True, in_flight: int = 256
     ) -> list[ObjectStat]:
         """Store many small objects (each at most 4 MiB); durable on return."""
-        return self.run(self.steps.put_many(objects, create_bucket=create_bucket))
+        return self.run(self.steps.put_many(objects, create_bucket=create_bucket, in_flight=in_flight))
 
     # --- reading -----------------------------------------------------------------------------------
 

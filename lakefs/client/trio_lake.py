@@ -109,10 +109,10 @@ class TrioLake:
         return await self.run(self.steps.put(name, data, **options))
 
     async def put_many(
-        self, objects: Sequence[tuple[str, Buffer]], *, create_bucket: bool = True
+        self, objects: Sequence[tuple[str, Buffer]], *, create_bucket: bool = True, in_flight: int = 256
     ) -> list[ObjectStat]:
         """Store many small objects (each at most 4 MiB); durable on return."""
-        return await self.run(self.steps.put_many(objects, create_bucket=create_bucket))
+        return await self.run(self.steps.put_many(objects, create_bucket=create_bucket, in_flight=in_flight))
 
     # --- reading -----------------------------------------------------------------------------------
 
