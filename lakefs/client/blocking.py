@@ -19,18 +19,20 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from lakefs.errors import EngineUnreachable, LakeError, LocalFileError
+from lakefs.errors import EngineUnreachable, LocalFileError
 from lakefs.getting import Opened
 from lakefs.ids import Buffer
 from lakefs.lake import LakeSteps, Progress, PutData
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.putting import PutResult
 from lakefs.service import BlockingEngineClient
-from lakefs.steps import Send, Start, Steps, Ticket
+from lakefs.steps import Send, Start, Steps, Ticket, Wait
 from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat
 
 T = TypeVar("T")
 WORK_THREADS = 2
+UNWIND_STEPS_MAX = 100
+"""Far more than any cleanup has steps."""
 
 
 @dataclass
@@ -86,8 +88,10 @@ class Lake:
             try:
                 self._forget_old_descriptors()
                 return self._drive(steps, flight)
+            except BaseException as error:
+                _unwind(steps, error)
+                raise
             finally:
-                steps.close()
                 for ticket in flight.sends.values():
                     self._engine.cancel(ticket)
                 for future in flight.works:
@@ -103,14 +107,15 @@ class Lake:
                 return cast(T, end.value)
             answer, error = None, None
             try:
-                if isinstance(step, Start):
-                    answer = self._start(step, flight)
-                else:
-                    answer = self._wait(step.ticket, flight)
-            except (LakeError, KeyboardInterrupt) as raised:
+                answer = self._take(step, flight)
+            except BaseException as raised:  # noqa: BLE001 - thrown into the operation, which raises it
                 if isinstance(raised, KeyboardInterrupt):
                     self._engine.close()
                 error = raised
+
+    def _take(self, step: Start | Wait, flight: _Flight) -> Any:
+        """The answer to one step of an operation."""
+        return self._start(step, flight) if isinstance(step, Start) else self._wait(step.ticket, flight)
 
     def _start(self, step: Start, flight: _Flight) -> Ticket:
         effect = step.effect
@@ -245,6 +250,19 @@ class Lake:
     def fsck(self, *, full: bool = False) -> dict[str, Any]:
         """Check the store; the report."""
         return cast(dict[str, Any], json.loads(self.run(self.steps.fsck(full=full))))
+
+
+def _unwind(steps: Steps[T], error: BaseException) -> None:
+    """Let an operation clean up that an interrupt left between two steps; what it asks for then is refused.
+
+    Nothing happens to one that has ended.  Closing it would not do: its cleanup asks the engine, too.
+    """
+    try:
+        steps.throw(error)
+        for _ in range(UNWIND_STEPS_MAX):
+            steps.throw(EngineUnreachable("the operation was interrupted"))
+    except BaseException:  # noqa: BLE001 - the caller raises `error`, which began all this
+        return
 
 
 class ObjectReader(io.RawIOBase):

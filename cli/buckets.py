@@ -1,0 +1,67 @@
+"""`lake bucket create|ls|rm`."""
+
+from __future__ import annotations
+
+import click
+
+from cli.output import iso_time, json_option, write_json, write_line
+from cli.target import engine_options, target_of
+from lakefs.errors import InvalidName
+
+
+@click.group()
+@engine_options
+def bucket() -> None:
+    """Make, list and remove buckets."""
+
+
+@bucket.command()
+@click.argument("name")
+@json_option
+@engine_options
+@click.pass_context
+def create(context: click.Context, name: str, as_json: bool) -> None:
+    """Make a bucket."""
+    with target_of(context).open(create=True) as lake:
+        made = lake.create_bucket(_bucket_name(name))
+    if as_json:
+        write_json({"name": made.name, "created": iso_time(made.created_ns)})
+
+
+@bucket.command("ls")
+@json_option
+@engine_options
+@click.pass_context
+def list_(context: click.Context, as_json: bool) -> None:
+    """List the buckets."""
+    with target_of(context).open() as lake:
+        buckets = lake.buckets()
+    if as_json:
+        found = [{"name": bucket.name, "created": iso_time(bucket.created_ns)} for bucket in buckets]
+        write_json({"buckets": found})
+        return
+    for found_bucket in buckets:
+        write_line(found_bucket.name)
+
+
+@bucket.command()
+@click.argument("name")
+@json_option
+@engine_options
+@click.pass_context
+def rm(context: click.Context, name: str, as_json: bool) -> None:
+    """Remove an empty bucket; lake rm -r NAME empties it."""
+    with target_of(context).open() as lake:
+        lake.remove_bucket(_bucket_name(name))
+    if as_json:
+        write_json({"removed": _bucket_name(name)})
+
+
+def _bucket_name(text: str) -> str:
+    """The bucket of a text that may be written as `lake://NAME/`."""
+    from lakefs.names import parse_name
+
+    name = parse_name(text)
+    if name.key:
+        raise InvalidName(f"{text!r} names an object or folder, not a bucket", subject=text)
+    return name.bucket

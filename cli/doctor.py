@@ -1,0 +1,247 @@
+"""`lake doctor`: is this machine, and the store on it, fit to serve?
+
+Each check is one line: ok, warn (works, but something is worse than it could be) or fail.  Nothing is changed; the
+trials write to a file without a name in the data folder, or the nearest folder above it that exists.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.output import escaped, human_bytes, json_option, write_json, write_line
+from cli.target import Target, engine_options, target_of
+from lakefs.errors import EngineUnreachable, LakeError
+
+if TYPE_CHECKING:
+    from lakefs.config import Config
+
+EXIT_UNFIT = 78
+FREE_BYTES_WARN = 1 << 30
+FREE_BYTES_FAIL = 128 << 20
+DESCRIPTORS_WARN = 4096
+KERNEL_MIN = (5, 10)
+PYTHON_MIN = (3, 11)
+DEBIAN_PACKAGES = ("fuse3",)
+PYTHON_PACKAGES = ("blake3", "click", "crc32c", "isal", "lmdb", "msgspec", "rich", "trio")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, how it is, and why."""
+
+    verdict: str
+    what: str
+    detail: str
+
+
+@click.command()
+@click.option("--config", "file", type=click.Path(), metavar="FILE", help="Instead of /etc/lake/lake.toml.")
+@json_option
+@engine_options
+@click.pass_context
+def doctor(context: click.Context, file: str | None, as_json: bool) -> int:
+    """Check this machine and the store on it; exits with 78 when something fails."""
+    where = target_of(context)
+    findings: list[Finding] = []
+    for finding in _findings(where, file):
+        findings.append(finding)
+        if not as_json:
+            write_line(f"{finding.verdict:<5} {finding.what:<16} {escaped(finding.detail)}")
+    if as_json:
+        write_json(
+            {"checks": [{"verdict": f.verdict, "check": f.what, "detail": f.detail} for f in findings]}
+        )
+    return EXIT_UNFIT if any(finding.verdict == "fail" for finding in findings) else 0
+
+
+def _findings(where: Target, file: str | None) -> Iterator[Finding]:
+    from lakefs.config import load
+
+    yield _python()
+    yield _kernel()
+    yield from _python_packages()
+    yield from _debian_packages()
+    yield _descriptors()
+    try:
+        config = load(file=file, flags={"data": str(where.data) if where.data else None})
+    except LakeError as error:
+        yield Finding("fail", "configuration", error.message)
+        return
+    yield Finding("ok", "configuration", f"data {config.data}, socket {config.socket}")
+    yield from _disk(config.data)
+    yield from _store(config.data)
+    yield from _socket(where, config)
+
+
+def _python() -> Finding:
+    found = f"{platform.python_implementation()} {platform.python_version()}"
+    good = sys.version_info >= PYTHON_MIN
+    return Finding("ok" if good else "fail", "python", found)
+
+
+def _kernel() -> Finding:
+    release = platform.release()
+    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
+    detail = f"Linux {release}"
+    if numbers >= KERNEL_MIN:
+        return Finding("ok", "kernel", detail)
+    return Finding("warn", "kernel", f"{detail}; tried from {'.'.join(map(str, KERNEL_MIN))} on")
+
+
+def _python_packages() -> Iterator[Finding]:
+    found: list[str] = []
+    for package in PYTHON_PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            yield Finding("fail", "packages", f"{package} is not installed; run: make setup")
+    yield Finding("ok", "packages", ", ".join(found))
+
+
+def _debian_packages() -> Iterator[Finding]:
+    query = shutil.which("dpkg-query")
+    if query is None:
+        yield Finding("warn", "debian", "not a Debian system; what packages bring is not checked")
+        return
+    for package in DEBIAN_PACKAGES:
+        call = [query, "-W", "-f", "${db:Status-Status} ${Version}", package]
+        answer = subprocess.run(call, capture_output=True, text=True, check=False).stdout
+        state, _, number = answer.partition(" ")
+        if state == "installed":
+            yield Finding("ok", "debian", f"{package} {number}")
+        else:
+            yield Finding(
+                "warn", "debian", f"{package} is not installed; install it with: apt-get install {package}"
+            )
+
+
+def _descriptors() -> Finding:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < DESCRIPTORS_WARN:
+        return Finding("warn", "descriptors", f"at most {hard} open files; raise LimitNOFILE or ulimit -n")
+    return Finding("ok", "descriptors", f"{soft} open files, at most {hard}")
+
+
+def _disk(data: Path) -> Iterator[Finding]:
+    """The file system of the data folder: room, and what it can do."""
+    folder = data
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    status = os.statvfs(folder)
+    free = status.f_bavail * status.f_frsize
+    verdict = "fail" if free < FREE_BYTES_FAIL else "warn" if free < FREE_BYTES_WARN else "ok"
+    yield Finding(verdict, "room", f"{human_bytes(free)} free at {folder}")
+    if status.f_favail and status.f_favail < 1000:
+        yield Finding("warn", "inodes", f"only {status.f_favail} files can still be made at {folder}")
+    for what, attempt, without in (
+        ("O_DIRECT", _try_direct, "large chunks go through the page cache"),
+        ("fallocate", _try_fallocate, "segments are not preallocated"),
+        ("hole punching", _try_punch, "freed room comes back only with whole segments"),
+    ):
+        yield _attempted(what, attempt, without, folder)
+
+
+def _attempted(what: str, attempt: Callable[[int], None], without: str, folder: Path) -> Finding:
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except PermissionError:
+        return Finding("warn", what, f"cannot be tried: {folder} may not be written by this user")
+    except OSError as error:
+        return Finding("warn", what, f"cannot be tried at {folder}: {error.strerror}")
+    try:
+        attempt(descriptor)
+    except OSError as error:
+        return Finding("warn", what, f"refused at {folder} ({error.strerror}): {without}")
+    finally:
+        os.close(descriptor)
+    return Finding("ok", what, f"works at {folder}")
+
+
+def _try_direct(descriptor: int) -> None:
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
+    with mmap.mmap(-1, 4096) as page:
+        os.pwrite(descriptor, page, 0)
+
+
+def _try_fallocate(descriptor: int) -> None:
+    _fallocate(descriptor, 0, 0, 1 << 20)
+
+
+def _try_punch(descriptor: int) -> None:
+    os.pwrite(descriptor, bytes(8192), 0)
+    keep_size, punch_hole = 1, 2  # linux/falloc.h
+    _fallocate(descriptor, keep_size | punch_hole, 0, 4096)
+
+
+def _fallocate(descriptor: int, mode: int, offset: int, length: int) -> None:
+    """The system call itself: the C library's posix_fallocate would fall back to writing."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    call = libc.fallocate
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if call(descriptor, mode, offset, length):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _store(data: Path) -> Iterator[Finding]:
+    superblock = data / "superblock"
+    try:
+        if not superblock.exists():
+            yield Finding("ok", "store", f"none at {data} yet; lake serve creates it")
+            return
+        mode = stat.S_IMODE(data.stat().st_mode)
+        if mode & 0o077:
+            yield Finding(
+                "warn", "store", f"{data} may be read by others (mode {mode:04o}); run: chmod 700 {data}"
+            )
+        from engine.disk import LocalDisk
+        from engine.superblock import read_superblock
+
+        found = read_superblock(LocalDisk(data))
+        clean = "closed cleanly" if found.clean_sequence is not None else "open, or not closed cleanly"
+        yield Finding("ok", "store", f"{found.store_id.hex()} at {data}: {clean}")
+    except PermissionError:
+        yield Finding("warn", "store", f"{data} may not be read by this user")
+    except LakeError as error:
+        yield Finding("fail", "store", error.message)
+
+
+def _socket(where: Target, config: Config) -> Iterator[Finding]:
+    """Whether an engine answers, where a command would ask."""
+    if where.data is not None:
+        return
+    given = where.server or os.environ.get("LAKE_SERVER")
+    address = given or f"unix:{config.socket}"
+    path = Path(address.removeprefix("unix:"))
+    if address.startswith("unix:") and path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        yield Finding("fail", "socket", f"{path} may not be used by this user; join the engine's group")
+        return
+    try:
+        with Target(server=address, token_file=where.token_file).open() as lake:
+            found = lake.status()
+    except EngineUnreachable as error:
+        yield Finding("fail" if given else "warn", "engine", error.message)
+    except LakeError as error:
+        yield Finding("fail", "engine", error.message)
+    else:
+        verdict = "ok" if found.get("state") == "serving" else "fail"
+        detail = f"{address}: {found.get('state')} {found.get('reason', '')}".rstrip()
+        yield Finding(verdict, "engine", f"{detail}, version {found.get('version')}")

@@ -1,0 +1,86 @@
+"""The other faces of an engine process: the admin port and the service manager, put together here.
+
+`cli` is the only room that may know engine, gateway and systemd at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from engine.process import RunningEngine
+from gateway.admin import bind_admin, serve_admin
+from gateway.metrics import Reading, new_registry
+from lakefs.version import VERSION
+from systemd.notify import notifier_from
+
+STATUS_INTERVAL_S = 10.0
+
+
+async def serve_admin_port(
+    engine: RunningEngine, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Serve health, readiness and metrics, when the configuration asks for it."""
+    address = engine.config.admin
+    if address is None:
+        task_status.started(None)
+        return
+    listeners = await bind_admin(address)
+    port = listeners[0].socket.getsockname()[1]
+    task_status.started(f"admin   http://{type(address)(address.host, port)}")
+    await serve_admin(listeners, ready=engine.not_ready, registry=new_registry(VERSION, readings(engine)))
+
+
+async def notify_manager(
+    engine: RunningEngine, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Tell systemd that the engine serves, and go on telling it that the loop is alive."""
+    notifier = notifier_from()
+    notifier.ready(f"serving {engine.config.data}")
+    task_status.started(None)
+    interval_s = (notifier.watchdog_s or 2 * STATUS_INTERVAL_S) / 2
+    try:
+        while True:
+            notifier.watchdog()
+            await trio.sleep(interval_s)
+    finally:
+        notifier.stopping("finishing what is in flight")
+
+
+def readings(engine: RunningEngine) -> list[Reading]:
+    """What `/metrics` says of the store; each is read from memory, nothing blocks."""
+    store = engine.store
+
+    def metadata(name: str) -> float:
+        value: Any = store.metadata.stats()[name]
+        return float(value)
+
+    return [
+        Reading("lake_ready", "1 when the engine serves", lambda: float(engine.not_ready() is None)),
+        Reading("lake_connections", "Open connections", lambda: float(engine.server.connection_count)),
+        Reading(
+            "lake_holds",
+            "Sessions and leases",
+            lambda: {k: float(v) for k, v in store.holds.statistics().items()},
+            "kind",
+        ),
+        Reading("lake_segments", "Segment files", lambda: float(len(store.segments.all_ids()))),
+        Reading(
+            "lake_healed_reads_total",
+            "Reads that matched their checksums only past the page cache",
+            lambda: float(store.segments.healed_reads),
+            counter=True,
+        ),
+        Reading("lake_overlay_entries", "Entries not yet in the index", lambda: metadata("overlay_entries")),
+        Reading(
+            "lake_journal_bytes",
+            "Journal since the last checkpoint",
+            lambda: metadata("journal_bytes_since_checkpoint"),
+        ),
+        Reading("lake_durable_sequence", "Last durable journal group", lambda: metadata("durable_sequence")),
+        Reading("lake_buffers_in_use", "Payload buffers in use", lambda: float(store.buffers.in_use)),
+        Reading(
+            "lake_reserve_bytes", "Room held for journal and index", lambda: float(store.reserve.held_bytes)
+        ),
+    ]

@@ -1,0 +1,188 @@
+"""`lake get` and `lake cat`: out of the lake, into files, folders and stdout."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.output import json_option
+from cli.target import Target, engine_options, target_of
+from lakefs.errors import InvalidArgument, IsAFolder, LakeError, LocalFileError
+
+if TYPE_CHECKING:
+    from cli.transfer import Account
+    from lakefs.client.blocking import Lake
+    from lakefs.names import Name
+    from lakefs.steps import Steps
+    from lakefs.trees import FileOutcome
+
+ALL = 1 << 62
+
+
+@click.command()
+@click.argument("name", metavar="BUCKET/KEY")
+@click.argument("target", metavar="DST")
+@click.option("-r", "--recursive", is_flag=True, help="A folder: what is under KEY/ lands in the folder DST.")
+@click.option("-n", "--no-clobber", is_flag=True, help="Leave files that exist; without -r fail.")
+@click.option("-q", "--quiet", is_flag=True, help="No bar, no summary.")
+@json_option
+@engine_options
+@click.pass_context
+def get(
+    context: click.Context,
+    name: str,
+    target: str,
+    recursive: bool,
+    no_clobber: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Fetch an object into a file, checked.  A DST of - is stdout; in an existing folder it keeps its name.
+
+    A file is replaced when it is complete; mode and modification time are those that were stored.  With -r, files
+    that have the right content already are left alone, and a get that was killed goes on where it stopped.
+    """
+    from cli.transfer import Account
+    from lakefs.names import parse_name, parse_object_name
+
+    where = target_of(context)
+    to_stdout = target == "-"
+    if to_stdout and (as_json or recursive):
+        raise InvalidArgument("stdout takes the content of one object: - goes with neither --json nor -r")
+    source = parse_name(name) if recursive else parse_object_name(name)
+    with where.open() as lake:
+        if to_stdout:
+            lake.run(_stream(lake, source, 0, ALL, _writer(sys.stdout.fileno(), "stdout")))
+            return
+        with Account("get", None, as_json=as_json, quiet=quiet) as account:
+            if recursive:
+                _get_folder(lake, where, source, target, not no_clobber, account)
+            else:
+                _get_file(lake, source, target, not no_clobber, account)
+        account.finish()
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--offset", type=click.IntRange(0), default=0, help="First byte of each.")
+@click.option(
+    "--length", type=click.IntRange(0), default=ALL, show_default="to the end", help="Bytes of each."
+)
+@engine_options
+@click.pass_context
+def cat(context: click.Context, names: tuple[str, ...], offset: int, length: int) -> None:
+    """Write objects to stdout, one behind the other, checked."""
+    from lakefs.names import parse_object_name
+
+    sys.stdout.flush()
+    write = _writer(sys.stdout.fileno(), "stdout")
+    with target_of(context).open() as lake:
+        for name in names:
+            lake.run(_stream(lake, parse_object_name(name), offset, length, write))
+
+
+def _get_folder(
+    lake: Lake, where: Target, source: Name, target: str, replace: bool, account: Account
+) -> None:
+    from lakefs.file_getting import GetOptions
+    from lakefs.names import Name
+    from lakefs.tree_getting import get_tree
+
+    if where.data is not None and _is_inside(target, str(where.data)):
+        raise InvalidArgument(
+            f"{target} is inside the store's data folder; choose another folder", subject=target
+        )
+    folder = source if source.is_folder else Name(source.bucket, source.key + "/")
+    options = GetOptions(compare=True, replace=replace)
+    lake.run(get_tree(lake.steps, folder, target, options, account.observer))
+
+
+def _get_file(lake: Lake, source: Name, target: str, replace: bool, account: Account) -> None:
+    """One object into a file.  Through a link into what it points to; into a device or pipe as a stream."""
+    from lakefs.file_getting import GetOptions, get_to_file
+
+    if os.path.isdir(target):
+        base = source.key.rpartition("/")[2]
+        if base in ("", ".", ".."):
+            raise IsAFolder(f"{source} is a folder; fetch it with: lake get -r", subject=str(source))
+        target = os.path.join(target, base)
+    elif target.endswith("/"):
+        raise LocalFileError(f"{target}: there is no such folder", subject=target)
+    if replace and _is_special(target):
+        _get_into_special(lake, source, target, account)
+        return
+    options = GetOptions(compare=False, replace=replace)
+    path = os.path.realpath(target) if replace else target
+    try:
+        outcome = lake.run(get_to_file(lake.steps, source, path, options, account.observer))
+    except LakeError as error:
+        account.note(_failed(source, target, error))
+        return
+    account.note(outcome)
+
+
+def _failed(source: Name, target: str, error: LakeError) -> FileOutcome:
+    from lakefs.trees import Fate, FileOutcome
+
+    return FileOutcome(target, str(source), Fate.FAILED, error=error)
+
+
+def _get_into_special(lake: Lake, source: Name, target: str, account: Account) -> None:
+    from lakefs.trees import Fate, FileOutcome
+
+    try:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise LocalFileError(f"{target}: {error.strerror}", subject=target) from error
+    try:
+        size = lake.run(_stream(lake, source, 0, ALL, _writer(descriptor, target)))
+    finally:
+        os.close(descriptor)
+    account.note(FileOutcome(target, str(source), Fate.FETCHED, size, size))
+
+
+def _is_special(path: str) -> bool:
+    """Whether a path is there and neither a file nor a folder."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    resolved, outer = os.path.realpath(path), os.path.realpath(folder)
+    return resolved == outer or resolved.startswith(outer + os.sep)
+
+
+def _stream(lake: Lake, source: Name, offset: int, length: int, write: Callable[[bytes], None]) -> Steps[int]:
+    from lakefs.file_getting import stream_range
+    from lakefs.getting import close_object, open_object
+
+    access = lake.steps.access(None)
+    opened = yield from open_object(access, source)
+    try:
+        return (yield from stream_range(access, opened, offset, length, write))
+    finally:
+        yield from close_object(opened)
+
+
+def _writer(descriptor: int, path: str) -> Callable[[bytes], None]:
+    """Writes all of a payload to a descriptor.  BrokenPipeError goes through; other errors are LocalFileError."""
+
+    def write(payload: bytes) -> None:
+        view = memoryview(payload)
+        try:
+            while view:
+                view = view[os.write(descriptor, view) :]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise LocalFileError(f"{path}: {error.strerror}", subject=path) from error
+
+    return write

@@ -1,0 +1,159 @@
+"""`lake`: the command line's root, and the one place where errors become messages and exit codes.
+
+A command's module is imported only when the command runs, and commands import what they need inside: `lake --version`
+answers in well under 80 ms.  Nothing here knows the store.
+
+Exit codes come from the error table (docs/reference.md); 2 is a usage error, 130 an interrupt, 141 a closed pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Final
+
+import click
+
+from cli.target import Target, engine_options
+from lakefs.errors import LakeError
+from lakefs.version import VERSION
+
+EXIT_BUG: Final = 70
+EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
+
+COMMANDS: Final = {
+    "serve": "cli.serve:serve",
+    "ls": "cli.listing:ls",
+    "put": "cli.put:put",
+    "get": "cli.get:get",
+    "cat": "cli.get:cat",
+    "stat": "cli.listing:stat",
+    "rm": "cli.naming:rm",
+    "mv": "cli.naming:mv",
+    "cp": "cli.naming:cp",
+    "du": "cli.listing:du",
+    "bucket": "cli.buckets:bucket",
+    "gc": "cli.upkeep:gc",
+    "fsck": "cli.upkeep:fsck",
+    "status": "cli.upkeep:status",
+    "config": "cli.settings:config",
+    "doctor": "cli.doctor:doctor",
+    "completion": "cli.completion:completion",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        place = COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        module_name, attribute = place.split(":")
+        command = getattr(import_module(module_name), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="lake", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@engine_options
+def lake(debug: bool) -> None:
+    """A storage appliance: buckets, folders and objects, put, got and listed.
+
+    Names are BUCKET/KEY; a key that ends in / is a folder.  lake:// before a name is accepted.
+    """
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: list[str]) -> int:
+    """Run one command line; its exit code.  Messages go to stderr, as JSON when the command was asked for JSON."""
+    if "_LAKE_COMPLETE" in os.environ:
+        lake.main(args, prog_name="lake")
+    try:
+        return _invoke(args)
+    except click.ClickException as error:
+        return _usage_error(error, args)
+    except LakeError as error:
+        _debug(args)
+        return _show(error, args)
+    except (KeyboardInterrupt, click.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return EXIT_BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001  # the edge: whatever is left is a bug, and is told as one
+        _debug(args)
+        return _bug(error, args)
+
+
+def _invoke(args: list[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal's encoding cannot show is shown escaped.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        with lake.make_context("lake", list(args), obj=Target()) as context:
+            code = lake.invoke(context)
+    except click.exceptions.Exit as end:
+        code = end.exit_code
+    sys.stdout.flush()
+    return code if isinstance(code, int) else 0
+
+
+def _usage_error(error: click.ClickException, args: list[str]) -> int:
+    if "--json" in args:
+        _json_error("UsageError", error.format_message(), "", error.exit_code)
+    else:
+        error.show()
+    return error.exit_code
+
+
+def _show(error: LakeError, args: list[str]) -> int:
+    if "--json" in args:
+        _json_error(type(error).__name__, error.message, error.subject, error.exit_code)
+    else:
+        click.echo(f"lake: {error.message}", err=True)
+    return error.exit_code
+
+
+def _bug(error: Exception, args: list[str]) -> int:
+    reason = f"{type(error).__name__}: {error}".rstrip(": ")
+    message = f"unexpected {reason}; this is a bug: run again with lake --debug and report what it shows"
+    if "--json" in args:
+        _json_error("Unexpected", message, "", EXIT_BUG)
+    else:
+        click.echo(f"lake: {message}", err=True)
+    return EXIT_BUG
+
+
+def _json_error(kind: str, message: str, subject: str, exit_code: int) -> None:
+    import json
+
+    found = {"error": kind, "message": message, "subject": subject, "exit_code": exit_code}
+    click.echo(json.dumps(found), err=True)
+
+
+def _debug(args: list[str]) -> None:
+    if "--debug" in args:
+        import traceback
+
+        traceback.print_exc()
+
+
+def _silence_stdout() -> None:
+    """The reader is gone; what is still buffered must not fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main()

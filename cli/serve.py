@@ -1,0 +1,62 @@
+"""`lake serve`: one engine in the foreground, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+
+@click.command()
+@click.option("--data", metavar="DIR", help="The store's folder; made at the first start.")
+@click.option("--socket", metavar="PATH", help="Unix socket of the native protocol.")
+@click.option(
+    "--socket-group", metavar="GROUP", help="Group that may use the socket, beside root and this user."
+)
+@click.option(
+    "--native", metavar="HOST:PORT", help="Native protocol over TCP, with the token of DIR/native.token."
+)
+@click.option("--admin", metavar="HOST:PORT", help="Health and metrics over HTTP; off for none.")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+@click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
+def serve(
+    data: str | None,
+    socket: str | None,
+    socket_group: str | None,
+    native: str | None,
+    admin: str | None,
+    log_level: str | None,
+    file: str | None,
+) -> None:
+    """Run an engine.
+
+    Prints where it listens, then serves until SIGTERM or SIGINT; requests that have begun are finished.  Port 0
+    picks a free port.  LAKE_SERVER is not used.
+    """
+    from functools import partial
+
+    import trio
+
+    from cli.faces import notify_manager, serve_admin_port
+    from cli.logs import log_to_stderr
+    from engine.process import run_engine
+    from lakefs.config import load
+
+    flags = {
+        "data": data,
+        "socket": socket,
+        "socket_group": socket_group,
+        "native": native,
+        "admin": admin,
+        "log_level": log_level,
+    }
+    config = load(file=file, flags=flags)
+    log_to_stderr(config.log_level)
+    faces = (serve_admin_port, notify_manager)
+    trio.run(partial(run_engine, config, printer=_say, faces=faces))
+
+
+def _say(line: str) -> None:
+    """One line, at once: whoever starts an engine waits for it."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
