@@ -4,7 +4,8 @@ One cycle, beside readers and writers:
 
 1. *Mark.*  The mark set is a bitmap over births.  Every node's blob is marked, in the order of node ids up to the
    live end, then every leased blob; a manifest's children with it.  A new node has a higher id than the marker's
-   place, so it is met; a chunk that a writer refers to or is told of meanwhile is marked by the barrier
+   place, so it is met; a node behind that place which gets another blob (a folder's own key) is looked at again
+   (`metadata.on_joined`); a chunk that a writer refers to or is told of meanwhile is marked by the barrier
    (`Holds.keep`), so it does not matter how that writer's name came about.
 2. *Sweep.*  Chunks born before the cycle and not marked are proposed, in batches.  The commit that frees looks
    again, in one synchronous step: a chunk marked meanwhile, held by a session, or not the one proposed stays.
@@ -34,8 +35,9 @@ from engine.metadata import Metadata
 from engine.names import iter_nodes
 from engine.number_set import NumberSet
 from engine.segments import Segments
+from engine.tree import NameEvent
 from engine.views import Transaction
-from lakefs.ids import EMPTY_CHUNK, Birth, BlobId, ChunkId, ChunkKind, NodeId, SegmentId, chunk_of, kind_of
+from lakefs.ids import EMPTY_CHUNK, Birth, BlobId, ChunkId, ChunkKind, NodeId, SegmentId, Sequence, chunk_of, kind_of
 from lakefs.limits import GC_BATCH, GC_GRACE_S
 from lakefs.ports import Clock
 
@@ -78,6 +80,15 @@ class Collector:
         self._clock = clock
         self._not_before = clock.monotonic() + grace_s
         self._lock = trio.Lock()
+        self._passed = NodeId(0)
+        self._rebound: list[BlobId] = []
+        metadata.on_joined(self._note_rebound)
+
+    def _note_rebound(self, sequence: Sequence, notes: list[object]) -> None:
+        """A node that the marker has passed was given a blob: mark that too before the sweep."""
+        for note in notes:
+            if isinstance(note, NameEvent) and note.blob is not None and note.node <= self._passed:
+                self._rebound.append(note.blob)
 
     @property
     def running(self) -> bool:
@@ -98,6 +109,7 @@ class Collector:
                 await self._sweep(cycle)
             finally:
                 self._holds.barrier = None
+                self._passed = NodeId(0)
             await self._reclaim(cycle)
             report.disk_bytes_after = await self._segments.allocated_bytes()
             return report
@@ -105,19 +117,21 @@ class Collector:
     # --- mark --------------------------------------------------------------------------------------
 
     async def _mark(self, cycle: _Cycle) -> None:
-        after = NodeId(0)
+        self._rebound.clear()
         while True:
             with self._metadata.view() as view:
-                page = iter_nodes(view, after, GC_BATCH)
+                page = iter_nodes(view, self._passed, GC_BATCH)
             if not page:
                 break
-            after = page[-1][0]
+            self._passed = page[-1][0]
             for _, node in page:
                 if node.blob is not None:
                     await self._mark_blob(cycle, node.blob)
             await trio.lowlevel.checkpoint()
         for blob in list(self._holds.leased_blobs()):
             await self._mark_blob(cycle, blob)
+        while self._rebound:
+            await self._mark_blob(cycle, self._rebound.pop())
 
     async def _mark_blob(self, cycle: _Cycle, blob: BlobId) -> None:
         cycle.report.marked_blobs += 1
