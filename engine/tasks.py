@@ -17,8 +17,9 @@ async def run_all(call: Callable[[T], Awaitable[None]], items: Sequence[T]) -> N
 
     Bounded by its caller: items are at most the parts of one request.
     """
-    if len(items) == 1:
-        await call(items[0])
+    if len(items) <= 1:
+        for item in items:
+            await call(item)
         return
     errors: list[LakeError] = []
 
