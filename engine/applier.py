@@ -20,9 +20,10 @@ import trio
 
 from engine.commit import Committer
 from engine.overlay import Layer
+from engine.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.tables import Tables
 from lakefs.errors import LakeError, StoreFull, StoreReadOnly
-from lakefs.limits import OVERLAY_APPLY_INTERVAL_S, OVERLAY_BYTES_APPLY, OVERLAY_ENTRIES_APPLY
+from lakefs.limits import OVERLAY_APPLY_INTERVAL_S, OVERLAY_BYTES_APPLY
 from lakefs.ports import Offload
 
 
@@ -36,10 +37,12 @@ class Applier:
         offload: Offload,
         release_reserve: Callable[[], bool],
         applied: Callable[[], None],
+        sizes: MetadataSizes = DEFAULT_SIZES,
     ) -> None:
         """`applied` is called on the loop after each round, while the index is still held."""
         self.paused = trio.Lock()
         self.applied_records = 0
+        self._sizes = sizes
         self._tables = tables
         self._committer = committer
         self._offload = offload
@@ -78,7 +81,7 @@ class Applier:
     def overlay_grew(self) -> None:
         """Start a round early when the overlay is large."""
         overlay = self._tables.overlay
-        if overlay.entry_count >= OVERLAY_ENTRIES_APPLY or overlay.nbytes >= OVERLAY_BYTES_APPLY:
+        if overlay.entry_count >= self._sizes.overlay_entries_apply or overlay.nbytes >= OVERLAY_BYTES_APPLY:
             self._drain_wanted.set()
 
     async def _wait_until_due(self) -> None:

@@ -29,11 +29,12 @@ import trio
 
 from engine.format import RECORD_HEADER
 from engine.journal import Journal
+from engine.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.tables import Tables, TableTransaction
 from engine.views import Transaction
 from lakefs.errors import LakeError, RequestTooLarge, StoreFull, StoreReadOnly
 from lakefs.ids import Sequence
-from lakefs.limits import GROUP_BYTES_MAX, OVERLAY_BYTES_MAX, OVERLAY_ENTRIES_MAX
+from lakefs.limits import OVERLAY_BYTES_MAX
 from lakefs.ports import Offload
 
 T = TypeVar("T")
@@ -64,13 +65,19 @@ class Committer:
     """Takes decisions for one store.  `durable_sequence` never goes back; `failed` is final."""
 
     def __init__(
-        self, tables: Tables, journal: Journal, offload: Offload, durable_sequence: Sequence
+        self,
+        tables: Tables,
+        journal: Journal,
+        offload: Offload,
+        durable_sequence: Sequence,
+        sizes: MetadataSizes = DEFAULT_SIZES,
     ) -> None:
         """`journal` continues behind `durable_sequence`.  `offload` should have a thread to spare at all times."""
         self.durable_sequence = durable_sequence
         self.failed: LakeError | None = None
         self.index_full: StoreFull | None = None
         """Set while the index cannot take more; commits then fail instead of waiting for room."""
+        self._sizes = sizes
         self._tables = tables
         self._journal = journal
         self._offload = offload
@@ -200,11 +207,11 @@ class Committer:
     def _join(self, transaction: TableTransaction) -> Sequence:
         """Pack the mutations into the open group and publish them: the decision has happened."""
         body_bytes = transaction.body_bytes
-        if body_bytes > GROUP_BYTES_MAX:
+        if body_bytes > self._sizes.group_bytes:
             raise RequestTooLarge(
-                f"the request makes {body_bytes} bytes of records; {GROUP_BYTES_MAX} fit in one group: split it"
+                f"the request makes {body_bytes} bytes of records; {self._sizes.group_bytes} fit in one group: split it"
             )
-        if self._open.body_bytes + body_bytes > GROUP_BYTES_MAX:
+        if self._open.body_bytes + body_bytes > self._sizes.group_bytes:
             self._closed.append(self._close_open())
         group = self._open
         parts, pack, mutations = group.parts, RECORD_HEADER.pack, transaction.mutations
@@ -265,13 +272,13 @@ class Committer:
     def _has_room(self) -> bool:
         return (
             len(self._closed) < _GROUPS_WAITING_MAX
-            and self._open.body_bytes < GROUP_BYTES_MAX
+            and self._open.body_bytes < self._sizes.group_bytes
             and not self._overlay_is_full()
         )
 
     def _overlay_is_full(self) -> bool:
         overlay = self._tables.overlay
-        return overlay.entry_count >= OVERLAY_ENTRIES_MAX or overlay.nbytes >= OVERLAY_BYTES_MAX
+        return overlay.entry_count >= self._sizes.overlay_entries_max or overlay.nbytes >= OVERLAY_BYTES_MAX
 
     def _refusal(self) -> StoreReadOnly:
         cause = self.failed

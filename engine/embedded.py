@@ -24,18 +24,17 @@ from engine.store import Store
 from lakefs.client.blocking import Lake
 from lakefs.errors import EngineUnreachable
 from lakefs.ids import Buffer
-from lakefs.service import Body, Reply
+from lakefs.service import Body, EngineService, Reply
 from lakefs.wire.messages import Request
 
 
 class EmbeddedEngine:
     """One client of a service in this process."""
 
-    carries_descriptors = True
-
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: EngineService, *, descriptors: bool = True) -> None:
+        self.carries_descriptors = descriptors
         self._service = service
-        self._client = service.connected("embedded", descriptors=True, trusted=True)
+        self._client = service.connected("embedded", descriptors=descriptors, trusted=True)
 
     async def call(
         self,

@@ -72,12 +72,14 @@ class Collector:
         clock: Clock,
         *,
         grace_s: float = GC_GRACE_S,
+        batch: int = GC_BATCH,
     ) -> None:
         self._metadata = metadata
         self._segments = segments
         self._manifests = manifests
         self._holds = holds
         self._clock = clock
+        self._batch = batch
         self._not_before = clock.monotonic() + grace_s
         self._lock = trio.Lock()
         self._passed = NodeId(0)
@@ -120,7 +122,7 @@ class Collector:
         self._rebound.clear()
         while True:
             with self._metadata.view() as view:
-                page = iter_nodes(view, self._passed, GC_BATCH)
+                page = iter_nodes(view, self._passed, self._batch)
             if not page:
                 break
             self._passed = page[-1][0]
@@ -180,7 +182,7 @@ class Collector:
             page: list[tuple[bytes, ChunkRecord]] = []
             for key, value in view.scan(Table.CHUNKS, after + b"\x00" if after else b"", b"\xff"):
                 page.append((key, unpack_chunk_record(value)))
-                if len(page) == GC_BATCH:
+                if len(page) == self._batch:
                     break
             return page
 

@@ -32,9 +32,9 @@ from engine.format import (
     StoreIdentity,
 )
 from engine.journal_reader import JOURNAL_FOLDER, Group, JournalFile, journal_path
+from engine.sizes import DEFAULT_SIZES, MetadataSizes
 from lakefs.errors import LakeError, StoreFull, StoreReadOnly
 from lakefs.ids import Sequence
-from lakefs.limits import JOURNAL_FILE_BYTES, JOURNAL_FILL_BYTES
 from lakefs.ports import Clock, Disk, DiskFile
 
 _GROUP_CHECKED_BYTES: Final = GROUP_HEADER.size - 4
@@ -50,13 +50,19 @@ class Journal:
     """The open journal.  `bytes_written` counts whole groups, padding included, since it was opened."""
 
     def __init__(
-        self, disk: Disk, identity: StoreIdentity, clock: Clock, release_reserve: Callable[[], bool]
+        self,
+        disk: Disk,
+        identity: StoreIdentity,
+        clock: Clock,
+        release_reserve: Callable[[], bool],
+        sizes: MetadataSizes = DEFAULT_SIZES,
     ) -> None:
         """Use `start_journal`.  `release_reserve` frees the store's reserve; false when there is none left."""
         self._disk = disk
         self._identity = identity
         self._clock = clock
         self._release_reserve = release_reserve
+        self._sizes = sizes
         self._file: DiskFile | None = None
         self._first_sequence = Sequence(0)
         self._end = 0  # where the next group goes
@@ -110,7 +116,7 @@ class Journal:
 
     def _append(self, sequence: Sequence, parts: list[bytes]) -> None:
         group_bytes = sum(map(len, parts))
-        if self._end > PAGE and self._end + group_bytes > JOURNAL_FILE_BYTES:
+        if self._end > PAGE and self._end + group_bytes > self._sizes.journal_file:
             self.begin_file(sequence)
         file = self._file
         assert file is not None
@@ -125,7 +131,8 @@ class Journal:
 
     def _extend(self, file: DiskFile, group_end: int) -> int:
         """Reserve room and write the zeros behind `group_end`; the same sync as the group's covers them."""
-        target = -(-group_end // JOURNAL_FILL_BYTES) * JOURNAL_FILL_BYTES
+        fill = self._sizes.journal_fill
+        target = -(-group_end // fill) * fill
         start = self._filled
         try:
             file.allocate(start, target - start)
@@ -197,13 +204,14 @@ def start_journal(
     carried: Group | None,
     files: tuple[JournalFile, ...],
     release_reserve: Callable[[], bool] = no_reserve,
+    sizes: MetadataSizes = DEFAULT_SIZES,
 ) -> Journal:
     """Open the journal for appending group `end_sequence` + 1; the new file is durable on return.
 
     `carried` is the last good group after an unclean stop (or None when none is in the files).  Of `files`, those
     that begin behind the end hold nothing that ever happened, and are removed.
     """
-    journal = Journal(disk, identity, clock, release_reserve)
+    journal = Journal(disk, identity, clock, release_reserve, sizes)
     first_sequence = carried.sequence if carried is not None else Sequence(end_sequence + 1)
     journal.begin_file(first_sequence, carried)
     path = journal_path(first_sequence)

@@ -32,11 +32,12 @@ from engine.index import Index, Verification, remove_index, replace_index
 from engine.journal import Journal, no_reserve
 from engine.journal_reader import list_journal
 from engine.recovery import INDEX_FOLDER, Recovered, build_index, recover, verify_journal
+from engine.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.tables import Tables
 from engine.views import Transaction, View
 from lakefs.errors import LakeError, StoreFull
 from lakefs.ids import Birth, Sequence
-from lakefs.limits import CHECKPOINT_JOURNAL_BYTES, VERIFY_BATCH
+from lakefs.limits import VERIFY_BATCH
 from lakefs.ports import Clock, Disk, Offload
 
 T = TypeVar("T")
@@ -58,16 +59,20 @@ class Metadata:
         recovered: Recovered,
         release_reserve: Callable[[], bool],
         journal_offload: Offload,
+        sizes: MetadataSizes = DEFAULT_SIZES,
     ) -> None:
         self.rebuilt_because = recovered.rebuilt_because
         """Why the index was rebuilt at the opening; empty when it was not."""
         self._disk = disk
         self._offload = offload
         self._identity = identity
+        self._sizes = sizes
         self._tables = Tables(recovered.index, recovered.overlay)
         self._journal: Journal = recovered.journal
-        self._committer = Committer(self._tables, self._journal, journal_offload, recovered.end)
-        self._applier = Applier(self._tables, self._committer, offload, release_reserve, self._after_apply)
+        self._committer = Committer(self._tables, self._journal, journal_offload, recovered.end, sizes)
+        self._applier = Applier(
+            self._tables, self._committer, offload, release_reserve, self._after_apply, sizes
+        )
         self._committer.after_group = self._applier.overlay_grew
         self._applied_sequence = recovered.index.applied
         self._checkpoint = recovered.checkpoint
@@ -234,12 +239,12 @@ class Metadata:
             except LakeError as error:
                 _log.error("no checkpoint could be written; it is tried again later", error=error.message)
                 # A quarter of the bound from now.
-                late = CHECKPOINT_JOURNAL_BYTES * 3 // 4
+                late = self._sizes.checkpoint_journal * 3 // 4
                 self._journal_bytes_before = late - self._journal.bytes_written
 
     def _after_apply(self) -> None:
         self._applied_sequence = self._tables.index.applied
-        limit = CHECKPOINT_JOURNAL_BYTES
+        limit = self._sizes.checkpoint_journal
         if self._checkpoint is not None:
             limit = max(limit, self._checkpoint.file_bytes // 2)
         if self._journal_bytes() > limit:
@@ -334,6 +339,7 @@ async def open_metadata(
     release_reserve: Callable[[], bool] = no_reserve,
     journal_offload: Offload | None = None,
     index_committed: Callable[[], None] | None = None,
+    sizes: MetadataSizes = DEFAULT_SIZES,
 ) -> Metadata:
     """Recover the metadata of a store whose lock is held, and open it for writing; start `run` next.
 
@@ -350,6 +356,7 @@ async def open_metadata(
             clean_sequence,
             release_reserve=release_reserve,
             index_committed=index_committed,
+            sizes=sizes,
         )
     )
     if recovered.rebuilt_because and recovered.end:
@@ -358,4 +365,4 @@ async def open_metadata(
             reason=recovered.rebuilt_because,
             upto=recovered.end,
         )
-    return Metadata(disk, offload, identity, recovered, release_reserve, journal_offload or offload)
+    return Metadata(disk, offload, identity, recovered, release_reserve, journal_offload or offload, sizes)

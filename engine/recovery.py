@@ -42,6 +42,7 @@ from engine.journal_reader import (
     sequence_in,
 )
 from engine.overlay import Layer, Overlay
+from engine.sizes import DEFAULT_SIZES, MetadataSizes
 from lakefs.errors import IndexDamaged, JournalDamaged
 from lakefs.ids import Sequence
 from lakefs.limits import OVERLAY_BYTES_APPLY, OVERLAY_ENTRIES_APPLY
@@ -100,6 +101,7 @@ def recover(
     *,
     release_reserve: Callable[[], bool] = no_reserve,
     index_committed: Callable[[], None] | None = None,
+    sizes: MetadataSizes = DEFAULT_SIZES,
 ) -> Recovered:
     """Open index and journal of a store whose lock is held, and replay what the index lacks.
 
@@ -122,6 +124,7 @@ def recover(
             carried=None if is_clean else end.last,
             files=end.files,
             release_reserve=release_reserve,
+            sizes=sizes,
         )
     except BaseException:
         if index is not None:

@@ -16,26 +16,10 @@ import trio
 from engine.extents import InFlight, Place, page_up
 from engine.format import SEGMENT_DATA_OFFSET, SegmentKind, StoreIdentity
 from engine.segment_files import SegmentRegister, create_segment_file
+from engine.sizes import SegmentSizes
 from lakefs.errors import DiskFailed, LakeError, StoreReadOnly
 from lakefs.ids import SegmentId
-from lakefs.limits import (
-    LARGE_EXTEND_BYTES,
-    LARGE_SEGMENT_BYTES,
-    SMALL_FILL_BYTES,
-    SMALL_SEGMENT_BYTES,
-)
 from lakefs.ports import Disk, DiskFile, Offload
-
-
-@dataclass(frozen=True)
-class SegmentSizes:
-    """How long segments get, in what steps they grow, and what they leave of the disk.  Bytes."""
-
-    large_segment: int = LARGE_SEGMENT_BYTES
-    small_segment: int = SMALL_SEGMENT_BYTES
-    large_extend: int = LARGE_EXTEND_BYTES
-    small_fill: int = SMALL_FILL_BYTES
-    headroom: int = 0
 
 
 class WriteGate:

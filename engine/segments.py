@@ -29,8 +29,9 @@ from engine.segment_files import (
     parse_segment_name,
     segment_path,
 )
-from engine.segment_maker import SegmentMaker, SegmentSizes
+from engine.segment_maker import SegmentMaker
 from engine.segment_reader import RangeRead, SegmentReader
+from engine.sizes import SegmentSizes
 from engine.small_segments import SmallWriter
 from lakefs.errors import LakeError, StoreDamaged
 from lakefs.ids import Buffer, SegmentId

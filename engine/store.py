@@ -14,7 +14,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,12 +33,13 @@ from engine.manifests import Manifests
 from engine.metadata import Metadata, open_metadata
 from engine.payloads import PayloadMemory
 from engine.reserve import Reserve
-from engine.segments import Segments, SegmentSizes
+from engine.segments import Segments
+from engine.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.superblock import OpenedStore, Superblock
 from engine.watch import Watchers
 from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
 from lakefs.ids import SegmentId
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, BUFFER_POOL_BYTES, GC_GRACE_S, INFLIGHT_PER_CONNECTION
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, GC_GRACE_S, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Clock, Disk, Offload
 from lakefs.version import VERSION
 from lakefs.wire.frames import PROTOCOL_VERSION
@@ -121,12 +122,14 @@ async def open_store(
     create: bool = True,
     grace_s: float = GC_GRACE_S,
     verify_index: bool = True,
-    buffer_bytes: int = BUFFER_POOL_BYTES,
+    sizes: StoreSizes = DEFAULT_STORE_SIZES,
+    index_committed: Callable[[], None] | None = None,
 ) -> AsyncIterator[Store]:
     """Open the store on a disk, and stop it cleanly at the end.
 
     StoreLocked, StoreUnusable, StoreDamaged, JournalDamaged, StoreFull, StoreReadOnly.  When the body raises, or a
     write has failed, the store is closed as a crash would leave it: everything acknowledged is there.
+    `index_committed` runs in a thread after each commit of the index.
     """
     opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create))
     try:
@@ -134,7 +137,7 @@ async def open_store(
             raise StoreReadOnly(opened.read_only)
         for warning in opened.warnings:
             _log.warning(warning)
-        async with _running(disk, clock, offload, opened, grace_s, buffer_bytes) as store:
+        async with _running(disk, clock, offload, opened, grace_s, sizes, index_committed) as store:
             async with trio.open_nursery() as nursery:
                 if verify_index:
                     nursery.start_soon(_verify_index, store)
@@ -147,7 +150,13 @@ async def open_store(
 
 @asynccontextmanager
 async def _running(
-    disk: Disk, clock: Clock, offload: Offload, opened: OpenedStore, grace_s: float, buffer_bytes: int
+    disk: Disk,
+    clock: Clock,
+    offload: Offload,
+    opened: OpenedStore,
+    grace_s: float,
+    sizes: StoreSizes,
+    index_committed: Callable[[], None] | None,
 ) -> AsyncIterator[Store]:
     reserve = Reserve(disk)
     await offload.run(reserve.open)
@@ -160,6 +169,8 @@ async def _running(
         identity=opened.superblock.identity,
         clean_sequence=opened.superblock.clean_sequence,
         release_reserve=reserve.release,
+        index_committed=index_committed,
+        sizes=sizes.metadata,
     )
     metadata.on_durable(watchers.publish)
     unclean = replace(opened.superblock, clean_sequence=None)
@@ -171,14 +182,16 @@ async def _running(
             offload,
             opened.superblock.identity,
             lambda: _segment_id(metadata),
-            SegmentSizes(headroom=reserve.headroom_bytes),
+            replace(sizes.segments, headroom=reserve.headroom_bytes),
         )
         await segments.open()
         chunks = Chunks(metadata, segments, offload, holds)
         manifests = Manifests(metadata, chunks)
         grace = 0.0 if opened.created else grace_s
-        collector = Collector(metadata, segments, manifests, holds, clock, grace_s=grace)
-        buffers = BufferPool(buffer_bytes)
+        collector = Collector(
+            metadata, segments, manifests, holds, clock, grace_s=grace, batch=sizes.gc_batch
+        )
+        buffers = BufferPool(sizes.buffer_bytes)
         if opened.created:
             _, sequence = await metadata.commit(initialise)
             await metadata.wait_durable(sequence)
