@@ -23,8 +23,9 @@ _PARTS_MAX: Final = 1024
 _SO_SNDBUFFORCE: Final = 32  # linux/socket.h; not in the socket module
 _SO_RCVBUFFORCE: Final = 33
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(DESCRIPTORS_PER_FRAME_MAX * array.array("i").itemsize)
-_RECEIVE_FLAGS: Final = socket.MSG_CMSG_CLOEXEC
-_SEND_FLAGS: Final = socket.MSG_NOSIGNAL
+_RECEIVE_FLAGS: Final = int(socket.MSG_CMSG_CLOEXEC)  # plain ints: operators of enum flags cost a microsecond
+_SEND_FLAGS: Final = int(socket.MSG_NOSIGNAL)
+_TRUNCATED: Final = int(socket.MSG_CTRUNC)
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 """A peer that vanished without a word is noticed within a minute."""
 
@@ -67,14 +68,12 @@ def lost_error(peer: str, error: OSError | None = None) -> EngineUnreachable:
     return EngineUnreachable(f"the connection to {peer} was lost{reason}", subject=peer)
 
 
-def receive_with_descriptors(
-    sock: socket.socket, buffer: memoryview, descriptors: list[int], flags: int = 0
-) -> int:
+def receive_with_descriptors(sock: socket.socket, buffer: memoryview, descriptors: list[int]) -> int:
     """Receive into `buffer` from a Unix socket; descriptors that came along are appended.  OSError as recvmsg."""
-    count, ancillary, message_flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, _RECEIVE_FLAGS | flags)
-    if ancillary or message_flags & socket.MSG_CTRUNC:
+    count, ancillary, message_flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, _RECEIVE_FLAGS)
+    if ancillary or message_flags & _TRUNCATED:
         received = _descriptors_of(ancillary)
-        if message_flags & socket.MSG_CTRUNC:
+        if message_flags & _TRUNCATED:
             close_all(received)
         else:
             descriptors.extend(received)

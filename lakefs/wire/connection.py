@@ -15,12 +15,13 @@ Rules kept here:
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from lakefs.errors import LakeError, PermissionDenied, ProtocolError, UnsupportedVersion, from_wire
+from lakefs.ids import Buffer
 from lakefs.limits import BODY_BYTES_MAX, CONTROL_BYTES_MAX, HELLO_CONTROL_BYTES_MAX
 from lakefs.wire.frames import FLAGS_CRITICAL, PROTOCOL_VERSION, FrameReader, FrameStart, Kind, pack_frame
 from lakefs.wire.messages import REQUESTS, Failure, Hello, HelloReply, Message, Request, Watch, WatchEvent
@@ -243,6 +244,10 @@ class ClientConnection:
         """Streams that wait for their final frame."""
         return len(self._open)
 
+    def is_open(self, stream_id: int) -> bool:
+        """Whether the stream waits for its final frame."""
+        return stream_id in self._open
+
     def request(
         self, request: Request, body_bytes: int = 0, descriptor_count: int = 0, *, deadline_ms: int = 0
     ) -> tuple[int, bytes]:
@@ -323,6 +328,18 @@ def check_hello_reply(reply: HelloReply) -> None:
             f"the engine answers in protocol {reply.protocol}, this client speaks {PROTOCOL_VERSION}; update the client"
         )
     _refuse_unknown_features(reply.features, "engine")
+
+
+def reply_memory(into: Sequence[memoryview], body_bytes: int) -> tuple[bool, list[Buffer]]:
+    """Where a reply's body goes: slices of `into` when it fits there, else memory of its own (True)."""
+    if sum(map(len, into)) < body_bytes:
+        return True, [bytearray(body_bytes)]
+    parts: list[Buffer] = []
+    for view in into:
+        if body_bytes:
+            parts.append(view[:body_bytes])
+            body_bytes -= len(parts[-1])
+    return False, parts
 
 
 def farewell(error: LakeError) -> bytes:

@@ -1,0 +1,510 @@
+"""One client's connection, served: requests read and served by a small team of tasks.
+
+The tasks of a connection take turns in leading (Schmidt et al., "Leader/Followers", 2000).  The leader reads a
+request and serves it itself; only if serving has to wait does another task take over the reading, at that very
+moment.  So a request that need not wait costs no task, and one that waits holds up nobody.
+
+Rules kept here:
+- Exactly one task reads (`_leader`); it stops while requests in flight and unsent replies reach `inflight_max`.
+- A request's body is received straight into memory of the service; its release is the service's from `serve` on.
+- Each worker has a cancel scope of its own; a cancel frame or a deadline cancels the worker that serves the request.
+- Every request gets its final frame, also when cancelled.  Answers are handed to the sender without waiting.
+- An error of one request never ends the connection; a broken frame does, after a farewell.
+- The service is told of the end exactly once, whatever ended it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import types
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import msgspec
+import structlog
+import trio
+
+from lakefs.errors import (
+    DeadlineExceeded,
+    EngineBusy,
+    EngineUnreachable,
+    InternalError,
+    LakeError,
+    ProtocolError,
+)
+from lakefs.frame_receiver import FrameReceiver
+from lakefs.frame_sender import FrameSender
+from lakefs.limits import (
+    BODY_BYTES_MAX,
+    FRAME_TIMEOUT_S,
+    HELLO_TIMEOUT_S,
+    INFLIGHT_PER_CONNECTION,
+    WATCHES_PER_CONNECTION_MAX,
+)
+from lakefs.ports import Stream
+from lakefs.service import Body, EngineService, Reply, ServedClient
+from lakefs.sockets import close_all
+from lakefs.wire.connection import (
+    CancelReceived,
+    RequestReceived,
+    RequestRefused,
+    ServerConnection,
+    ServerEvent,
+    farewell,
+    goodbye,
+)
+from lakefs.wire.frames import PROTOCOL_VERSION
+from lakefs.wire.messages import (
+    Done,
+    Hello,
+    HelloReply,
+    PutObjects,
+    Request,
+    StoreChunks,
+    Watch,
+    WatchEvent,
+)
+
+T = TypeVar("T")
+_log: Final = structlog.get_logger(__name__)
+
+_IDLE_WORKERS_MAX: Final = 8
+"""Workers kept for the next request that waits; a parked task holds about 3 KiB."""
+_EVENTS_BETWEEN_CHECKPOINTS: Final = 64
+_SMALL_REPLY_BYTES: Final = 8 * 1024
+"""Replies up to this are gathered while more requests are at hand."""
+_FAREWELL_TIMEOUT_S: Final = 1.0
+_BODY_REQUESTS: Final = (StoreChunks, PutObjects)
+_DONE: Final = Done()
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Bounds of one connection; tests make them small."""
+
+    inflight_max: int = INFLIGHT_PER_CONNECTION
+    hello_timeout_s: float = HELLO_TIMEOUT_S
+    frame_timeout_s: float = FRAME_TIMEOUT_S
+
+
+@dataclass(eq=False)
+class _Worker:
+    """One task of the team."""
+
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    task: trio.lowlevel.Task | None = None
+
+
+class _Job(msgspec.Struct, frozen=True, gc=False):
+    """A request whose body is there."""
+
+    stream_id: int
+    request: Request
+    body: Body
+    descriptors: list[int]
+    expires_at: float
+
+
+class ServedConnection:
+    """Serves one stream until the client goes, breaks the protocol, or `close` is called."""
+
+    def __init__(
+        self,
+        service: EngineService,
+        stream: Stream,
+        *,
+        token: str | None,
+        trusted: bool,
+        limits: ServerLimits,
+    ) -> None:
+        self._service = service
+        self._stream = stream
+        self._token = token
+        self._trusted = trusted
+        self._limits = limits
+        self._wire = ServerConnection()
+        self._sender = FrameSender(stream, on_room=self._notice)
+        self._receiver = FrameReceiver[ServerEvent](
+            stream, self._wire, frame_timeout_s=limits.frame_timeout_s, before_wait=self._sender.flush
+        )
+        self._client: ServedClient | None = None
+        self._scope = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
+        self._leader: _Worker | None = None
+        self._idle: list[_Worker] = []
+        self._serving: dict[int, _Worker] = {}
+        self._watches: dict[int, trio.CancelScope] = {}
+        self._inflight = 0
+        self._events = 0
+        self._draining = False
+        self._noticed: trio.Event | None = None
+
+    async def run(self) -> None:
+        """Serve.  Returns when the connection has ended and the service knows; raises only for bugs."""
+        try:
+            with self._scope:
+                if await self._greet():
+                    async with trio.open_nursery() as nursery:
+                        self._nursery = nursery
+                        nursery.start_soon(self._send)
+                        self._promote()
+        finally:
+            self._sender.drop_all()
+            await self._stream.aclose()
+            self._receiver.close()
+            if self._client is not None:
+                with trio.CancelScope(shield=True):
+                    await self._service.disconnected(self._client)
+
+    def close(self) -> None:
+        """End the connection now; what is in flight is cancelled."""
+        self._scope.cancel()
+
+    async def drain(self) -> None:
+        """Say goodbye, end watches, and wait until everything in flight is answered.  New requests are refused."""
+        self._draining = True
+        if self._client is None:
+            return
+        self._sender.send(goodbye())
+        for scope in list(self._watches.values()):
+            scope.cancel()
+        while self._inflight or self._watches:
+            await self._wait_notice()
+        await self._sender.wait_sent()
+
+    # --- hello -------------------------------------------------------------------------------------
+
+    async def _greet(self) -> bool:
+        """Whether the client said Hello as it should and was answered."""
+        error: LakeError = DeadlineExceeded(
+            f"Hello did not come within {self._limits.hello_timeout_s:g} s of connecting"
+        )
+        with trio.move_on_after(self._limits.hello_timeout_s):
+            try:
+                event = await self._receiver.next_event()
+                if event is None:
+                    return False
+                if isinstance(event, RequestReceived) and isinstance(event.request, Hello):
+                    return await self._hello(event.stream_id, event.request)
+                error = ProtocolError("the first frame of a connection is Hello, and it has to be readable")
+            except EngineUnreachable:
+                return False
+            except LakeError as raised:
+                error = raised
+        self._sender.send(farewell(error))
+        return False
+
+    async def _hello(self, stream_id: int, hello: Hello) -> bool:
+        try:
+            self._wire.accept_hello(hello, token=self._token, trusted=self._trusted)
+        except LakeError as error:
+            _log.warning("hello_refused", peer=self._stream.peer, reason=error.message)
+            self._fail(stream_id, error)
+            self._sender.flush()
+            return False
+        carried = self._stream.carries_descriptors
+        self._client = self._service.connected(self._stream.peer, descriptors=carried, trusted=self._trusted)
+        try:
+            reply = await self._service.serve(self._client, hello, Body(), ())
+        except LakeError as error:
+            self._fail(stream_id, error)
+            self._sender.flush()
+            return False
+        assert isinstance(reply.message, HelloReply), "Hello is answered with HelloReply"
+        message = msgspec.structs.replace(
+            reply.message,
+            protocol=PROTOCOL_VERSION,
+            inflight_max=self._limits.inflight_max,
+            body_bytes_max=BODY_BYTES_MAX,
+            descriptors=reply.message.descriptors and carried,
+        )
+        self._sender.send(self._wire.reply(stream_id, message))
+        return True
+
+    # --- the team ----------------------------------------------------------------------------------
+
+    async def _send(self) -> None:
+        try:
+            await self._sender.run()
+        except LakeError as error:
+            _log.debug("connection_lost", peer=self._stream.peer, reason=error.message)
+            self.close()
+
+    async def _work(self, worker: _Worker) -> None:
+        """One task of the team: lead, serve, and lead again or park."""
+        worker.task = trio.lowlevel.current_task()
+        try:
+            while True:
+                with worker.scope:
+                    while not worker.scope.cancel_called:
+                        if self._leader is not worker and not await self._park(worker):
+                            return
+                        job = await self._lead()
+                        if job is None:
+                            self.close()
+                            return
+                        await _noticing_wait(self._serve(job, worker), self._promote)
+                worker.scope = trio.CancelScope()  # the last one was used up by a cancelled request
+        except EngineUnreachable:
+            self.close()
+        except LakeError as error:
+            _log.warning("connection_refused", peer=self._stream.peer, reason=error.message)
+            self._sender.send(farewell(error))
+            with trio.move_on_after(_FAREWELL_TIMEOUT_S):
+                await self._sender.wait_sent()
+            self.close()
+
+    def _promote(self) -> None:
+        """Make another task the leader: a parked one, or a new one."""
+        assert self._nursery is not None, "the team is at work"
+        self._sender.flush()
+        if self._idle:
+            self._leader = self._idle.pop()
+            assert self._leader.task is not None, "a parked worker has a task"
+            trio.lowlevel.reschedule(self._leader.task)
+        else:
+            self._leader = _Worker()
+            self._nursery.start_soon(self._work, self._leader)
+
+    async def _park(self, worker: _Worker) -> bool:
+        """Wait until promoted; False when enough others wait already."""
+        if len(self._idle) >= _IDLE_WORKERS_MAX:
+            return False
+        self._idle.append(worker)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._idle.remove(worker)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        return True
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    async def _lead(self) -> _Job | None:
+        """The next request to serve; None when the client has finished.  LakeError: the connection is to end."""
+        while True:
+            while self._inflight + self._sender.queued >= self._limits.inflight_max:
+                self._sender.flush()
+                await self._wait_notice()
+            self._events += 1
+            if self._events % _EVENTS_BETWEEN_CHECKPOINTS == 0:
+                await trio.lowlevel.checkpoint()
+            event = await self._receiver.next_event()
+            if event is None:
+                return None
+            if isinstance(event, RequestReceived):
+                job = await self._accept(event)
+                if job is not None:
+                    return job
+            elif isinstance(event, CancelReceived):
+                self._cancel(event.stream_id)
+            else:
+                close_all(self._receiver.claim(event.descriptor_count))
+                if isinstance(event, RequestRefused):
+                    self._sender.cork(event.failure)
+
+    async def _accept(self, event: RequestReceived) -> _Job | None:
+        """The request with its body; None when it was answered already."""
+        expires_at = trio.current_time() + event.deadline_ms / 1000 if event.deadline_ms else math.inf
+        descriptors = self._receiver.claim(event.descriptor_count)
+        accepted = False
+        self._inflight += 1
+        try:
+            body = await self._body_of(event, descriptors)
+            accepted = body is not None
+        finally:
+            if not accepted:
+                self._inflight -= 1
+                close_all(descriptors)
+        return (
+            _Job(event.stream_id, event.request, body, descriptors, expires_at) if body is not None else None
+        )
+
+    async def _body_of(self, event: RequestReceived, descriptors: list[int]) -> Body | None:
+        try:
+            self._check(event, descriptors)
+            if isinstance(event.request, Watch):
+                self._start_watch(event.stream_id, event.request)
+                return None
+            if not event.body_bytes and not isinstance(event.request, _BODY_REQUESTS):
+                return Body()
+            assert self._client is not None, "a greeted client is connected"
+            body = await self._service.receive(self._client, event.request, event.body_bytes)
+        except LakeError as error:
+            self._refuse(event, error)
+            return None
+        except Exception as error:  # noqa: BLE001 - a bug of the service is the answer to this request only
+            self._refuse(event, self._bug(event.request, error))
+            return None
+        try:
+            await self._receiver.fill(body.parts)
+        except BaseException:
+            body.release()
+            raise
+        return body
+
+    def _check(self, event: RequestReceived, descriptors: list[int]) -> None:
+        if self._draining:
+            raise EngineBusy("the engine is shutting down; connect again in a moment")
+        if len(descriptors) < event.descriptor_count:
+            raise EngineBusy(
+                f"{event.descriptor_count} descriptors were announced and {len(descriptors)} arrived; "
+                "the engine may be out of descriptors: try again, or raise its LimitNOFILE"
+            )
+
+    # --- serving -----------------------------------------------------------------------------------
+
+    async def _serve(self, job: _Job, worker: _Worker) -> None:
+        stream_id = job.stream_id
+        self._serving[stream_id] = worker
+        if job.expires_at != math.inf:
+            worker.scope.deadline = job.expires_at
+        assert self._client is not None, "a greeted client is connected"
+        try:
+            reply = await self._service.serve(self._client, job.request, job.body, job.descriptors)
+            self._answer(stream_id, reply)
+        except LakeError as error:
+            self._fail(stream_id, error)
+        except trio.Cancelled:
+            if trio.current_time() >= job.expires_at:
+                self._fail(
+                    stream_id, DeadlineExceeded("the request's deadline passed; it may have been done")
+                )
+            else:
+                self._sender.cork(self._wire.end(stream_id))
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug of the service is the answer to this request only
+            self._fail(stream_id, self._bug(job.request, error))
+        finally:
+            del self._serving[stream_id]
+            if job.expires_at != math.inf:
+                worker.scope.deadline = math.inf
+            self._inflight -= 1
+            if self._leader is not worker:
+                self._sender.flush()
+            self._notice()
+
+    def _answer(self, stream_id: int, reply: Reply) -> None:
+        """Hand a reply to the sender.  Its body is released here or by the sender, once."""
+        body = reply.body
+        body_bytes = body.nbytes if body.parts else 0
+        descriptors: list[int] = []
+        try:
+            if reply.descriptors:
+                descriptors = _duplicates(reply.descriptors)
+            frame = self._wire.reply(stream_id, reply.message, body_bytes, len(descriptors))
+        except BaseException:
+            _sent_with(descriptors, body)
+            raise
+        if descriptors:
+            self._sender.send(frame, body.parts, descriptors, lambda: _sent_with(descriptors, body))
+        elif body_bytes > _SMALL_REPLY_BYTES:
+            self._sender.send(frame, body.parts, (), body.release)
+        else:
+            self._sender.cork(b"".join((frame, *body.parts)) if body_bytes else frame)
+            body.release()
+
+    def _cancel(self, stream_id: int) -> None:
+        worker = self._serving.get(stream_id)
+        if worker is not None:
+            worker.scope.cancel()
+        watch = self._watches.get(stream_id)
+        if watch is not None:
+            watch.cancel()
+
+    def _refuse(self, event: RequestReceived, error: LakeError) -> None:
+        if event.body_bytes:
+            self._wire.reader.skip_body()
+        self._fail(event.stream_id, error)
+
+    def _fail(self, stream_id: int, error: LakeError) -> None:
+        self._sender.cork(self._wire.failure(stream_id, error))
+
+    def _bug(self, request: Request, error: Exception) -> InternalError:
+        name = type(request).__name__
+        _log.error("request_failed", request=name, peer=self._stream.peer, exc_info=error)
+        return InternalError(f"{name} failed for a reason that is a bug; the engine's log has the details")
+
+    def _notice(self) -> None:
+        """A request has ended, or a frame was sent: whoever waits for that looks again."""
+        if self._noticed is not None:
+            self._noticed.set()
+            self._noticed = None
+
+    async def _wait_notice(self) -> None:
+        if self._noticed is None:
+            self._noticed = trio.Event()
+        await self._noticed.wait()
+
+    # --- watching ----------------------------------------------------------------------------------
+
+    def _start_watch(self, stream_id: int, request: Watch) -> None:
+        """Begin a watch and answer it.  LakeError of the service; EngineBusy when there are too many."""
+        assert self._client is not None, "a greeted client is connected"
+        assert self._nursery is not None, "the team is at work"
+        if len(self._watches) >= WATCHES_PER_CONNECTION_MAX:
+            raise EngineBusy(f"a connection may have {WATCHES_PER_CONNECTION_MAX} watches; cancel one first")
+        events = self._service.watch(self._client, request)
+        self._watches[stream_id] = trio.CancelScope()
+        self._sender.cork(self._wire.reply(stream_id, _DONE, final=False))
+        self._nursery.start_soon(self._watch, stream_id, request, events)
+
+    async def _watch(self, stream_id: int, request: Watch, events: AsyncIterator[WatchEvent]) -> None:
+        last = None
+        try:
+            with self._watches[stream_id]:
+                async for event in events:
+                    self._sender.send(self._wire.event(stream_id, event))
+                    while self._sender.queued >= WATCHES_PER_CONNECTION_MAX:
+                        await self._sender.wait_room()
+            last = self._wire.end(stream_id)
+        except LakeError as error:
+            last = self._wire.failure(stream_id, error)
+        except Exception as error:  # noqa: BLE001 - a bug of the service ends this watch only
+            last = self._wire.failure(stream_id, self._bug(request, error))
+        finally:
+            del self._watches[stream_id]
+            self._notice()
+            if isinstance(events, AsyncGenerator):
+                with trio.CancelScope(shield=True):
+                    await events.aclose()
+        self._sender.send(last)
+
+
+def _duplicates(descriptors: Sequence[int]) -> list[int]:
+    """Copies to send: the service may close its own before a slow client has taken the frame.  EngineBusy."""
+    copies: list[int] = []
+    try:
+        copies.extend(os.dup(descriptor) for descriptor in descriptors)
+    except OSError as error:
+        close_all(copies)
+        raise EngineBusy("the engine is out of descriptors; try again, or raise its LimitNOFILE") from error
+    return copies
+
+
+def _sent_with(descriptors: Sequence[int], body: Body) -> None:
+    close_all(descriptors)
+    body.release()
+
+
+@types.coroutine
+def _noticing_wait(coroutine: Coroutine[Any, Any, T], waits: Callable[[], None]) -> Generator[Any, Any, T]:
+    """Await a coroutine; call `waits` at the moment when it gives up the processor for the first time."""
+    try:
+        wanted = coroutine.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    waits()
+    while True:
+        try:
+            try:
+                answer = yield wanted
+            except BaseException as error:  # noqa: BLE001 - passed on to whom it is for
+                wanted = coroutine.throw(error)
+            else:
+                wanted = coroutine.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]

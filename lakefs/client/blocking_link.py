@@ -1,0 +1,358 @@
+"""One blocking connection to an engine: sends requests, takes replies in, ends once.
+
+Rules kept here:
+- `submit` is called by one thread at a time.  Any number may `wait`: one of them receives for all, the others wait
+  until something has come.
+- Requests are sent without blocking while other tickets are open; what does not go out makes room for replies.
+- An error or an interruption (Ctrl-C) in the middle of sending or receiving ends the link: bytes never get out of
+  order.  Every open ticket is then `lost`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError, ProtocolError
+from lakefs.ids import Buffer
+from lakefs.limits import HELLO_TIMEOUT_S
+from lakefs.net_address import Address, TcpAddress, parse_address
+from lakefs.service import Body, Reply
+from lakefs.sockets import (
+    after,
+    close_all,
+    connect_error,
+    lost_error,
+    new_socket,
+    receive_with_descriptors,
+    send_some,
+    tune,
+)
+from lakefs.wire.connection import (
+    ClientConnection,
+    ClientEvent,
+    FailureReceived,
+    FrameIgnored,
+    GoodbyeReceived,
+    ReplyReceived,
+    StreamEnded,
+    check_hello_reply,
+    reply_memory,
+)
+from lakefs.wire.frames import DEADLINE_MS_MAX, PROTOCOL_VERSION
+from lakefs.wire.messages import Hello, HelloReply, Request
+
+CLIENT_NAME: Final = "lakefs-python"
+_DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
+
+
+class Ticket:
+    """A request that was started.  Ends with `reply`, or with `error`; `lost`: its connection broke."""
+
+    __slots__ = (
+        "attempts",
+        "body",
+        "deadline_s",
+        "descriptors",
+        "dropped",
+        "error",
+        "into",
+        "link",
+        "lost",
+        "reply",
+        "request",
+        "stream_id",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        into: Sequence[memoryview] = (),
+        deadline_s: float = 0.0,
+    ) -> None:
+        self.request = request
+        self.body = body
+        self.descriptors = descriptors
+        self.into = into
+        self.deadline_s = deadline_s
+        self.link: Link | None = None
+        self.stream_id = 0
+        self.attempts = 0
+        self.reply: Reply | None = None
+        self.error: LakeError | None = None
+        self.lost = False
+        self.dropped = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        return self.reply is not None or self.error is not None
+
+
+class Link:
+    """A connection that has been greeted.  The constructor connects: EngineUnreachable, PermissionDenied, ..."""
+
+    def __init__(self, address: str, token: str) -> None:
+        self.address = address
+        self.error: LakeError | None = None
+        self.draining = False
+        self._sock = _connected(parse_address(address))
+        self._unix = self._sock.family == socket.AF_UNIX
+        self._wire = ClientConnection()
+        self._tickets: dict[int, Ticket] = {}
+        self._descriptors: list[int] = []
+        self._received = threading.Condition(threading.Lock())
+        self._receiver_at_work = False
+        self._hello: HelloReply | None = None
+        self._greet(token)
+
+    @property
+    def hello(self) -> HelloReply:
+        """What the engine said of itself."""
+        assert self._hello is not None, "the constructor has greeted the engine"
+        return self._hello
+
+    @property
+    def carries_descriptors(self) -> bool:
+        """Whether descriptors can be sent along."""
+        return self._unix and self.hello.descriptors
+
+    @property
+    def open_count(self) -> int:
+        """Tickets that have not ended."""
+        return len(self._tickets)
+
+    def submit(self, ticket: Ticket) -> None:
+        """Send a request.  When the connection breaks meanwhile, the ticket is lost; that is told by `wait`."""
+        if ticket.descriptors and not self.carries_descriptors:
+            raise InvalidArgument(f"descriptors cannot be sent to {self.address}", subject=self.address)
+        while (
+            self._hello is not None and len(self._tickets) >= self._hello.inflight_max and self.error is None
+        ):
+            self._take_in_or_wait()
+        body = ticket.body
+        stream_id, frame = self._wire.request(
+            ticket.request,
+            sum(map(len, body)) if body else 0,
+            len(ticket.descriptors),
+            deadline_ms=min(math.ceil(ticket.deadline_s * 1000), DEADLINE_MS_MAX),
+        )
+        ticket.link, ticket.stream_id = self, stream_id
+        ticket.attempts += 1
+        ticket.error, ticket.lost = None, False
+        self._tickets[stream_id] = ticket
+        if self.error is not None:  # lost since the caller looked
+            self._lose_tickets(self.error)
+            return
+        self._send([frame, *body] if body else [frame], ticket.descriptors)
+
+    def wait(self, ticket: Ticket) -> Reply | None:
+        """The ticket's reply; None when it has ended with an error."""
+        while not ticket.ended:
+            self._take_in_or_wait()
+        return ticket.reply
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Drop a ticket's reply when it comes."""
+        ticket.dropped = True
+        ticket.into = ()
+        if self.error is None and ticket.stream_id in self._tickets:
+            self._send([self._wire.cancel(ticket.stream_id)], ())
+
+    def lose(self, error: LakeError) -> None:
+        """End the connection; open tickets are lost.  Does nothing the second time."""
+        if self.error is not None:
+            return
+        self.error = error
+        with contextlib.suppress(OSError):  # the peer was first
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that receives
+        if not self._receiver_at_work:
+            self._release_if_lost()
+        self._lose_tickets(error)
+
+    # --- sending -----------------------------------------------------------------------------------
+
+    def _send(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> None:
+        try:
+            while parts and self.error is None:
+                alone = len(self._tickets) <= 1
+                try:
+                    count = send_some(self._sock, parts, descriptors, 0 if alone else _DONT_WAIT)
+                except BlockingIOError:
+                    self._make_way()
+                    continue
+                parts = after(parts, count)
+                descriptors = ()
+        except OSError as error:
+            self._find_out(lost_error(self.address, error))
+        except BaseException:
+            self.lose(lost_error(self.address))
+            raise
+
+    def _make_way(self) -> None:
+        """Wait until more can be sent, taking replies in meanwhile."""
+        poll = select.poll()
+        poll.register(
+            self._sock, select.POLLOUT if self._receiver_at_work else select.POLLOUT | select.POLLIN
+        )
+        for _, events in poll.poll():
+            if events & select.POLLIN and not events & select.POLLOUT:
+                self._take_in_or_wait()
+
+    def _find_out(self, error: LakeError) -> None:
+        """Sending failed: the engine may have said why before it closed."""
+        while self.error is None and not self._receiver_at_work:
+            self._take_in_or_wait()
+        self.lose(error)
+
+    # --- receiving ---------------------------------------------------------------------------------
+
+    def _take_in_or_wait(self) -> None:
+        """Take in one frame; or, when another thread does that, wait until it has."""
+        with self._received:
+            if self._receiver_at_work:
+                self._received.wait()
+                return
+            if self.error is not None:
+                return
+            self._receiver_at_work = True
+        try:
+            self._handle(self._next_event())
+        except LakeError as error:
+            self.lose(error)
+        except OSError as error:
+            self.lose(lost_error(self.address, error))
+        except BaseException:
+            self.lose(lost_error(self.address))
+            raise
+        finally:
+            with self._received:
+                self._receiver_at_work = False
+                self._release_if_lost()
+                self._received.notify_all()
+
+    def _release_if_lost(self) -> None:
+        if self.error is not None:
+            self._sock.close()
+            close_all(self._claim(len(self._descriptors)))
+
+    def _next_event(self) -> ClientEvent:
+        reader = self._wire.reader
+        while (event := self._wire.next_event()) is None:
+            if self._descriptors and not reader.mid_frame:
+                close_all(self._claim(len(self._descriptors)))  # nobody announced them
+            reader.received(self._receive_into(reader.space()))
+        return event
+
+    def _receive_into(self, buffer: memoryview) -> int:
+        if self._unix:
+            count = receive_with_descriptors(self._sock, buffer, self._descriptors)
+        else:
+            count = self._sock.recv_into(buffer)
+        if not count:
+            raise lost_error(self.address)
+        return count
+
+    def _handle(self, event: ClientEvent) -> None:
+        if isinstance(event, ReplyReceived):
+            self._replied(event)
+        elif isinstance(event, FailureReceived):
+            self._tickets.pop(event.stream_id).error = event.error
+        elif isinstance(event, StreamEnded):
+            self._tickets.pop(event.stream_id).error = EngineUnreachable("the request was cancelled")
+        elif isinstance(event, GoodbyeReceived):
+            self.draining = True
+        elif isinstance(event, FrameIgnored):
+            close_all(self._claim(event.descriptor_count))
+        else:
+            raise ProtocolError("the engine sent an event and nothing is watched here")
+
+    def _replied(self, event: ReplyReceived) -> None:
+        ticket = self._tickets[event.stream_id]
+        descriptors = self._claim(event.descriptor_count)
+        parts: Sequence[Buffer] = ()
+        if event.body_bytes and ticket.dropped:
+            self._wire.reader.skip_body()
+        elif event.body_bytes:
+            _, parts = reply_memory(ticket.into, event.body_bytes)
+            for view in self._wire.reader.take_body(parts):
+                while len(view):
+                    view = view[self._receive_into(view) :]
+        del self._tickets[event.stream_id]
+        if ticket.dropped or len(descriptors) < event.descriptor_count:
+            close_all(descriptors)
+            ticket.error = EngineBusy(
+                "descriptors that the engine sent did not arrive; raise the limit of open files"
+            )
+        else:
+            ticket.reply = Reply(event.message, Body(parts), descriptors)
+
+    def _claim(self, count: int) -> list[int]:
+        claimed = self._descriptors[:count]
+        del self._descriptors[:count]
+        return claimed
+
+    def _lose_tickets(self, error: LakeError) -> None:
+        tickets = list(self._tickets.values())
+        self._tickets.clear()
+        for ticket in tickets:
+            ticket.lost = True
+            ticket.error = error
+
+    # --- hello -------------------------------------------------------------------------------------
+
+    def _greet(self, token: str) -> None:
+        ticket = Ticket(Hello(PROTOCOL_VERSION, CLIENT_NAME, 0, token))
+        self._sock.settimeout(HELLO_TIMEOUT_S)
+        try:
+            self.submit(ticket)
+            reply = self.wait(ticket)
+            if reply is None:
+                assert ticket.error is not None, "a ticket ends with a reply or an error"
+                raise ticket.error
+            assert isinstance(reply.message, HelloReply), "Hello is answered with HelloReply"
+            check_hello_reply(reply.message)
+            self._sock.settimeout(None)
+            self._hello = reply.message
+        except BaseException:
+            self.lose(lost_error(self.address))
+            raise
+
+
+def _connected(address: Address) -> socket.socket:
+    """A connected socket.  EngineUnreachable, PermissionDenied."""
+    failure: LakeError = EngineUnreachable(f"no engine answers at {address}", subject=str(address))
+    for target in _resolve(address):
+        sock = new_socket(target)
+        try:
+            tune(sock)
+            sock.settimeout(HELLO_TIMEOUT_S)
+            sock.connect((target.host, target.port) if isinstance(target, TcpAddress) else target.path)
+        except OSError as error:
+            sock.close()
+            failure = connect_error(address, error)
+            continue
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    raise failure
+
+
+def _resolve(address: Address) -> list[Address]:
+    if not isinstance(address, TcpAddress):
+        return [address]
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise EngineUnreachable(
+            f"host {address.host} is not known ({error.strerror})", subject=str(address)
+        ) from error
+    return [TcpAddress(str(sockaddr[0]), int(sockaddr[1])) for *_, sockaddr in found]
