@@ -192,14 +192,8 @@ class ReadFiles:
 
     @contextmanager
     def using(self, segment: SegmentId) -> Iterator[DiskFile]:
-        """The segment's file, open at least until the end of the block."""
-        with self._lock:
-            entry = self._files.get(segment)
-            if entry is None:
-                entry = self._files[segment] = _ReadFile(self._open(segment))
-            self._files.move_to_end(segment)
-            entry.users += 1
-            self._evict()
+        """The segment's file, open at least until the end of the block.  StaleGrant, StoreDamaged, DiskFailed."""
+        entry = self._enter(segment) or self._enter_new(segment)
         try:
             yield entry.file
         finally:
@@ -207,6 +201,30 @@ class ReadFiles:
                 entry.users -= 1
                 if entry.dropped and entry.users == 0:
                     entry.file.close()
+
+    def _enter(self, segment: SegmentId) -> _ReadFile | None:
+        with self._lock:
+            entry = self._files.get(segment)
+            if entry is not None:
+                self._files.move_to_end(segment)
+                entry.users += 1
+            return entry
+
+    def _enter_new(self, segment: SegmentId) -> _ReadFile:
+        """Open the file, without the lock: it may take a while, and readers of other segments do not wait."""
+        opened = self._open(segment)
+        with self._lock:
+            if segment not in self._register.kinds:
+                opened.close()
+                self._register.path(segment)  # raises: it was removed meanwhile, and `drop` has been here
+            entry = self._files.get(segment)
+            if entry is None:
+                entry = self._files[segment] = _ReadFile(opened)
+                self._evict()
+            else:
+                opened.close()
+            entry.users += 1
+            return entry
 
     def lend(self, segment: SegmentId) -> int:
         """A read-only descriptor to hand to clients.  It stays ours and open; EngineBusy when too many are."""
@@ -264,6 +282,7 @@ class ReadFiles:
         return file
 
     def _evict(self) -> None:
+        """The least recently used go; the newest, which nobody uses yet, is the last in order."""
         while len(self._files) > READ_FILES_MAX:
             _, entry = self._files.popitem(last=False)
             self._close(entry)

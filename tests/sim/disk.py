@@ -78,6 +78,11 @@ class SimDisk:
         self._index_copies: deque[bytes] = deque(maxlen=_INDEX_COPIES)
         self._folder: Path | None = None
 
+    @property
+    def open_files(self) -> int:
+        """Handles that were opened and not closed."""
+        return sum(inode.open_count for inode in self._open.values())
+
     # --- faults --------------------------------------------------------------------------------------
 
     def fail_next(self, operation: str, error: Exception, *, path: str = "", skip: int = 0) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import trio
@@ -16,7 +17,7 @@ import trio.testing
 
 from engine import segment_files
 from engine.disk import LocalDisk
-from engine.format import SegmentKind, StoreIdentity
+from engine.format import ChunkRecord, SegmentKind, StoreIdentity
 from engine.segment_files import pack_segment_header, parse_segment_name, segment_path
 from lakefs.errors import (
     ChunkDamaged,
@@ -31,13 +32,14 @@ from lakefs.errors import (
 )
 from lakefs.ids import BootId, SegmentId
 from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES, KIB, MIB
-from lakefs.offload import ThreadOffload
+from lakefs.offload import InlineOffload, ThreadOffload
 from lakefs.ports import Disk
 from tests.sim.determinism import run_seeded
 from tests.sim.disk import SimCrashed, SimDisk
 from tests.sim.segment_world import SMALL_SIZES, STORE_ID, World, drive
 
 PAGE = 4096
+T = TypeVar("T")
 BIG_SIZES = replace(SMALL_SIZES, large_segment=16 * MIB, large_extend=8 * MIB)
 EDGE_LENGTHS = [
     64 * KIB,
@@ -274,27 +276,73 @@ def test_writers_of_large_payloads_share_syncs_that_began_after_their_writes() -
     drive(body)
 
 
-def test_a_sync_that_began_before_a_write_ended_does_not_count_for_it(tmp_path: Path) -> None:
-    """A sync is held up; a write ends meanwhile; its caller's sync must be another one."""
+class HeldOffload(InlineOffload):
+    """Runs calls inline, but returns from syncs only when let go."""
 
-    async def body(world: World) -> None:
-        place, _ = await world.write_large(world.payload(70_000))
-        syncs: list[str] = []
+    def __init__(self) -> None:
+        self.go_on = trio.Event()
+        self.syncs = 0
+
+    async def run(self, call: Callable[..., T], *args: object) -> T:
+        result = await super().run(call, *args)
+        if getattr(call, "__name__", "") == "sync_data":
+            self.syncs += 1
+            await self.go_on.wait()
+        return result
+
+
+def test_a_sync_that_began_before_a_write_ended_does_not_count_for_it() -> None:
+    async def main() -> None:
+        offload = HeldOffload()
+        disk = SimDisk(1)
+        world = World(disk, offload)
+        await world.segments.open()
+        first, _ = await world.write_large(world.payload(70_000))
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.segments.sync, {first.segment})
+            await trio.testing.wait_all_tasks_blocked()
+            assert offload.syncs == 1
+            late = await world.write_large(world.payload(70_000))
+            for _ in range(2):
+                nursery.start_soon(world.segments.sync, {late[0].segment})
+            await trio.testing.wait_all_tasks_blocked()
+            assert offload.syncs == 1, "one at a time"
+            offload.go_on.set()
+        assert offload.syncs == 2, "the late write had a sync of its own, and its callers shared it"
+        await world.segments.sync({first.segment})
+        assert offload.syncs == 2, "nothing was written since"
 
-            async def sync(name: str) -> None:
-                await world.segments.sync({place.segment})
-                syncs.append(name)
+    trio.run(main)
 
-            nursery.start_soon(sync, "first")
-            await trio.lowlevel.checkpoint()
-            await world.write_large(world.payload(70_000))
-            nursery.start_soon(sync, "second")
-        assert isinstance(world.disk, SimDisk)
-        await world.reopen(world.disk.crash())
-        assert sorted(syncs) == ["first", "second"]
 
-    drive(body)
+def test_a_segment_removed_stays_removed_after_power_loss() -> None:
+    for seed in range(10):
+
+        async def body(world: World) -> None:
+            record = await world.store_large(world.payload(70_000))
+            await world.segments.close()
+            await world.reopen()
+            del world.stored[record]
+            await world.segments.remove(record.segment)
+            assert isinstance(world.disk, SimDisk)
+            await world.reopen(world.disk.crash())
+            assert world.segments.all_ids() == []
+
+        drive(body, seed=seed)
+
+
+def test_the_folder_of_a_new_store_is_durable_before_anything_in_it() -> None:
+    for seed in range(10):
+        disk = SimDisk(seed)
+
+        async def main(disk: SimDisk = disk) -> None:
+            world = World(disk)
+            await world.segments.open()
+            await world.store_small([b"first"])
+            await world.reopen(disk.crash())
+            await world.check()
+
+        trio.run(main)
 
 
 # --- failures --------------------------------------------------------------------------------------------
@@ -414,6 +462,79 @@ def test_a_disk_that_runs_full_in_the_middle_of_filling_loses_nothing() -> None:
     drive(body)
 
 
+def test_a_smaller_step_is_tried_before_a_payload_is_refused() -> None:
+    async def body(world: World) -> None:
+        disk = world.disk
+        assert isinstance(disk, SimDisk)
+        disk.fail_next("allocate", StoreFull("planted"))
+        await world.store_large(world.payload(100_000))
+        await world.store_small([world.payload(60_000)])
+        disk.fail_next("pwrite", StoreFull("planted"), path="small")
+        await world.store_small([world.payload(10_000)])
+        await world.check()
+
+    drive(body)
+
+
+def test_an_append_refused_for_want_of_room_takes_no_place() -> None:
+    async def body(world: World) -> None:
+        disk = world.disk
+        assert isinstance(disk, SimDisk)
+        first = (await world.store_small([world.payload(100)]))[0]
+        room, disk.capacity_bytes = disk.capacity_bytes, disk.capacity_bytes - disk.free_bytes()
+        refused = 0
+        while not refused:
+            try:
+                last = (await world.store_small([world.payload(1000)]))[0]
+            except StoreFull:
+                refused += 1
+        with pytest.raises(StoreFull):
+            await world.store_small([world.payload(1000)])
+        disk.capacity_bytes = room
+        later = (await world.store_small([world.payload(1000)]))[0]
+        assert first.segment == last.segment == later.segment
+        assert later.offset == last.offset + last.stored_bytes
+        await world.check()
+
+    drive(body)
+
+
+def test_a_failed_append_shuts_the_store_for_writing_and_nothing_is_trimmed() -> None:
+    async def body(world: World) -> None:
+        disk = world.disk
+        assert isinstance(disk, SimDisk)
+        record = (await world.store_small([b"first"]))[0]
+        size = await world.segments.size(record.segment)
+        disk.fail_next("pwrite", DiskFailed("planted"), path="small")
+        with pytest.raises(DiskFailed):
+            await world.store_small([b"second"])
+        with pytest.raises(StoreReadOnly):
+            await world.store_small([b"third"])
+        await world.segments.close()
+        await world.reopen()
+        assert await world.segments.size(record.segment) == size
+        await world.check()
+
+    drive(body)
+
+
+def test_a_removal_that_fails_can_be_tried_again() -> None:
+    async def body(world: World) -> None:
+        disk = world.disk
+        assert isinstance(disk, SimDisk)
+        record = await world.store_large(world.payload(70_000))
+        await world.segments.close()
+        await world.reopen()
+        disk.fail_next("unlink", DiskFailed("planted"))
+        with pytest.raises(DiskFailed):
+            await world.segments.remove(record.segment)
+        assert world.segments.all_ids() == [record.segment]
+        await world.segments.remove(record.segment)
+        assert world.segments.all_ids() == []
+
+    drive(body)
+
+
 def test_a_segment_that_cannot_be_made_leaves_no_file() -> None:
     async def body(world: World) -> None:
         disk = world.disk
@@ -458,6 +579,42 @@ def test_callers_cancelled_at_any_checkpoint_leave_nothing_in_flight_and_harm_no
         drive(body, seed=after)
 
 
+def test_of_two_callers_with_the_same_bytes_only_the_cancelled_one_is_withdrawn() -> None:
+    async def body(world: World) -> None:
+        await world.store_small([b"first"])
+        scope = trio.CancelScope()
+
+        async def doomed() -> None:
+            with scope:
+                await world.store_small([b"same"])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.store_small, [world.payload(60_000)] * 2)
+            await trio.lowlevel.checkpoint()
+            nursery.start_soon(world.store_small, [b"same"])
+            await trio.lowlevel.checkpoint()
+            nursery.start_soon(doomed)
+            await trio.lowlevel.checkpoint()
+            scope.cancel()
+        assert sorted(world.stored.values(), key=len)[:2] == [b"same", b"first"]
+        await world.check()
+
+    for seed in range(20):
+        drive(body, seed=seed)
+
+
+def test_files_of_full_segments_do_not_stay_open() -> None:
+    async def body(world: World) -> None:
+        for tag in range(30):
+            await world.store_small([world.payload(60_000, tag)])
+            await world.store_large(world.payload(300_000, tag))
+        assert isinstance(world.disk, SimDisk)
+        assert len(world.segments.all_ids()) > 15
+        assert world.disk.open_files <= 3
+
+    drive(body)
+
+
 # --- damage ----------------------------------------------------------------------------------------------
 
 
@@ -477,6 +634,24 @@ def test_a_flipped_bit_anywhere_in_payload_or_vector_is_found() -> None:
                 assert str(record.offset) in caught.value.message
                 disk.flip_bit(path, record.offset + at, 3)
         await world.check()
+
+    drive(body)
+
+
+def test_sound_bytes_of_another_chunk_are_not_taken_for_this_one() -> None:
+    """As when a record was mixed up: payload and vector agree with each other, not with the record."""
+
+    async def body(world: World) -> None:
+        records = [await world.store_large(world.payload(3 * GRANULE_BYTES, tag)) for tag in range(2)]
+        records += await world.store_small([b"mine", b"yours"])
+        for mine, other in (records[:2], records[2:]):
+            mixed_up = ChunkRecord(
+                mine.birth, other.segment, other.offset, mine.stored_bytes, mine.logical_bytes, mine.crc
+            )
+            with pytest.raises(ChunkDamaged):
+                await world.segments.read_chunk(mixed_up)
+            with pytest.raises(ChunkDamaged):
+                await world.segments.read_range(mixed_up, 0, 1)
 
     drive(body)
 
