@@ -99,6 +99,13 @@ class LargeWriter:
             _, segment = self._open.popitem()
             await self._maker.close(segment.room)
 
+    def abandon(self) -> None:
+        """Close the files as they are."""
+        self._current = None
+        while self._open:
+            _, segment = self._open.popitem()
+            segment.room.file.close()
+
     async def _lead_sync(self, segment: _LargeSegment) -> None:
         sync = segment.syncing = _Sync(segment.writes_ended)
         try:

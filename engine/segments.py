@@ -97,6 +97,12 @@ class Segments:
             finally:
                 self._files.close()
 
+    def abandon(self) -> None:
+        """Close all descriptors and leave the files as a crash would.  No call is under way; after `close`, nothing."""
+        self._large.abandon()
+        self._small.abandon()
+        self._files.close()
+
     # --- writing -------------------------------------------------------------------------------------
 
     async def write_large(self, buffer: memoryview, stored_bytes: int) -> Place:

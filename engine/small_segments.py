@@ -193,6 +193,12 @@ class SmallWriter:
         if current is not None:
             await self._maker.close(current)
 
+    def abandon(self) -> None:
+        """Close the file as it is."""
+        current, self._current = self._current, None
+        if current is not None:
+            current.file.close()
+
 
 def _fill(file: DiskFile, offset: int, length: int) -> None:
     """Write zeros ahead, so that later synced writes meet written blocks."""

@@ -16,38 +16,24 @@ given, so a seed is a run.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import random
-import shutil
-import tempfile
-import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+
+from crc32c import crc32c
 
 from lakefs.errors import DiskFailed, StoreFull, StoreLocked
 from lakefs.ids import Buffer
 from lakefs.limits import GIB
+from tests.sim.faults import PlantedFaults
+from tests.sim.index_folder import INDEX, RealIndex
 from tests.sim.medium import PAGE, SECTOR, Allocate, Inode, Names, Punch, Truncate, Write, folder_of
-
-_INDEX: Final = "index"
-_INDEX_COPIES: Final = 3
-_MEMORY_FOLDER: Final = "/dev/shm"  # LMDB's syncs are free there
 
 
 class SimCrashed(BaseException):
     """The power is gone.  Not an Exception, so that no handler takes it for an error of the disk."""
-
-
-@dataclass
-class _Fault:
-    operation: str
-    path: str
-    error: Exception
-    skip: int
 
 
 class SimDisk:
@@ -69,14 +55,15 @@ class SimDisk:
         self.lying_sync = False
         """Syncs report success and do nothing: what a drive without power-loss protection may do."""
         self.operation_count = 0
+        self.trace = hashlib.blake2b(digest_size=16)
+        """Over every operation that changes something, from the first view of this disk on."""
         self._dead = False
-        self._faults: list[_Fault] = []
+        self._faults = PlantedFaults()
         self._names = Names()
         self._inode_count = 1
         self._open: dict[int, Inode] = {}
         self._locks: set[str] = set()
-        self._index_copies: deque[bytes] = deque(maxlen=_INDEX_COPIES)
-        self._folder: Path | None = None
+        self._index = RealIndex()
 
     @property
     def open_files(self) -> int:
@@ -90,7 +77,12 @@ class SimDisk:
 
         A failing write may have written a part; after a failing sync what was to be synced may never be.
         """
-        self._faults.append(_Fault(operation, path, error, skip))
+        self._faults.plant(operation, path, error, skip)
+
+    @property
+    def faults_to_come(self) -> int:
+        """Failures asked for that have not happened yet."""
+        return len(self._faults)
 
     def flip_bit(self, path: str, offset: int, bit: int) -> None:
         """Turn one bit of a file over, on the medium and for every reader."""
@@ -101,42 +93,27 @@ class SimDisk:
         for inode in self._names.inodes():
             inode.power_loss(self.rng)
         self._names.power_loss(self.rng)
-        return self._successor(self._index_after_power_loss())
+        return self._successor(self._index.after_power_loss(self.rng))
 
     def kill(self) -> SimDisk:
         """The process is killed: nothing written is lost, nothing more is durable."""
         for inode in self._names.inodes():
             inode.process_lost()
-        return self._successor(self._read_index())
+        return self._successor(self._index.read())
 
     def note_index_sync(self) -> None:
         """The index has committed: its file is put aside as one of the states a power loss may leave."""
-        with self.changing("note_index_sync", _INDEX) as completes:
-            copy = self._read_index()
-            if copy is not None and not self.lying_sync and (completes or self.rng.randrange(2)):
-                self._index_copies.append(copy)
-
-    def _index_after_power_loss(self) -> bytes | None:
-        choice = self.rng.randrange(4)
-        if choice == 3 or not self._index_copies:
-            return None
-        return self._index_copies[max(0, len(self._index_copies) - 1 - max(0, choice - 1))]
-
-    def _read_index(self) -> bytes | None:
-        try:
-            return self._real(f"{_INDEX}/data.mdb").read_bytes()
-        except FileNotFoundError:
-            return None
+        with self.changing("note_index_sync", INDEX) as completes:
+            if not self.lying_sync and (completes or self.rng.randrange(2)):
+                self._index.note_commit()
 
     def _successor(self, index: bytes | None) -> SimDisk:
         self._dead = True
         heir = SimDisk(self.rng, capacity_bytes=self.capacity_bytes, supports_direct=self.supports_direct)
         heir._names = self._names
         heir._inode_count = self._inode_count
-        if index is not None:
-            heir._real(_INDEX).mkdir(mode=0o700)
-            heir._real(f"{_INDEX}/data.mdb").write_bytes(index)
-            heir._index_copies.append(index)
+        heir.trace = self.trace
+        heir._index.put(index)
         return heir
 
     def check_alive(self) -> None:
@@ -147,15 +124,10 @@ class SimDisk:
     def raise_fault(self, operation: str, path: str) -> None:
         """The error that this operation was told to fail with."""
         self.check_alive()
-        for fault in self._faults:
-            if fault.operation == operation and fault.path in path:
-                fault.skip -= 1
-                if fault.skip < 0:
-                    self._faults.remove(fault)
-                    raise fault.error
+        self._faults.meet(operation, path)
 
     @contextmanager
-    def changing(self, operation: str, path: str) -> Iterator[bool]:
+    def changing(self, operation: str, path: str, detail: str = "") -> Iterator[bool]:
         """Around every operation that changes something.
 
         Yields whether it completes: at `crash_at` a change is recorded as unsynced, a sync does not happen, and
@@ -163,6 +135,7 @@ class SimDisk:
         """
         self.raise_fault(operation, path)
         self.operation_count += 1
+        self.trace.update(f"{operation} {path} {detail}\n".encode())
         last = self.operation_count == self.crash_at
         yield not last
         if last:
@@ -202,11 +175,11 @@ class SimDisk:
         self.raise_fault("list_folder", path)
         folder = "" if path == "." else path
         if self._is_index(folder):
-            real = self._real(folder)
+            real = self._index.path(folder)
             return sorted(os.listdir(real)) if real.is_dir() else []
         found = {name.rpartition("/")[2] for name in self._names.seen if folder_of(name) == folder}
-        if folder == "" and self._folder is not None and self._real(_INDEX).exists():
-            found.add(_INDEX)
+        if folder == "" and self._index.exists:
+            found.add(INDEX)
         return sorted(found)
 
     def make_folder(self, path: str) -> None:
@@ -216,7 +189,7 @@ class SimDisk:
             return
         self._check_path(path)
         if self._is_index(path):
-            self._real(path).mkdir(mode=0o700, exist_ok=True)
+            self._index.path(path).mkdir(mode=0o700, exist_ok=True)
         elif path not in self._names.seen:
             with self.changing("make_folder", path):
                 self._names.change({path: self._new_inode(folder=True)})
@@ -225,7 +198,7 @@ class SimDisk:
         """Whether anything has that name."""
         self.check_alive()
         if self._is_index(path):
-            return self._real(path).exists()
+            return self._index.path(path).exists()
         return path in ("", ".") or path in self._names.seen
 
     def rename(self, source: str, target: str) -> None:
@@ -283,7 +256,7 @@ class SimDisk:
     def local_path(self, path: str) -> str:
         """A real path, for LMDB; only the folder `index` has one."""
         assert self._is_index(path), f"{path} is simulated"
-        return str(self._real(path))
+        return str(self._index.path(path))
 
     def _create(self, path: str) -> Inode:
         self.check_alive()
@@ -309,16 +282,8 @@ class SimDisk:
         assert not inode.folder, f"{path} is a folder"
         return inode
 
-    def _real(self, path: str) -> Path:
-        """Path in a folder of the machine, made when first needed and removed with this view."""
-        if self._folder is None:
-            parent = _MEMORY_FOLDER if os.path.isdir(_MEMORY_FOLDER) else None
-            self._folder = Path(tempfile.mkdtemp(prefix="lake-sim-", dir=parent))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        return self._folder / path
-
     def _is_index(self, path: str) -> bool:
-        return path.split("/")[0].startswith(_INDEX)
+        return path.split("/")[0].startswith(INDEX)
 
     def _check_path(self, path: str) -> None:
         if any(part in ("", ".", "..") for part in path.split("/")):
@@ -382,20 +347,20 @@ class SimFile:
     def allocate(self, offset: int, length: int) -> None:
         """Take room ahead; unsynced."""
         self._check_writable("allocate")
-        with self._disk.changing("allocate", self._path):
+        with self._disk.changing("allocate", self._path, f"{offset} {length}"):
             self._check_room(self._inode.seen.lacking_bytes(offset, length))
             self._inode.change(Allocate(offset, length))
 
     def punch(self, offset: int, length: int) -> None:
         """Free whole pages; unsynced."""
         self._check_writable("punch")
-        with self._disk.changing("punch", self._path):
+        with self._disk.changing("punch", self._path, f"{offset} {length}"):
             self._inode.change(Punch(offset, length))
 
     def truncate(self, size: int) -> None:
         """Set the length; unsynced."""
         self._check_writable("truncate")
-        with self._disk.changing("truncate", self._path):
+        with self._disk.changing("truncate", self._path, f"{size}"):
             self._inode.change(Truncate(size))
 
     def size(self) -> int:
@@ -421,7 +386,7 @@ class SimFile:
     def _write(self, payload: bytes, offset: int) -> None:
         self._check_writable("pwrite")
         try:
-            with self._disk.changing("pwrite", self._path):
+            with self._disk.changing("pwrite", self._path, f"{offset} {len(payload)} {crc32c(payload)}"):
                 self._check_room(self._inode.seen.lacking_bytes(offset, len(payload)))
                 self._inode.change(Write(offset, payload))
         except (DiskFailed, StoreFull):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import trio
 from crc32c import crc32c
@@ -18,7 +19,7 @@ from engine.format import ChunkRecord, SegmentKind, StoreIdentity
 from engine.segments import Segments, SegmentSizes, seal_payload
 from lakefs.ids import Birth, BootId, SegmentId
 from lakefs.limits import KIB, MIB
-from lakefs.offload import InlineOffload
+from lakefs.offload import InlineOffload, ThreadOffload
 from lakefs.ports import Disk, Offload
 from tests.sim.determinism import run_seeded
 from tests.sim.disk import SimDisk
@@ -28,6 +29,8 @@ SMALL_SIZES = SegmentSizes(
     large_segment=1 * MIB, small_segment=256 * KIB, large_extend=256 * KIB, small_fill=64 * KIB
 )
 """Sizes at which a test meets the end of segments and steps soon."""
+BIG_SIZES = replace(SMALL_SIZES, large_segment=16 * MIB, large_extend=8 * MIB)
+"""Sizes that take the largest chunks."""
 
 
 class World:
@@ -155,3 +158,17 @@ def drive(
 
     run_seeded(main, seed)
     return disk
+
+
+def drive_threads(disk: Disk, body: Callable[[World], Awaitable[None]]) -> None:
+    """Run `body` with real threads, whatever the disk, then stop cleanly."""
+
+    async def main() -> None:
+        with trio.fail_after(120):
+            async with ThreadOffload(4, "test") as offload:
+                world = World(disk, offload, BIG_SIZES)
+                await world.segments.open()
+                await body(world)
+                await world.segments.close()
+
+    trio.run(main)
