@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -32,6 +33,7 @@ from engine.holds import Holds
 from engine.manifests import Manifests
 from engine.metadata import Metadata, open_metadata
 from engine.payloads import PayloadMemory
+from engine.recovery import INDEX_FOLDER
 from engine.reserve import Reserve
 from engine.segments import Segments
 from engine.sizes import DEFAULT_STORE_SIZES, StoreSizes
@@ -91,6 +93,7 @@ class Store:
         free, total = await self.offload.run(lambda: (self.disk.free_bytes(), self.disk.total_bytes()))
         return {
             "version": VERSION,
+            "data": str(Path(self.disk.local_path(INDEX_FOLDER)).parent),
             "store_id": self.superblock.store_id.hex(),
             "engine_id": self.superblock.engine_id.hex(),
             "state": "read-only" if failed else "serving",

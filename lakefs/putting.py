@@ -111,7 +111,7 @@ def put(
     """
     change = NameChange(name.bucket, name.key, b"", attributes, condition, create_bucket)
     plan = yield from work(
-        plan_file, lambda offset, length: source.read_at(offset, length), source.size_bytes
+        plan_file, lambda offset, length: bytes(source.read_at(offset, length)), source.size_bytes
     )
     head = list(islice(plan.lengths(), 2))
     if len(head) <= 1:

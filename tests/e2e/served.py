@@ -1,0 +1,137 @@
+"""A real `lake serve` process on a folder of its own, and the command line beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LAKE = [sys.executable, "-m", "cli.main"]
+WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command left: its exit code and both outputs."""
+
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def text(self) -> str:
+        """stdout as text."""
+        return self.out.decode()
+
+    @property
+    def lines(self) -> list[str]:
+        """stdout, line by line."""
+        return self.text.splitlines()
+
+
+def environment(server: str | None = None) -> dict[str, str]:
+    """The environment of a command: no settings of the developer's, the checkout importable."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LAKE_")}
+    kept["PYTHONPATH"] = str(ROOT)
+    return kept | ({"LAKE_SERVER": server} if server else {})
+
+
+def lake(
+    *args: str | Path, server: str | None = None, stdin: bytes = b"", cwd: Path | None = None
+) -> Finished:
+    """Run one command to its end."""
+    done = subprocess.run(
+        [*LAKE, *map(str, args)],
+        input=stdin,
+        capture_output=True,
+        env=environment(server),
+        cwd=cwd,
+        timeout=WAIT_S,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr.decode(errors="backslashreplace"))
+
+
+class Served:
+    """One engine process, and commands that talk to it."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.data = folder / "store"
+        self.socket = folder / "s"
+        self.server = f"unix:{self.socket}"
+        self._options = options
+        self.printed: list[str] = []
+        self.process: subprocess.Popen[str] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start the engine and wait until it serves."""
+        command = [*LAKE, "serve", "--data", str(self.data), "--socket", str(self.socket)]
+        self.process = subprocess.Popen(
+            [*command, "--admin", "off", *self._options],
+            stdout=subprocess.PIPE,
+            text=True,
+            # An engine must not take a client's address for its own.
+            env=environment("unix:/nowhere/lake.sock"),
+        )
+        assert self.process.stdout is not None
+        self.printed = []
+        for line in self.process.stdout:
+            self.printed.append(line.rstrip("\n"))
+            if line == "ready\n":
+                return
+        raise AssertionError(f"the engine ended with {self.process.wait()}: {self.printed}")
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> int:
+        """SIGKILL."""
+        return self._end(signal.SIGKILL)
+
+    def _end(self, number: int) -> int:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        self.process.send_signal(number)
+        self.process.stdout.read()
+        self.process.stdout.close()
+        return self.process.wait(WAIT_S)
+
+    def __call__(self, *args: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> Finished:
+        """Run a command against this engine."""
+        return lake(*args, server=self.server, stdin=stdin, cwd=cwd)
+
+    def good(self, *args: str | Path, stdin: bytes = b"") -> Finished:
+        """As a call, and it must succeed."""
+        done = self(*args, stdin=stdin)
+        assert done.code == 0, done
+        return done
+
+    def begin(self, *args: str | Path) -> subprocess.Popen[bytes]:
+        """Start a command that the test ends itself."""
+        return subprocess.Popen(
+            [*LAKE, *map(str, args)],
+            env=environment(self.server),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[Served]:
+    """An engine for the block; it must stop cleanly at the end unless the test stopped it."""
+    served = Served(folder, *options)
+    try:
+        yield served
+    finally:
+        assert served.process is not None
+        if served.process.poll() is None:
+            code = served.stop()
+            assert code == 0, code
