@@ -255,7 +255,9 @@ def seal_value(table: Table, key: bytes, value: bytes) -> bytes:
 def open_value(table: Table, key: bytes, sealed: bytes) -> bytes:
     """The value without its checksum.  IndexDamaged when the checksum is not that of this key here."""
     value = sealed[:-4]
-    if len(sealed) < 4 or crc32c(value, crc32c(key, crc32c(_TABLE_BYTE[table]))) != int.from_bytes(sealed[-4:], "little"):
+    if len(sealed) < 4 or crc32c(value, crc32c(key, crc32c(_TABLE_BYTE[table]))) != int.from_bytes(
+        sealed[-4:], "little"
+    ):
         raise IndexDamaged(
             f"a record of table {table.name.lower()} does not match its checksum; "
             "run: lake fsck --rebuild (with the engine stopped)",
@@ -323,9 +325,13 @@ def unpack_chunk_record(value: bytes) -> ChunkRecord:
     """The record from its (already verified) value.  StoreUnusable for a codec or version of the future."""
     if len(value) != CHUNK_RECORD.size:
         raise StoreUnusable(f"chunk record of {len(value)} bytes, {CHUNK_RECORD.size} expected")
-    version, codec, cipher, checksum, _, birth, segment, offset, stored, logical, crc = CHUNK_RECORD.unpack(value)
+    version, codec, cipher, checksum, _, birth, segment, offset, stored, logical, crc = CHUNK_RECORD.unpack(
+        value
+    )
     if (version, codec, cipher, checksum) != (1, 0, 0, CHECKSUM_CRC32C_GRANULE):
-        raise StoreUnusable(f"chunk record version {version}, codec {codec}, cipher {cipher}, checksum {checksum}")
+        raise StoreUnusable(
+            f"chunk record version {version}, codec {codec}, cipher {cipher}, checksum {checksum}"
+        )
     return ChunkRecord(Birth(birth), SegmentId(segment), offset, stored, logical, crc)
 
 
