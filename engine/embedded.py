@@ -121,7 +121,7 @@ class EmbeddedBlockingEngine:
         self._ended: Future[None] = Future()
         try:
             trio.run(self._main)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised by close, or by the constructor
             self._ended.set_exception(error)
             if not self._started.done():
                 self._started.set_exception(error)
@@ -165,7 +165,7 @@ class EmbeddedBlockingEngine:
             return
         try:
             reply = await self._engine.call(request, body, descriptors, into=into)
-        except Exception as error:  # goes to the caller's thread, whatever it is
+        except Exception as error:  # noqa: BLE001 - goes to the caller's thread, whatever it is
             ticket.set_exception(error)
         else:
             ticket.set_result(reply)
@@ -173,7 +173,10 @@ class EmbeddedBlockingEngine:
 
 @contextmanager
 def open_lake(data: Path) -> Iterator[Lake]:
-    """The store in a folder, opened in this process.  StoreLocked when an engine has it, StoreUnusable, StoreDamaged."""
+    """The store in a folder, opened in this process.
+
+    StoreLocked when an engine has it open, StoreUnusable, StoreDamaged.
+    """
     engine = EmbeddedBlockingEngine(data)
     lake = Lake(engine)
     try:

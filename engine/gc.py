@@ -37,7 +37,18 @@ from engine.number_set import NumberSet
 from engine.segments import Segments
 from engine.tree import NameEvent
 from engine.views import Transaction
-from lakefs.ids import EMPTY_CHUNK, Birth, BlobId, ChunkId, ChunkKind, NodeId, SegmentId, Sequence, chunk_of, kind_of
+from lakefs.ids import (
+    EMPTY_CHUNK,
+    Birth,
+    BlobId,
+    ChunkId,
+    ChunkKind,
+    NodeId,
+    SegmentId,
+    Sequence,
+    chunk_of,
+    kind_of,
+)
 from lakefs.limits import GC_BATCH, GC_GRACE_S
 from lakefs.ports import Clock
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from engine.clock import SystemClock
 from engine.disk import LocalDisk
-from lakefs.offload import ThreadOffload
 from engine.store import Store, open_store
+from lakefs.offload import ThreadOffload
 
 ENGINE_THREADS = 6
 """Two cores' worth of hashing, and calls that wait for the disk."""
@@ -18,6 +18,8 @@ ENGINE_THREADS = 6
 @asynccontextmanager
 async def open_local_store(data: Path) -> AsyncIterator[Store]:
     """Open (or create) the store in a folder; stopped cleanly at the end.  Errors: see `open_store`."""
-    async with ThreadOffload(ENGINE_THREADS, "lake") as offload:
-        async with open_store(LocalDisk(data), SystemClock(), offload) as store:
-            yield store
+    async with (
+        ThreadOffload(ENGINE_THREADS, "lake") as offload,
+        open_store(LocalDisk(data), SystemClock(), offload) as store,
+    ):
+        yield store

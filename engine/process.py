@@ -31,7 +31,7 @@ from lakefs.net import TrioNetwork
 
 DRAIN_TIMEOUT_S: Final = 20.0
 GC_INTERVAL_S: Final = 600.0
-TOKEN_FILE: Final = "native.token"
+TOKEN_FILE: Final = "native.token"  # noqa: S105 - a file name
 _log: Final = structlog.get_logger()
 
 

@@ -1,7 +1,7 @@
 """Requests that read: open, locate, descriptors, and streamed ranges.
 
-The engine answers where bytes are; clients that hold descriptors fetch and check them themselves.  Payloads under 64 KiB
-come inline, checked by CRC32C here and by digest there; clients without descriptors get ranges streamed.
+The engine answers where bytes are; clients that hold descriptors fetch and check them themselves.  Payloads under
+64 KiB come inline, checked by CRC32C here and by digest there; clients without descriptors get ranges streamed.
 
 Rules kept here:
 - An opened object's lease is taken in the same synchronous step in which its name was read.

@@ -18,9 +18,9 @@ from __future__ import annotations
 import math
 import os
 import types
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import structlog
@@ -97,6 +97,16 @@ class _Worker:
     task: trio.lowlevel.Task | None = None
 
 
+@runtime_checkable
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class _AsyncClosable(Protocol):
+    async def aclose(self) -> None: ...
+
+
 class _Job(msgspec.Struct, frozen=True, gc=False):
     """A request whose body is there."""
 
@@ -145,11 +155,13 @@ class ServedConnection:
         """Serve.  Returns when the connection has ended and the service knows; raises only for bugs."""
         try:
             with self._scope:
-                if await self._greet():
-                    async with trio.open_nursery() as nursery:
-                        self._nursery = nursery
-                        nursery.start_soon(self._send)
+                async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
+                    nursery.start_soon(self._send)
+                    if await self._greet():
                         self._promote()
+                    else:
+                        await self._leave()
         finally:
             self._sender.drop_all()
             await self._stream.aclose()
@@ -193,7 +205,7 @@ class ServedConnection:
                 return False
             except LakeError as raised:
                 error = raised
-        self._sender.send(farewell(error))
+        self._sender.cork(farewell(error))
         return False
 
     async def _hello(self, stream_id: int, hello: Hello) -> bool:
@@ -202,7 +214,6 @@ class ServedConnection:
         except LakeError as error:
             _log.warning("hello_refused", peer=self._stream.peer, reason=error.message)
             self._fail(stream_id, error)
-            self._sender.flush()
             return False
         carried = self._stream.carries_descriptors
         self._client = self._service.connected(self._stream.peer, descriptors=carried, trusted=self._trusted)
@@ -210,7 +221,6 @@ class ServedConnection:
             reply = await self._service.serve(self._client, hello, Body(), ())
         except LakeError as error:
             self._fail(stream_id, error)
-            self._sender.flush()
             return False
         assert isinstance(reply.message, HelloReply), "Hello is answered with HelloReply"
         message = msgspec.structs.replace(
@@ -251,10 +261,14 @@ class ServedConnection:
             self.close()
         except LakeError as error:
             _log.warning("connection_refused", peer=self._stream.peer, reason=error.message)
-            self._sender.send(farewell(error))
-            with trio.move_on_after(_FAREWELL_TIMEOUT_S):
-                await self._sender.wait_sent()
-            self.close()
+            self._sender.cork(farewell(error))
+            await self._leave()
+
+    async def _leave(self) -> None:
+        """End the connection once what was said is sent, if that goes soon."""
+        with trio.move_on_after(_FAREWELL_TIMEOUT_S):
+            await self._sender.wait_sent()
+        self.close()
 
     def _promote(self) -> None:
         """Make another task the leader: a parked one, or a new one."""
@@ -468,10 +482,17 @@ class ServedConnection:
         finally:
             del self._watches[stream_id]
             self._notice()
-            if isinstance(events, AsyncGenerator):
-                with trio.CancelScope(shield=True):
-                    await events.aclose()
+            await _close(events)
         self._sender.send(last)
+
+
+async def _close(events: AsyncIterator[WatchEvent]) -> None:
+    """Release an iterator, whichever kind it is."""
+    if isinstance(events, _AsyncClosable):
+        with trio.CancelScope(shield=True):
+            await events.aclose()
+    elif isinstance(events, _Closable):
+        events.close()
 
 
 def _duplicates(descriptors: Sequence[int]) -> list[int]:

@@ -300,7 +300,9 @@ def _opened(access: Access, name: Name, answer: OpenedObject, body: memoryview) 
     else:
         lengths = answer.lengths
     offsets = accumulate(lengths, initial=0)
-    opened.pieces = [Piece(chunk, offset, length) for chunk, offset, length in zip(chunks, offsets, lengths)]
+    opened.pieces = [
+        Piece(chunk, offset, length) for chunk, offset, length in zip(chunks, offsets, lengths, strict=False)
+    ]
     return opened
 
 

@@ -35,8 +35,8 @@ from lakefs.ids import Buffer
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.names import Name, parse_name, parse_object_name
 from lakefs.putting import PutResult, Transfer, only_result, put, put_stream, result_of
-from lakefs.sources import BufferSource, FileSource
 from lakefs.service import Reply
+from lakefs.sources import BufferSource, FileSource
 from lakefs.steps import Pipeline, Send, Steps, send, work
 from lakefs.wire.messages import (
     NO_CONDITION,

@@ -109,7 +109,7 @@ class EngineService(Protocol):
         ...
 
     def watch(self, client: ServedClient, request: Watch) -> AsyncIterator[WatchEvent]:
-        """Events of a bucket, until closed (an iterator with `aclose` gets it called).
+        """Events of a bucket, until closed (`aclose` or `close` of the iterator, where it has one).
 
         The watch has begun when this returns, so that no event after the client's answer is missed.
         """

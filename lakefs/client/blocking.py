@@ -9,6 +9,7 @@ drops the unfinished put with it, and the next operation connects anew.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -311,10 +312,8 @@ class ObjectReader(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            try:
+            with contextlib.suppress(EngineUnreachable):  # the lease ended with the connection
                 self._lake.run(self._lake.steps.close(self._opened))
-            except EngineUnreachable:
-                pass  # the lease ended with the connection
         super().close()
 
 

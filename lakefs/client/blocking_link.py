@@ -170,6 +170,8 @@ class Link:
         """End the connection; open tickets are lost.  Does nothing the second time."""
         if self.error is not None:
             return
+        if self._hello is not None and not isinstance(error, EngineUnreachable):
+            error = EngineUnreachable(f"the connection to {self.address} had to end: {error.message}")
         self.error = error
         with contextlib.suppress(OSError):  # the peer was first
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that receives

@@ -20,10 +20,12 @@ async def connect_trio(
 ) -> AsyncIterator[TrioLake]:
     """Connect to an engine; the connection ends with the block.  Parameters and errors as `lakefs.connect`."""
     where, secret = resolve(address, token)
-    async with ThreadOffload(WORK_THREADS, "lake-work") as offload:
-        async with connect_engine(where, token=secret) as engine:
-            lake = TrioLake(engine, offload, network=where.startswith("tcp"), check=check)
-            try:
-                yield lake
-            finally:
-                await lake.aclose()
+    async with (
+        ThreadOffload(WORK_THREADS, "lake-work") as offload,
+        connect_engine(where, token=secret) as engine,
+    ):
+        lake = TrioLake(engine, offload, network=where.startswith("tcp"), check=check)
+        try:
+            yield lake
+        finally:
+            await lake.aclose()

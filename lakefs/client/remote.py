@@ -7,7 +7,8 @@ Rules kept here:
   frame has come.
 - Memory of a caller (request body, `into`) is not touched after its call has ended: a call that is cancelled while
   its frame is being sent, or its reply received into `into`, ends when that is over (at most 30 s).
-- When the connection is lost, every pending call raises, and so do later ones; nothing is retried here.
+- When the connection is lost, every pending call raises EngineUnreachable, and so do later ones; nothing is retried
+  here.  A draining engine finishes what is in flight; later calls raise EngineBusy.
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ class RemoteEngine:
         self._hello: HelloReply | None = None
         self._lost: LakeError | None = None
         self._ended = trio.Event()
+        self._idle = trio.Event()
         self.draining = False
 
     @property
@@ -138,6 +140,12 @@ class RemoteEngine:
     async def wait_ended(self) -> None:
         """Wait until the connection is lost or the engine says goodbye."""
         await self._ended.wait()
+
+    async def wait_idle(self) -> None:
+        """Wait until no request is in flight, or the connection is lost."""
+        while self._lost is None and self._wire.open_count:
+            self._idle = trio.Event()
+            await self._idle.wait()
 
     async def call(
         self,
@@ -207,8 +215,11 @@ class RemoteEngine:
         """The connection is no more: everything that waits gets the error."""
         if self._lost is not None:
             return
+        if self._hello is not None and not isinstance(error, EngineUnreachable):
+            error = EngineUnreachable(f"the connection to {self.address} had to end: {error.message}")
         self._lost = error
         self._ended.set()
+        self._idle.set()
         self._sender.drop_all()
         self._receiver.close()
         for call in self._calls.values():
@@ -236,7 +247,7 @@ class RemoteEngine:
         if self._lost is not None:
             raise _again(self._lost)
         if self.draining:
-            raise EngineUnreachable(f"the engine at {self.address} is shutting down", subject=self.address)
+            raise EngineBusy(f"the engine at {self.address} is shutting down", subject=self.address)
         if descriptors and not self.carries_descriptors:
             raise InvalidArgument(f"descriptors cannot be sent to {self.address}", subject=self.address)
         stream_id, frame = self._wire.request(
@@ -317,7 +328,7 @@ class RemoteEngine:
             result = outcome.Value(Reply(event.message, Body(parts), descriptors))
         if not call.wake(result) or isinstance(result, outcome.Error):
             close_all(descriptors)
-        self._slots.unpark()
+        self._stream_ended()
 
     def _ended_with(self, stream_id: int, error: LakeError | None) -> None:
         call = self._calls.pop(stream_id, None)
@@ -327,7 +338,12 @@ class RemoteEngine:
         watch = self._watches.get(stream_id)
         if watch is not None:
             watch.end(error)
+        self._stream_ended()
+
+    def _stream_ended(self) -> None:
         self._slots.unpark()
+        if not self._wire.open_count:
+            self._idle.set()
 
 
 class WatchEvents:

@@ -99,8 +99,7 @@ class TrioLake:
                 ticket.result = await self._offload.run(effect.call, *effect.args)
         except LakeError as error:
             ticket.error = error
-        finally:
-            ticket.done.set()
+        ticket.done.set()  # not when anything else was raised: that ends the nursery, and with it the operation
 
     # --- writing -----------------------------------------------------------------------------------
 

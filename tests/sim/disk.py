@@ -80,6 +80,11 @@ class SimDisk:
         self._faults.plant(operation, path, error, skip)
 
     @property
+    def is_dead(self) -> bool:
+        """Whether the power is gone."""
+        return self._dead
+
+    @property
     def faults_to_come(self) -> int:
         """Failures asked for that have not happened yet."""
         return len(self._faults)
