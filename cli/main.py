@@ -16,7 +16,7 @@ from typing import Final
 import click
 
 from cli.target import Target, engine_options
-from lakefs.errors import LakeError
+from lakefs.errors import LakeError, LocalFileError
 from lakefs.version import VERSION
 
 EXIT_BUG: Final = 70
@@ -92,6 +92,11 @@ def run(args: list[str]) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        # stdout took no more; what commands do with files they translate themselves.
+        _debug(args)
+        _silence_stdout()
+        return _show(LocalFileError(f"{error.filename or 'stdout'}: {error.strerror}"), args)
     except Exception as error:  # noqa: BLE001  # the edge: whatever is left is a bug, and is told as one
         _debug(args)
         return _bug(error, args)

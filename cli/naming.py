@@ -192,7 +192,8 @@ def _copy_batch(pairs: list[tuple[Name, Name]], no_clobber: bool) -> Steps[list[
 
 def _missing(lake: Lake, text: str) -> LakeError:
     """Why nothing was removed: there is no such name, or only a folder of it."""
-    if not text.endswith("/") and lake.exists(text + "/"):
+    folder = text.rstrip("/") + "/"
+    if lake.exists(folder):
         return IsAFolder(f"{text} is a folder; remove it with: lake rm -r", subject=text)
     return KeyNotFound(f"{text} does not exist", subject=text)
 

@@ -53,10 +53,20 @@ def serve(
     config = load(file=file, flags=flags)
     log_to_stderr(config.log_level)
     faces = (serve_admin_port, notify_manager)
-    trio.run(partial(run_engine, config, printer=_say, faces=faces))
+    try:
+        trio.run(partial(run_engine, config, printer=_say, faces=faces))
+    except BaseExceptionGroup as group:
+        raise _only(group) from group
 
 
 def _say(line: str) -> None:
     """One line, at once: whoever starts an engine waits for it."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def _only(error: BaseException) -> BaseException:
+    """What a nursery wrapped, when that is one error; else the group."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

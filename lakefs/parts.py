@@ -21,9 +21,8 @@ import threading
 from typing import Protocol
 
 from lakefs.errors import AlreadyExists, LocalFileError, PermissionDenied
-from lakefs.getting import Piece
+from lakefs.getting import FileSink, Piece
 from lakefs.ids import data_chunk_id
-from lakefs.limits import CHUNK_BYTES
 
 PART_SUFFIX = ".lake-part"
 NAME_BYTES_MAX = 255
@@ -50,8 +49,8 @@ def part_path(target: str) -> str:
     return os.path.join(folder, f".{name}{PART_SUFFIX}")
 
 
-class PartFile:
-    """A target being written.  Also the `Sink` of its object's chunks."""
+class PartFile(FileSink):
+    """A target being written; the sink of its object's chunks."""
 
     def __init__(self, target: str) -> None:
         """Create or take over the part.  LocalFileError, AlreadyExists (the target is being written elsewhere)."""
@@ -60,10 +59,9 @@ class PartFile:
         self._lock = threading.Lock()
         self._users = 0
         self._ended = True  # until there is something to end
-        self._local = threading.local()
         if os.path.isdir(target):
             raise LocalFileError(f"{target}: is a folder", subject=target)
-        self._descriptor = _open_locked(self.path, target)
+        super().__init__(_open_locked(self.path, target), target)
         self._ended = False
         self.found_bytes = os.fstat(self._descriptor).st_size
         """Length of what an earlier, killed process had left."""
@@ -86,21 +84,12 @@ class PartFile:
             raise self._failure(error) from error
         return count == piece.length and data_chunk_id(memory) == piece.chunk
 
-    def memory_for(self, piece: Piece) -> memoryview:
-        """One buffer of 4 MiB for each thread."""
-        buffer: bytearray | None = getattr(self._local, "buffer", None)
-        if buffer is None:
-            buffer = self._local.buffer = bytearray(CHUNK_BYTES)
-        return memoryview(buffer)[: piece.length]
-
     def deliver(self, piece: Piece, payload: memoryview) -> None:
         """Write the piece; nothing happens after the part has ended."""
         if not self._enter():
             return
         try:
-            _pwrite_all(self._descriptor, payload, piece.offset)
-        except OSError as error:
-            raise self._failure(error) from error
+            super().deliver(piece, payload)
         finally:
             self._leave()
 
@@ -226,9 +215,3 @@ def _open_locked(path: str, target: str) -> int:
         if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
             return descriptor
         os.close(descriptor)
-
-
-def _pwrite_all(descriptor: int, payload: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(payload):
-        done += os.pwrite(descriptor, payload[done:], offset + done)
