@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import trio
@@ -25,7 +25,7 @@ from lakefs.client.blocking import Lake
 from lakefs.errors import EngineUnreachable
 from lakefs.ids import Buffer
 from lakefs.service import Body, EngineService, Reply
-from lakefs.wire.messages import Request
+from lakefs.wire.messages import Request, Watch, WatchEvent
 
 
 class EmbeddedEngine:
@@ -56,6 +56,13 @@ class EmbeddedEngine:
             reply.body.release()
             reply.body = Body(parts)
         return reply
+
+    @asynccontextmanager
+    async def watch(self, bucket: str) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+        """Events of a bucket from now on; see `EngineClient`."""
+        await trio.lowlevel.checkpoint()
+        with self._service.watch(self._client, Watch(bucket)) as events:
+            yield events
 
     async def aclose(self) -> None:
         """The client is gone: its leases end, its sessions linger."""

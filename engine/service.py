@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from engine.buckets import find_bucket
 from engine.holds import Client
 from engine.name_requests import NameRequests
 from engine.payloads import ReceivedBody
 from engine.puts import Puts
 from engine.reads import Reads
 from engine.store import Store
+from engine.watch import Watch
 from lakefs.errors import InvalidArgument, UnsupportedVersion
 from lakefs.service import Body, Reply, ServedClient
 from lakefs.wire import messages as m
@@ -112,8 +114,10 @@ class Service:
             body.release()
             _close_untaken(client, descriptors)
 
-    def watch(self, client: ServedClient, request: m.Watch) -> AsyncIterator[m.WatchEvent]:
-        """Events of a bucket."""
+    def watch(self, client: ServedClient, request: m.Watch) -> Watch:
+        """Events of a bucket.  BucketNotFound, EngineBusy."""
+        with self._store.metadata.view() as view:
+            find_bucket(view, request.bucket)
         return self._store.watchers.subscribe(request.bucket)
 
     # --- about the engine --------------------------------------------------------------------------

@@ -8,6 +8,7 @@ says where a request's body is to be received, so that payload lands once, where
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -75,6 +76,13 @@ class EngineClient(Protocol):
         from the front; else, or without it, the parts are other memory.  The parts say where the bytes are.
 
         On cancellation the request may or may not be done; a reply that comes later is dropped.
+        """
+        ...
+
+    def watch(self, bucket: str) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
+        """Events of a bucket from now on, in order, each after it is durable; they end with the connection.
+
+        BucketNotFound, EngineBusy.  After a `resync` event, or a new connection, look at everything again.
         """
         ...
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -23,7 +24,7 @@ from lakefs.ports import Offload
 from lakefs.putting import PutResult
 from lakefs.service import EngineClient
 from lakefs.steps import Send, Start, Steps, Work
-from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat
+from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat, WatchEvent
 
 T = TypeVar("T")
 
@@ -169,6 +170,13 @@ class TrioLake:
     async def make_folder(self, name: str, *, exclusive: bool = False) -> ObjectStat:
         """Make a folder that stays when empty."""
         return await self.run(self.steps.make_folder(name, exclusive=exclusive))
+
+    def watch(self, bucket: str) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
+        """Events of a bucket from now on: `async with lake.watch("models") as events: async for event in events`.
+
+        In order, each after it is durable.  A `resync` event says: look at everything again.
+        """
+        return self._engine.watch(bucket)
 
     # --- buckets, upkeep ---------------------------------------------------------------------------
 
