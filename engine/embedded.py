@@ -19,6 +19,7 @@ from pathlib import Path
 import trio
 
 from engine.local import open_local_store
+from engine.served_connection import close_events
 from engine.service import Service
 from engine.store import Store
 from lakefs.client.blocking import Lake
@@ -61,8 +62,11 @@ class EmbeddedEngine:
     async def watch(self, bucket: str) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         """Events of a bucket from now on; see `EngineClient`."""
         await trio.lowlevel.checkpoint()
-        with self._service.watch(self._client, Watch(bucket)) as events:
+        events = self._service.watch(self._client, Watch(bucket))
+        try:
             yield events
+        finally:
+            await close_events(events)
 
     async def aclose(self) -> None:
         """The client is gone: its leases end, its sessions linger."""

@@ -482,11 +482,11 @@ class ServedConnection:
         finally:
             del self._watches[stream_id]
             self._notice()
-            await _close(events)
+            await close_events(events)
         self._sender.send(last)
 
 
-async def _close(events: AsyncIterator[WatchEvent]) -> None:
+async def close_events(events: AsyncIterator[WatchEvent]) -> None:
     """Release an iterator, whichever kind it is."""
     if isinstance(events, _AsyncClosable):
         with trio.CancelScope(shield=True):
