@@ -50,8 +50,7 @@ class RunningEngine:
         """Why the engine does not serve, None when it does."""
         if self.stopping:
             return "stopping"
-        failed = self.store.metadata.failed
-        return failed.message if failed else None
+        return self.store.read_only_because or None
 
 
 Face = Callable[..., Awaitable[None]]

@@ -25,7 +25,7 @@ from engine.puts import Puts
 from engine.reads import Reads
 from engine.store import Store
 from engine.watch import Watch
-from lakefs.errors import InvalidArgument, UnsupportedVersion
+from lakefs.errors import IndexDamaged, InvalidArgument, UnsupportedVersion
 from lakefs.service import Body, Reply, ServedClient
 from lakefs.wire import messages as m
 
@@ -110,6 +110,9 @@ class Service:
             if descriptors and not isinstance(request, m.SourceOpen):
                 raise InvalidArgument(f"{type(request).__name__} takes no descriptors")
             return await handler(client, request, body, descriptors)
+        except IndexDamaged:
+            self._store.index_suspect.set()
+            raise
         finally:
             body.release()
             _close_untaken(client, descriptors)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,8 @@ class Store:
     payload_memory: PayloadMemory
     buffers: BufferPool
     index_verified: bool = False
+    index_suspect: trio.Event = field(default_factory=trio.Event)
+    """Set when a read met a damaged record of the index."""
 
     def hello(self, *, descriptors: bool) -> HelloReply:
         """What a client is told when it connects."""
@@ -84,20 +86,29 @@ class Store:
             body_bytes_max=BODY_BYTES_MAX,
             batch_max=BATCH_MAX,
             descriptors=descriptors,
-            read_only=self.metadata.failed is not None,
+            read_only=bool(self.read_only_because),
         )
+
+    @property
+    def read_only_because(self) -> str:
+        """Why nothing is written any more; empty while all is well."""
+        if self.metadata.failed is not None:
+            return self.metadata.failed.message
+        if self.segments.failed:
+            return "a write or sync of a segment failed; mend the disk and restart the engine"
+        return ""
 
     async def status(self) -> dict[str, Any]:
         """State for people and scripts; JSON-able."""
-        failed = self.metadata.failed
+        reason = self.read_only_because
         free, total = await self.offload.run(lambda: (self.disk.free_bytes(), self.disk.total_bytes()))
         return {
             "version": VERSION,
             "data": str(Path(self.disk.local_path(INDEX_FOLDER)).parent),
             "store_id": self.superblock.store_id.hex(),
             "engine_id": self.superblock.engine_id.hex(),
-            "state": "read-only" if failed else "serving",
-            "reason": failed.message if failed else "",
+            "state": "read-only" if reason else "serving",
+            "reason": reason,
             "index_verified": self.index_verified,
             "disk": {"free_bytes": free, "total_bytes": total, "reserve_bytes": self.reserve.held_bytes},
             "segments": {
@@ -143,7 +154,7 @@ async def open_store(
         async with _running(disk, clock, offload, opened, grace_s, sizes, index_committed) as store:
             async with trio.open_nursery() as nursery:
                 if verify_index:
-                    nursery.start_soon(_verify_index, store)
+                    nursery.start_soon(_keep_index_whole, store)
                 yield store
                 nursery.cancel_scope.cancel()
             await _stop(store)
@@ -178,44 +189,43 @@ async def _running(
     metadata.on_durable(watchers.publish)
     unclean = replace(opened.superblock, clean_sequence=None)
     await offload.run(superblocks.write_superblock, disk, unclean)
+    segments = Segments(
+        disk,
+        offload,
+        opened.superblock.identity,
+        lambda: _segment_id(metadata),
+        replace(sizes.segments, headroom=reserve.headroom_bytes),
+    )
     async with trio.open_nursery() as nursery:
         await nursery.start(metadata.run)
-        segments = Segments(
-            disk,
-            offload,
-            opened.superblock.identity,
-            lambda: _segment_id(metadata),
-            replace(sizes.segments, headroom=reserve.headroom_bytes),
-        )
-        await segments.open()
-        chunks = Chunks(metadata, segments, offload, holds)
-        manifests = Manifests(metadata, chunks)
-        grace = 0.0 if opened.created else grace_s
-        collector = Collector(
-            metadata, segments, manifests, holds, clock, grace_s=grace, batch=sizes.gc_batch
-        )
-        buffers = BufferPool(sizes.buffer_bytes)
-        if opened.created:
+        try:
+            await segments.open()
             _, sequence = await metadata.commit(initialise)
             await metadata.wait_durable(sequence)
-        yield Store(
-            unclean,
-            disk,
-            clock,
-            offload,
-            reserve,
-            metadata,
-            segments,
-            holds,
-            chunks,
-            manifests,
-            collector,
-            watchers,
-            PayloadMemory(buffers),
-            buffers,
-        )
-        nursery.cancel_scope.cancel()
-    reserve.close()
+            chunks = Chunks(metadata, segments, offload, holds)
+            manifests = Manifests(metadata, chunks)
+            grace = 0.0 if opened.created else grace_s
+            buffers = BufferPool(sizes.buffer_bytes)
+            yield Store(
+                unclean,
+                disk,
+                clock,
+                offload,
+                reserve,
+                metadata,
+                segments,
+                holds,
+                chunks,
+                manifests,
+                Collector(metadata, segments, manifests, holds, clock, grace_s=grace, batch=sizes.gc_batch),
+                watchers,
+                PayloadMemory(buffers),
+                buffers,
+            )
+        finally:
+            segments.abandon()
+            reserve.close()
+            nursery.cancel_scope.cancel()
 
 
 async def _segment_id(metadata: Metadata) -> SegmentId:
@@ -224,15 +234,29 @@ async def _segment_id(metadata: Metadata) -> SegmentId:
     return segment
 
 
-async def _verify_index(store: Store) -> None:
-    """Compare every record of the index with its checksum and each table with its sums; rebuild on a mismatch."""
+async def _keep_index_whole(store: Store) -> None:
+    """Verify the index behind start-up, and whenever a read met damage in it; rebuild it on a mismatch."""
+    while True:
+        store.index_suspect = trio.Event()
+        try:
+            await store.metadata.verify_index()
+        except IndexDamaged as error:
+            _log.error("the index is damaged and is being rebuilt from the journal", error=error.message)
+            await _rebuild_index(store)
+        else:
+            store.index_verified = True
+        await store.index_suspect.wait()
+        store.index_verified = False
+
+
+async def _rebuild_index(store: Store) -> None:
     try:
-        await store.metadata.verify_index()
-    except IndexDamaged as error:
-        _log.error("the index is damaged and is being rebuilt from the journal", error=error.message)
         await store.metadata.rebuild_online()
+    except LakeError as error:
+        _log.error("the index cannot be rebuilt; what it cannot answer stays an error", error=error.message)
+    else:
+        store.index_verified = True
         _log.warning("the index has been rebuilt")
-    store.index_verified = True
 
 
 async def _stop(store: Store) -> None:
