@@ -262,8 +262,11 @@ def _unwind(steps: Steps[T], error: BaseException) -> None:
         steps.throw(error)
         for _ in range(UNWIND_STEPS_MAX):
             steps.throw(EngineUnreachable("the operation was interrupted"))
-    except BaseException:  # noqa: BLE001 - the caller raises `error`, which began all this
+    except (StopIteration, EngineUnreachable):
         return
+    except BaseException as ended:  # noqa: BLE001 - the caller raises `error`, which began all this
+        if ended is not error:
+            error.add_note(f"while the operation cleaned up: {ended!r}")
 
 
 class ObjectReader(io.RawIOBase):
