@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import trio
 from crc32c import crc32c
 
-from engine.buffers import PooledBuffer
 from engine.format import ChunkRecord, Table, chunk_key, unpack_chunk_record
 from engine.holds import Holds, Session
 from engine.metadata import Metadata
@@ -32,14 +31,16 @@ from lakefs.ports import Offload
 
 @dataclass
 class Payload:
-    """Bytes to store: a pooled buffer (65,536 bytes and more) or small bytes of the engine's own.
+    """Bytes to store, in memory of the engine's own: `area` (65,536 bytes and more) or `small`.
+
+    An area is page-aligned and has room for what is written behind the payload (`large_extent_bytes`).
 
     `fill`, when given, blocks and brings the bytes; it is called once, in a thread, before they are hashed.
     """
 
     kind: ChunkKind
     length: int
-    buffer: PooledBuffer | None = None
+    area: memoryview | None = None
     small: memoryview | None = None
     fill: Callable[[memoryview], None] | None = None
 
@@ -131,7 +132,7 @@ class Chunks:
         results: list[Hashed | None] = [None] * len(payloads)
         threaded: list[int] = []
         for index, payload in enumerate(payloads):
-            if payload.buffer is None and payload.fill is None:
+            if payload.area is None and payload.fill is None:
                 results[index] = _hash(payload)
             else:
                 threaded.append(index)
@@ -145,12 +146,12 @@ class Chunks:
     async def write(self, items: Seq[Hashed]) -> list[Written]:
         """Write and sync payloads; their extents are in flight until `settle`."""
         written: list[Written] = []
-        small = [item for item in items if item.payload.buffer is None]
-        large = [item for item in items if item.payload.buffer is not None]
+        small = [item for item in items if item.payload.area is None]
+        large = [item for item in items if item.payload.area is not None]
 
         async def write_one(item: Hashed) -> None:
-            assert item.payload.buffer is not None
-            place = await self._segments.write_large(item.payload.buffer.view, item.payload.length)
+            assert item.payload.area is not None
+            place = await self._segments.write_large(item.payload.area, item.payload.length)
             written.append(Written(item, place))
 
         async def write_small() -> None:
@@ -162,7 +163,9 @@ class Chunks:
             if small:
                 await write_small()
             await run_all(write_one, large)
-            await self._segments.sync({item.place.segment for item in written if item.hashed.payload.buffer})
+            await self._segments.sync(
+                {item.place.segment for item in written if item.hashed.payload.area is not None}
+            )
         except BaseException:
             self.settle(written)
             raise
@@ -243,12 +246,12 @@ class Chunks:
 
 def _hash(payload: Payload) -> Hashed:
     """Fill, digest, vector and padding in one call, while the bytes are in the cache."""
-    if payload.buffer is None:
+    if payload.area is None:
         assert payload.small is not None
         if payload.fill is not None:
             payload.fill(payload.small)
         return Hashed(payload, chunk_id_of(payload.kind, payload.small), crc32c(payload.small))
-    view = payload.buffer.view
+    view = payload.area
     if payload.fill is not None:
         payload.fill(view[: payload.length])
     chunk = chunk_id_of(payload.kind, view[: payload.length])

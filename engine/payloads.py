@@ -1,23 +1,32 @@
 """Memory that payload is received into, and the payloads of a request.
 
 Payloads of 65,536 bytes and more land in pooled, page-aligned buffers, from which they are hashed and written
-without another copy; smaller ones share one bytearray.  The buffers of one request are taken together, one
-request at a time: whoever holds some never waits for more, so the pool cannot lock up.
+without another copy; smaller ones share one bytearray.  Several payloads share a buffer, each with room for what is
+written behind it, so one request of at most 16 MiB takes at most `BUFFERS_PER_REQUEST_MAX`.
+
+The buffers of one request are taken together, one request at a time, and never more than the pool has: whoever
+holds some waits only for requests that hold all of theirs, so the pool cannot lock up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import trio
 
-from engine.buffers import BufferPool, PooledBuffer
+from engine.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
 from engine.chunks import Payload, is_small
+from engine.extents import large_extent_bytes
 from lakefs.errors import InvalidArgument, RequestTooLarge
 from lakefs.ids import ChunkKind
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES
 from lakefs.service import Body
+
+
+BUFFERS_PER_REQUEST_MAX = 9
+"""Two buffers one behind the other hold more than one buffer's worth, or the second had not been begun: so 16 MiB and
+the room behind them, 17 MiB at most, fill fewer than 2 x 17 / 4 + 1."""
 
 
 @dataclass
@@ -31,6 +40,7 @@ class PayloadMemory:
     """Gives requests their memory."""
 
     def __init__(self, pool: BufferPool) -> None:
+        assert pool.capacity >= BUFFERS_PER_REQUEST_MAX, "one request must find room"
         self._pool = pool
         self._turn = trio.Lock()
 
@@ -42,23 +52,32 @@ class PayloadMemory:
         check_lengths(lengths)
         if len(kinds) != len(lengths):
             raise InvalidArgument(f"{len(kinds)} kinds for {len(lengths)} payloads")
+        checked = [_kind(kind) for kind in kinds]
+        buffers = await self._acquire(_buffer_count(lengths))
+        large = _areas(buffers, lengths)
         small = memoryview(bytearray(sum(length for length in lengths if is_small(length))))
         payloads: list[Payload] = []
+        for kind, length in zip(checked, lengths, strict=True):
+            if is_small(length):
+                payloads.append(Payload(kind, length, small=small[:length]))
+                small = small[length:]
+            else:
+                payloads.append(Payload(kind, length, area=next(large)))
+        parts = [_memory(payload) for payload in payloads]
+        return ReceivedBody(parts, lambda: _release(buffers), payloads)
+
+    async def _acquire(self, count: int) -> list[PooledBuffer]:
         buffers: list[PooledBuffer] = []
+        if not count:
+            return buffers
         try:
             async with self._turn:
-                for kind, length in zip(kinds, lengths, strict=True):
-                    if is_small(length):
-                        payloads.append(Payload(_kind(kind), length, small=small[:length]))
-                        small = small[length:]
-                    else:
-                        buffers.append(await self._pool.acquire())
-                        payloads.append(Payload(_kind(kind), length, buffer=buffers[-1]))
+                while len(buffers) < count:
+                    buffers.append(await self._pool.acquire())
         except BaseException:
             _release(buffers)
             raise
-        parts = [_memory(payload) for payload in payloads]
-        return ReceivedBody(parts, lambda: _release(buffers), payloads)
+        return buffers
 
 
 def check_lengths(lengths: Sequence[int]) -> None:
@@ -78,9 +97,36 @@ def _kind(kind: int) -> ChunkKind:
         raise InvalidArgument(f"{kind} is not a kind of chunk") from error
 
 
+def _buffer_count(lengths: Sequence[int]) -> int:
+    """Buffers that the payloads fill one after the other."""
+    count = 0
+    position = BUFFER_BYTES
+    for length in lengths:
+        if not is_small(length):
+            position += large_extent_bytes(length)
+            if position > BUFFER_BYTES:
+                count += 1
+                position = large_extent_bytes(length)
+    assert count <= BUFFERS_PER_REQUEST_MAX
+    return count
+
+
+def _areas(buffers: Sequence[PooledBuffer], lengths: Sequence[int]) -> Iterator[memoryview]:
+    """Page-aligned memory for each large payload in order, as `_buffer_count` counts."""
+    following = iter(buffers)
+    room = memoryview(b"")
+    for length in lengths:
+        if not is_small(length):
+            extent = large_extent_bytes(length)
+            if extent > len(room):
+                room = next(following).view
+            yield room[:extent]
+            room = room[extent:]
+
+
 def _memory(payload: Payload) -> memoryview:
-    if payload.buffer is not None:
-        return payload.buffer.view[: payload.length]
+    if payload.area is not None:
+        return payload.area[: payload.length]
     assert payload.small is not None
     return payload.small
 

@@ -1,0 +1,94 @@
+"""Memory for the payloads of requests: bounded, shared, and never waited for by who holds a part of it."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import trio
+import trio.testing
+
+from engine.buffers import BUFFER_BYTES, BufferPool
+from engine.extents import large_extent_bytes
+from engine.payloads import BUFFERS_PER_REQUEST_MAX, PayloadMemory, ReceivedBody
+from lakefs.errors import InvalidArgument
+from lakefs.ids import ChunkKind
+from lakefs.limits import BODY_BYTES_MAX, BUFFER_POOL_BYTES, CHUNK_BYTES, MIB, PAGE_BYTES
+
+WORST = [CHUNK_BYTES, 70_000, CHUNK_BYTES, 70_000, CHUNK_BYTES, 70_000, CHUNK_BYTES - 210_000]
+
+
+def take(pool: BufferPool, lengths: list[int]) -> ReceivedBody:
+    """Memory for one request; a pool that would be waited for fails."""
+
+    async def main() -> ReceivedBody:
+        body: list[ReceivedBody] = []
+        async with trio.open_nursery() as nursery:
+
+            async def receive() -> None:
+                body.append(await PayloadMemory(pool).take([ChunkKind.DATA] * len(lengths), lengths))
+
+            nursery.start_soon(receive)
+            await trio.testing.wait_all_tasks_blocked()
+            assert body, "the request waits for memory that nobody holds"
+        return body[0]
+
+    return trio.run(main)
+
+
+@pytest.mark.parametrize("lengths", [[100_000] * 160, [65_536] * 256, [CHUNK_BYTES] * 4, WORST])
+def test_a_request_of_the_greatest_length_finds_memory_however_it_is_cut(lengths: list[int]) -> None:
+    assert sum(lengths) <= BODY_BYTES_MAX
+    pool = BufferPool(BUFFER_POOL_BYTES)
+    body = take(pool, lengths)
+    assert [len(part) for part in body.parts] == lengths
+    assert pool.in_use <= BUFFERS_PER_REQUEST_MAX
+    body.release()
+    assert pool.in_use == 0
+
+
+def test_payloads_that_share_a_buffer_have_pages_of_their_own() -> None:
+    body = take(BufferPool(BUFFER_POOL_BYTES), [65_536, 65_537, 200_000, CHUNK_BYTES, 10, 65_536])
+    taken: list[tuple[int, int]] = []
+    for payload in body.payloads:
+        if payload.area is None:
+            continue
+        address = ctypes.addressof(ctypes.c_char.from_buffer(payload.area))
+        assert address % PAGE_BYTES == 0
+        assert len(payload.area) == large_extent_bytes(payload.length) <= BUFFER_BYTES
+        taken.append((address, address + len(payload.area)))
+    taken.sort()
+    assert all(end <= start for (_, end), (start, _) in zip(taken, taken[1:], strict=False))
+
+
+def test_requests_at_the_same_time_wait_in_turn_and_all_get_their_memory() -> None:
+    pool = BufferPool(BUFFERS_PER_REQUEST_MAX * (4 * MIB + PAGE_BYTES))
+    served: list[int] = []
+
+    async def main() -> None:
+        memory = PayloadMemory(pool)
+
+        async def request(number: int) -> None:
+            body = await memory.take([ChunkKind.DATA] * 40, [100_000] * 40)
+            await trio.lowlevel.checkpoint()
+            served.append(number)
+            body.release()
+
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(request, number)
+
+    trio.run(main)
+    assert sorted(served) == list(range(20))
+    assert pool.in_use == 0
+
+
+def test_a_refused_request_holds_no_memory() -> None:
+    pool = BufferPool(BUFFER_POOL_BYTES)
+
+    async def main() -> None:
+        with pytest.raises(InvalidArgument):
+            await PayloadMemory(pool).take([77], [100_000])
+
+    trio.run(main)
+    assert pool.in_use == 0
