@@ -27,10 +27,10 @@ from typing import Final
 
 import lmdb
 
-from engine.format import Table, open_value, seal_value
+from engine.format import Table, node_key, open_value, seal_value
 from engine.overlay import Entry, Layer
 from lakefs.errors import DiskFailed, IndexDamaged, LakeError, StoreFull
-from lakefs.ids import Sequence
+from lakefs.ids import ROOT_NODE, Sequence
 from lakefs.limits import LMDB_MAP_BYTES, MIB
 
 _APPLIED_KEY: Final = b"applied"
@@ -49,6 +49,7 @@ _DAMAGE: Final = (
     lmdb.BadTxnError,
     lmdb.BadDbiError,
     lmdb.IncompatibleError,
+    lmdb.NotFoundError,
 )
 
 
@@ -108,11 +109,13 @@ class Index:
             raise IndexDamaged(f"the index has {size} bytes of {needed}", subject="index")
 
     def _open_databases(self) -> list[lmdb._Database | None]:
-        """Databases by table id; slot 0 is `meta`."""
+        """Databases by table id; slot 0 is `meta`.  Made in a new index; one that is missing later is damage."""
         databases: list[lmdb._Database | None] = [None] * (max(Table) + 1)
         databases[0] = self._env.open_db(b"meta")
+        with self._env.begin() as txn:
+            is_new = txn.get(_APPLIED_KEY, None, databases[0]) is None
         for table in Table:
-            databases[table] = self._env.open_db(table.name.lower().encode())
+            databases[table] = self._env.open_db(table.name.lower().encode(), create=is_new)
         return databases
 
     # --- reading, on the loop ----------------------------------------------------------------------------
@@ -133,6 +136,13 @@ class Index:
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Entries with start <= key < end in the reader's snapshot, checked.  Close it before `refresh`."""
         return _scan(self._reader, self._databases[table], table, start, end)
+
+    def probe(self) -> Sequence:
+        """`applied`, after a look at the records that every opening reads.  IndexDamaged."""
+        for name in (b"node", b"birth", b"segment"):
+            self.get(Table.COUNTERS, name)
+        self.get(Table.NODES, node_key(ROOT_NODE))
+        return self.applied
 
     def refresh(self) -> None:
         """Move the reader to the newest state.  In the same step the overlay drops what was applied."""

@@ -247,7 +247,7 @@ def _open_index(path: Path, checkpoint: Checkpoint | None) -> tuple[Index | None
     except IndexDamaged as error:
         return None, error.message
     try:
-        applied = index.applied
+        applied = index.probe()
     except IndexDamaged as error:
         index.close()
         return None, error.message

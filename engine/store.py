@@ -38,6 +38,7 @@ from engine.reserve import Reserve
 from engine.segments import Segments
 from engine.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.superblock import OpenedStore, Superblock
+from engine.tasks import plain_errors
 from engine.watch import Watchers
 from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
 from lakefs.ids import SegmentId
@@ -151,13 +152,14 @@ async def open_store(
             raise StoreReadOnly(opened.read_only)
         for warning in opened.warnings:
             _log.warning(warning)
-        async with _running(disk, clock, offload, opened, grace_s, sizes, index_committed) as store:
-            async with trio.open_nursery() as nursery:
-                if verify_index:
-                    nursery.start_soon(_keep_index_whole, store)
-                yield store
-                nursery.cancel_scope.cancel()
-            await _stop(store)
+        with plain_errors():
+            async with _running(disk, clock, offload, opened, grace_s, sizes, index_committed) as store:
+                async with trio.open_nursery() as nursery:
+                    if verify_index:
+                        nursery.start_soon(_keep_index_whole, store)
+                    yield store
+                    nursery.cancel_scope.cancel()
+                await _stop(store)
     finally:
         opened.lock.close()
 

@@ -120,6 +120,8 @@ def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
     """
     if not create and not disk.exists(SUPERBLOCK_PATH):
         raise StoreUnusable("there is no store here; `lake serve` creates one", subject=SUPERBLOCK_PATH)
+    if create:
+        disk.make_folder(ROOT_FOLDER)
     lock = disk.lock(LOCK_PATH)
     try:
         if not disk.exists(SUPERBLOCK_PATH):

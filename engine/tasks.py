@@ -1,8 +1,9 @@
-"""Running a few calls at once and getting one plain error out."""
+"""Running calls at once and getting one plain error out."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import trio
@@ -34,3 +35,26 @@ async def run_all(call: Callable[[T], Awaitable[None]], items: Sequence[T]) -> N
             nursery.start_soon(guarded, item)
     if errors:
         raise errors[0]
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Around a nursery: its group of errors is raised as the error in it, when that says it all.
+
+    It does when there is only one, or when all are of `LakeError` (the first is raised then).
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        errors = list(_leaves(group))
+        if len(errors) > 1 and not all(isinstance(error, LakeError) for error in errors):
+            raise
+        raise errors[0] from errors[0].__cause__
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
