@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from engine.clock import SystemClock
+from engine.crash_note import noting_crashes
 from engine.disk import LocalDisk
 from engine.store import Store, open_store
 from lakefs.offload import ThreadOffload
@@ -18,8 +19,9 @@ ENGINE_THREADS = 6
 @asynccontextmanager
 async def open_local_store(data: Path) -> AsyncIterator[Store]:
     """Open (or create) the store in a folder; stopped cleanly at the end.  Errors: see `open_store`."""
+    disk = LocalDisk(data)
     async with (
         ThreadOffload(ENGINE_THREADS, "lake") as offload,
-        open_store(LocalDisk(data), SystemClock(), offload) as store,
+        open_store(disk, SystemClock(), offload, while_locked=lambda: noting_crashes(disk)) as store,
     ):
         yield store

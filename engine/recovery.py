@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from engine import crash_note
 from engine.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from engine.format import StoreIdentity, Table
 from engine.index import Index, remove_index, replace_index
@@ -112,7 +113,10 @@ def recover(
     remove_index(_new_path(path))
     remove_index(path.with_name(path.name + ".old"))
     checkpoint = newest_checkpoint(disk)
-    index, reason = _open_index(path, checkpoint)
+    died_in_index = crash_note.died_in_index(disk)
+    index, reason = (
+        (None, "a process died while it read it") if died_in_index else _open_index(path, checkpoint)
+    )
     try:
         end = _find_end(disk, identity, clean_sequence, checkpoint, index)
         is_clean = clean_sequence == end.sequence and not end.torn
@@ -135,6 +139,8 @@ def recover(
         index = _rebuild(disk, identity, files, end.sequence, path)
         if index_committed is not None:
             index_committed()
+        if died_in_index:
+            crash_note.set_aside(disk)
     index.committed = index_committed
     overlay = Overlay()
     groups = _replay(index, overlay, read_groups(disk, files, index.applied, end.sequence))

@@ -15,7 +15,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -139,12 +139,14 @@ async def open_store(
     verify_index: bool = True,
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
     index_committed: Callable[[], None] | None = None,
+    while_locked: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> AsyncIterator[Store]:
     """Open the store on a disk, and stop it cleanly at the end.
 
     StoreLocked, StoreUnusable, StoreDamaged, JournalDamaged, StoreFull, StoreReadOnly.  When the body raises, or a
     write has failed, the store is closed as a crash would leave it: everything acknowledged is there.
-    `index_committed` runs in a thread after each commit of the index.
+    `index_committed` runs in a thread after each commit of the index; `while_locked` is entered when the lock is
+    held, before anything is recovered.
     """
     opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create))
     try:
@@ -152,7 +154,7 @@ async def open_store(
             raise StoreReadOnly(opened.read_only)
         for warning in opened.warnings:
             _log.warning(warning)
-        with plain_errors():
+        with plain_errors(), while_locked():
             async with _running(disk, clock, offload, opened, grace_s, sizes, index_committed) as store:
                 async with trio.open_nursery() as nursery:
                     if verify_index:
