@@ -1,0 +1,5 @@
+"""Measurements: what the product costs, beside the plain tool that does the same.
+
+`python -m bench.run` runs scenarios, prints a table and writes JSON; `python -m bench.demo` shows the product on a
+real model.
+"""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.output import JsonList, human_bytes, iso_time, json_option, shown, write_json, write_line
-from cli.target import engine_options, target_of
+from cli.target import Target, engine_options, target_of
 from lakefs.errors import KeyNotFound, LakeError
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def ls(context: click.Context, name: str | None, long_format: bool, recursive: b
 @click.pass_context
 def stat(context: click.Context, names: tuple[str, ...], as_json: bool) -> None:
     """Show what is known of objects, folders and buckets."""
-    with target_of(context).open() as lake:
-        documents = [_stat_document(_stat_either(lake, name)[-1]) for name in names]
+    documents = [_stat_document(found) for found in _stats(target_of(context), names)]
     if as_json:
         write_json(documents[0] if len(documents) == 1 else documents)
         return
@@ -119,6 +118,28 @@ def _in_folder(lake: Lake, wanted: Name, recursive: bool) -> Iterator[tuple[str,
     for entry in lake.ls(f"{wanted.bucket}/{prefix}", delimiter=delimiter, folders=not recursive):
         if entry.key != prefix:
             yield entry.key, entry.key[len(prefix) :], entry
+
+
+def _stats(target: Target, names: tuple[str, ...]) -> list[ObjectStat]:
+    """Stats of names, each the object's, else the folder's; one request."""
+    from lakefs.errors import from_wire
+    from lakefs.names import parse_name
+    from lakefs.wire.messages import NameResults, StatNames
+
+    parsed = [parse_name(name) for name in names]
+    # Of a name without a slash both are asked for; of a folder its own key, twice.
+    keys = [(n.bucket, k) for n in parsed for k in (n.key, n.key if n.is_folder else n.key + "/")]
+    reply = target.ask(StatNames(keys)).message
+    assert isinstance(reply, NameResults)
+    found: list[ObjectStat] = []
+    for as_object, as_folder in zip(reply.results[::2], reply.results[1::2], strict=True):
+        stat_ = as_object.stat or as_folder.stat
+        if stat_ is None:
+            failure = as_object.failure
+            assert failure is not None
+            raise from_wire(failure.wire_code, failure.message, failure.subject)
+        found.append(stat_)
+    return found
 
 
 def _stat_either(lake: Lake, name: str) -> list[ObjectStat]:

@@ -18,6 +18,8 @@ from lakefs.errors import LocalFileError, StoreUnusable
 
 if TYPE_CHECKING:
     from lakefs.client.blocking import Lake
+    from lakefs.service import Reply
+    from lakefs.wire.messages import Request
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -41,9 +43,23 @@ class Target:
 
         return connect(self.server, token=self.token())
 
+    def ask(self, request: Request) -> Reply:
+        """One request and its reply, without loading what only transfers need.  Errors as `open`."""
+        if self.data is not None:
+            from lakefs.steps import send
+
+            with self.open() as lake:
+                return lake.run(send(request))
+        from lakefs.client.address import resolve
+        from lakefs.client.blocking_remote import connect_blocking
+
+        address, token = resolve(self.server, self.token())
+        with connect_blocking(address, token=token) as engine:
+            return engine.call(request)
+
     def address(self) -> str:
         """Where the engine is: `unix:PATH` or `tcp://HOST:PORT`."""
-        from lakefs.client.connect import resolve
+        from lakefs.client.address import resolve
 
         return resolve(self.server, None)[0]
 

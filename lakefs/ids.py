@@ -9,7 +9,7 @@ and cost nothing at run time.
 
 from __future__ import annotations
 
-import secrets
+import os
 from enum import IntEnum
 from typing import Final, NewType
 
@@ -97,7 +97,7 @@ EMPTY_BLOB: Final = BlobId(EMPTY_CHUNK)
 
 def new_id16() -> bytes:
     """16 random bytes, for store, engine, boot and session ids."""
-    return secrets.token_bytes(16)
+    return os.urandom(16)
 
 
 def id_text(identifier: bytes) -> str:

@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 
-from crc32c import crc32c
-
+from lakefs.crc import crc32c
 from lakefs.errors import ChunkDamaged, ChunkNotFound, StaleGrant
 from lakefs.ids import ChunkId, SegmentId, chunk_id_of, id_text, kind_of
 from lakefs.limits import GRANULE_BYTES

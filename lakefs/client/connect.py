@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
+from lakefs.client.address import resolve
 from lakefs.client.blocking import Lake
 from lakefs.client.blocking_remote import connect_blocking
-from lakefs.config import load
 from lakefs.movers import Check
 
 
@@ -19,9 +17,3 @@ def connect(address: str | None = None, *, token: str | None = None, check: Chec
     """
     where, secret = resolve(address, token)
     return Lake(connect_blocking(where, token=secret), check=check)
-
-
-def resolve(address: str | None, token: str | None) -> tuple[str, str]:
-    """Address and token, with what the environment and the configuration say where they are not given."""
-    where = address or os.environ.get("LAKE_SERVER") or f"unix:{load().socket}"
-    return where, os.environ.get("LAKE_TOKEN", "") if token is None else token

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from lakefs.client.connect import resolve
+from lakefs.client.address import resolve
 from lakefs.client.remote import connect_engine
 from lakefs.client.trio_lake import TrioLake
 from lakefs.movers import Check

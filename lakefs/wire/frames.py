@@ -18,8 +18,8 @@ from enum import IntEnum
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
+from lakefs.crc import crc32c
 from lakefs.errors import ProtocolError, RequestTooLarge
 from lakefs.ids import Buffer
 from lakefs.layout import Layout

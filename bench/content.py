@@ -1,0 +1,54 @@
+"""Bytes for measuring: incompressible, all different, and quick to make.
+
+A base block of random bytes is repeated; every 4 KiB page begins with a stamp that never comes again in this
+process, so no two pages, and no two chunks, are the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Final
+
+PAGE: Final = 4096
+BLOCK: Final = 4 << 20
+_base: Final = os.urandom(BLOCK)
+_run: Final = os.urandom(8)
+_stamps: Final = itertools.count()
+
+
+def _stamp() -> bytes:
+    return _run + next(_stamps).to_bytes(8, "little")
+
+
+def block(size: int = BLOCK) -> bytearray:
+    """`size` bytes, at most 4 MiB, unlike any other."""
+    content = bytearray(_base[:size])
+    for offset in range(0, size, PAGE):
+        content[offset : offset + 16] = _stamp()[: size - offset]
+    return content
+
+
+def payload(size: int) -> bytes:
+    """A small payload, unlike any other; at least 16 bytes."""
+    assert size >= 16
+    return (_stamp() + _base[: size - 16]) if size <= PAGE else bytes(block(size))
+
+
+def write_file(path: Path, size: int) -> None:
+    """A file of different pages, on disk and in the page cache."""
+    with path.open("wb") as file:
+        for offset in range(0, size, BLOCK):
+            file.write(block(min(BLOCK, size - offset)))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def renew_file(path: Path) -> None:
+    """Make every chunk of a file one that was never seen, by a new stamp in each 64 KiB; synced."""
+    with path.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        for offset in range(0, size, 1 << 16):
+            os.pwrite(file.fileno(), _stamp()[: size - offset], offset)
+        os.fsync(file.fileno())

@@ -1,0 +1,200 @@
+"""What a scenario is, how it is run, and what comes out.
+
+A scenario is a value: a name, a goal, and a context manager that sets its sides up.  The two sides of a scenario are
+run in turn, round after round, after a warm-up that is not counted; so a disk that changes its mood meets both.
+The result is the median of the rounds' ratios, with their spread.  A scenario without another side gives figures
+of its own, and a goal for them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+ROUNDS_MIN: Final = 5
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound for a figure: `>=` or `<=` a limit."""
+
+    text: str
+    limit: float
+    at_least: bool
+
+    def met(self, value: float) -> bool:
+        """Whether a value is within the bound."""
+        return value >= self.limit if self.at_least else value <= self.limit
+
+
+def at_least(limit: float, unit: str = "") -> Goal:
+    """A figure that should be large."""
+    return Goal(f">= {limit:g}{unit}", limit, at_least=True)
+
+
+def at_most(limit: float, unit: str = "") -> Goal:
+    """A figure that should be small."""
+    return Goal(f"<= {limit:g}{unit}", limit, at_least=False)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is moved: `full` as the goals are meant, or a thousandth of it to see that everything works."""
+
+    quick: bool
+    rounds: int
+
+    def pick(self, full: int, quick: int) -> int:
+        """The size for this run."""
+        return quick if self.quick else full
+
+
+@dataclass
+class Bench:
+    """What a scenario may use: a folder of its own on the disk, the scale, and what others have prepared."""
+
+    folder: Path
+    scale: Scale
+    shared: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Sides:
+    """Two ways to do one thing.  Each runs once and gives what it measured, in the scenario's unit.
+
+    `higher_is_better`: the unit is a rate; else a time.  `prepare` runs before each, uncounted.
+    """
+
+    ours: Callable[[], float]
+    theirs: Callable[[], float]
+    prepare: Callable[[], None] = lambda: None
+    figures: Callable[[], dict[str, float]] = dict
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A scenario of two sides; its figure is ours / theirs."""
+
+    name: str
+    title: str
+    unit: str
+    goal: Goal
+    set_up: Callable[[Bench], AbstractContextManager[Sides]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a scenario without another side."""
+
+    name: str
+    goal: Goal
+    unit: str
+
+
+@dataclass(frozen=True)
+class Single:
+    """A scenario of figures; `measure` gives the values of each round by figure name, `repeat` says how often."""
+
+    name: str
+    title: str
+    figures: tuple[Figure, ...]
+    measure: Callable[[Bench], dict[str, float]]
+    repeat: bool = False
+
+
+Scenario = Paired | Single
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    scenario: str
+    what: str
+    value: float
+    unit: str
+    goal: str
+    met: bool
+    spread: str
+    detail: str = ""
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def run_scenario(scenario: Scenario, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
+    """Run it; its rows, and all that was measured, JSON-able."""
+    if isinstance(scenario, Paired):
+        return _run_paired(scenario, bench)
+    return _run_single(scenario, bench)
+
+
+def _run_paired(scenario: Paired, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
+    ours: list[float] = []
+    theirs: list[float] = []
+    with scenario.set_up(bench) as sides:
+        for number in range(bench.scale.rounds + 1):
+            sides.prepare()
+            our_value = sides.ours()
+            sides.prepare()
+            their_value = sides.theirs()
+            if number:  # the first is the warm-up
+                ours.append(our_value)
+                theirs.append(their_value)
+        figures = sides.figures()
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    ratio = statistics.median(ratios)
+    extra = "".join(f"; {name} {value:.3g}" for name, value in figures.items())
+    row = Row(
+        scenario.name,
+        scenario.title,
+        ratio,
+        "x",
+        scenario.goal.text,
+        scenario.goal.met(ratio),
+        _spread(ratios),
+        f"{_number(statistics.median(ours))} against {_number(statistics.median(theirs))} {scenario.unit}{extra}",
+    )
+    measured = {"unit": scenario.unit, "ours": ours, "theirs": theirs, "ratios": ratios, "figures": figures}
+    return [row], measured
+
+
+def _run_single(scenario: Single, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
+    if scenario.repeat:
+        scenario.measure(bench)  # the warm-up
+    rounds = [scenario.measure(bench) for _ in range(bench.scale.rounds if scenario.repeat else 1)]
+    rows: list[Row] = []
+    for figure in scenario.figures:
+        values = [measured[figure.name] for measured in rounds]
+        value = statistics.median(values)
+        title = f"{scenario.title}: {figure.name}"
+        met = figure.goal.met(value)
+        spread = _spread(values) if len(values) > 1 else ""
+        rows.append(Row(scenario.name, title, value, figure.unit, figure.goal.text, met, spread))
+    goals = {figure.name for figure in scenario.figures}
+    beside = {name: value for name, value in rounds[-1].items() if name not in goals}
+    if beside and rows:
+        detail = "; ".join(f"{name} {_number(value)}" for name, value in beside.items())
+        rows[-1] = Row(**{**vars(rows[-1]), "detail": detail})
+    return rows, {"rounds": rounds}
+
+
+def _spread(values: list[float]) -> str:
+    return f"{_number(min(values))}..{_number(max(values))}"
+
+
+def _number(value: float) -> str:
+    """Three digits that matter."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
+    return f"{value:.3g}"

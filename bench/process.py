@@ -1,0 +1,139 @@
+"""A `lake serve` process to measure, on a folder of a real disk, and what it uses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import lakefs
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+def lake_command() -> list[str]:
+    """The installed `lake`, else the module."""
+    script = Path(sys.executable).with_name("lake")
+    return [str(script)] if script.exists() else [sys.executable, "-m", "cli.main"]
+
+
+def clean_environment() -> dict[str, str]:
+    """This environment without settings of the user's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LAKE_")}
+    return kept | {"PYTHONPATH": str(ROOT)}
+
+
+class EngineProcess:
+    """One engine.  A context manager: started at the beginning, stopped cleanly at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = folder / "store"
+        # A socket's path must be short, so it lies elsewhere than the store.
+        self.socket = Path(f"/tmp/lake-bench-{os.getpid()}-{id(self):x}.sock")
+        self.address = f"unix:{self.socket}"
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> EngineProcess:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self.stop()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start, and return when it serves."""
+        command = [*lake_command(), "serve", "--data", str(self.data), "--socket", str(self.socket)]
+        self._process = subprocess.Popen(
+            [*command, "--admin", "off", "--log-level", "error"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=clean_environment(),
+            cwd=ROOT,
+        )
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line == "ready\n":
+                return
+        raise RuntimeError(f"the engine ended with {self._process.wait()}")
+
+    def stop(self) -> None:
+        """SIGTERM, and wait."""
+        self._end("terminate")
+
+    def kill(self) -> None:
+        """SIGKILL, and wait."""
+        self._end("kill")
+
+    def _end(self, how: str) -> None:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        getattr(process, how)()
+        process.stdout.read()
+        process.stdout.close()
+        process.wait()
+        self._process = None
+
+    def connect(self, check: lakefs.Check = lakefs.Check.BLAKE3) -> lakefs.Lake:
+        """A client of this engine."""
+        return lakefs.connect(self.address, check=check)
+
+    def cpu_s(self) -> float:
+        """User and system time so far, in steps of 10 ms."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+    def anonymous_bytes(self) -> int:
+        """RssAnon: memory that is the engine's own, not the page cache's."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError("no RssAnon in /proc")
+
+
+class MemoryWatch:
+    """Samples an engine's RssAnon 20 times a second while the block runs; `peak_bytes` is the highest."""
+
+    def __init__(self, engine: EngineProcess) -> None:
+        self.peak_bytes = 0
+        self._engine = engine
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> MemoryWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(0.05):
+            self.peak_bytes = max(self.peak_bytes, self._engine.anonymous_bytes())
+
+
+def allocated_bytes(folder: Path, *, leave_out: str = "") -> int:
+    """Room that a folder's files take on the disk, as `du` counts it."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            if name != leave_out:
+                total += os.stat(os.path.join(path, name), follow_symlinks=False).st_blocks * 512
+    return total

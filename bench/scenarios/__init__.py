@@ -1,0 +1,22 @@
+"""All scenarios by name, in the order they run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bench.measure import Scenario
+from bench.scenarios import client, dedup, large, million, small, space, startup
+
+SCENARIOS: Final[dict[str, Scenario]] = {
+    scenario.name: scenario
+    for scenario in (
+        *large.SCENARIOS,
+        *startup.SCENARIOS,
+        *client.SCENARIOS,
+        *small.SCENARIOS,
+        *space.SCENARIOS,
+        *dedup.SCENARIOS,
+        *large.MEMORY_SCENARIOS,
+        *million.SCENARIOS,
+    )
+}
