@@ -131,8 +131,10 @@ class _TreeGet:
         for found in surveyed:
             if found.ended is None:
                 missing.append(found)
-            else:
-                self._end(found.ended)
+                continue
+            if found.ended.fate is Fate.UNCHANGED:
+                self._observer.progress(found.ended.size_bytes, found.ended.size_bytes)
+            self._end(found.ended)
         if missing:
             yield from self._fetch(missing)
 
@@ -315,8 +317,6 @@ class _TreeGet:
         self._end(self._outcome(one, Fate.FAILED, error=error))
 
     def _end(self, outcome: FileOutcome) -> None:
-        if outcome.fate is Fate.UNCHANGED:
-            self._observer.progress(outcome.size_bytes, outcome.size_bytes)
         self.totals.count(outcome)
         self._observer.outcome(outcome)
 

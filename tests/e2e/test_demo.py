@@ -1,0 +1,75 @@
+"""The demonstration and the measurements run to their end, on little."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.scenarios import SCENARIOS
+from tests.e2e.served import ROOT, environment
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment(),
+    )
+
+
+def make_model(folder: Path, tensor_bytes: int = 1 << 20, count: int = 12) -> None:
+    """A folder as models have it: weights, and small files beside them."""
+    (folder / "1_Pooling").mkdir(parents=True)
+    (folder / "1_Pooling" / "config.json").write_text("{}\n")
+    (folder / "config.json").write_text('{"layers": 12}\n')
+    members = {
+        f"layer.{index}": {
+            "dtype": "U8",
+            "shape": [tensor_bytes],
+            "data_offsets": [index * tensor_bytes, (index + 1) * tensor_bytes],
+        }
+        for index in range(count)
+    }
+    header = json.dumps(members).encode()
+    content = len(header).to_bytes(8, "little") + header + os.urandom(count * tensor_bytes)
+    (folder / "model.safetensors").write_bytes(content)
+
+
+@pytest.mark.slow
+def test_the_demo_succeeds_and_cleans_up(tmp_path: Path) -> None:
+    make_model(tmp_path / "model")
+    kept = ROOT / ".demo"
+    before = set(kept.iterdir()) if kept.exists() else set()
+    done = run("bench.demo", "--model", tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    for words in ("put v1", "put v2", "compared byte by byte: the same", "stop, start", "nothing is damaged"):
+        assert words in done.stdout
+    assert set(kept.iterdir()) == before
+
+
+def test_the_demo_fails_aloud_when_there_is_no_model(tmp_path: Path) -> None:
+    done = run("bench.demo", "--model", tmp_path)
+    assert done.returncode == 1
+    assert "FAILED" in done.stderr
+
+
+@pytest.mark.slow
+def test_every_scenario_runs(tmp_path: Path) -> None:
+    done = run("bench.run", "--quick", "--rounds", "1", "--dir", tmp_path, "--json", tmp_path / "out.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert list(found["scenarios"]) == list(SCENARIOS)
+    assert all(scenario["rows"] for scenario in found["scenarios"].values())
+
+
+def test_an_unknown_scenario_is_refused() -> None:
+    done = run("bench.run", "nonsense")
+    assert done.returncode == 2
+    assert "put-large" in done.stderr

@@ -1,0 +1,370 @@
+"""Trees of files: the walk, part files, and puts and gets of many files over a store in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from engine.embedded import open_lake
+from lakefs.client.blocking import Lake
+from lakefs.errors import (
+    AlreadyExists,
+    BucketNotFound,
+    EngineUnreachable,
+    InvalidArgument,
+    InvalidName,
+    LakeError,
+    LocalFileError,
+)
+from lakefs.file_getting import GetOptions, get_to_file, stream_range
+from lakefs.getting import Opened, Piece, close_object, open_object
+from lakefs.ids import data_chunk_id
+from lakefs.names import Name
+from lakefs.parts import PartFile, part_path, write_whole
+from lakefs.steps import Steps
+from lakefs.tree_getting import get_tree, local_path
+from lakefs.tree_putting import PutOptions, put_tree
+from lakefs.trees import Fate, FileOutcome, Observer, Totals, Walk, WalkOptions
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """What a file takes over."""
+
+    mode: int = 0o640
+    mtime_ns: int = 1_500_000_000_000_000_000
+
+
+def piece_of(content: bytes, offset: int = 0) -> Piece:
+    return Piece(data_chunk_id(content), offset, len(content))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Iterator[Lake]:
+    (tmp_path / "store").mkdir()
+    with open_lake(tmp_path / "store") as opened:
+        yield opened
+
+
+def keys(root: Path, key: str = "k/", options: WalkOptions | None = None, limit: int = 7) -> list[str]:
+    walk = Walk(str(root), key, options or WalkOptions())
+    found: list[str] = []
+    while batch := walk.next_batch(limit):
+        assert len(batch) <= limit
+        found.extend(entry.key + (" " + entry.ended.fate.value if entry.ended else "") for entry in batch)
+    return found
+
+
+# --- the walk --------------------------------------------------------------------------------------------
+
+
+def test_a_walk_gives_files_and_empty_folders_in_the_byte_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b/x", "b/a/y", "a", "b!", "ü"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "empty" / "er").mkdir(parents=True)
+    assert keys(tmp_path) == ["k/a", "k/b/a/y", "k/b/x", "k/b!", "k/empty/er/", "k/ü"]
+
+
+def test_a_walk_of_a_file_is_that_file(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"")
+    assert keys(tmp_path / "f", "name") == ["name"]
+
+
+def test_a_walk_of_nothing_and_of_an_empty_bucket_root(tmp_path: Path) -> None:
+    with pytest.raises(LocalFileError):
+        keys(tmp_path / "none")
+    assert keys(tmp_path, "") == [""]
+
+
+def test_a_walk_deeper_than_the_interpreters_stack_ends(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(700):
+        os.mkdir("d", dir_fd=folder)
+        inner = os.open("d", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(folder)
+    (last,) = keys(tmp_path)
+    assert last.endswith(" failed"), "a key ends at 1024 bytes"
+
+
+def test_a_walk_refuses_the_folder_it_was_told_to(tmp_path: Path) -> None:
+    (tmp_path / "a" / "store").mkdir(parents=True)
+    found = (tmp_path / "a" / "store").stat()
+    with pytest.raises(InvalidArgument, match="data folder"):
+        keys(tmp_path, options=WalkOptions(refused=frozenset({(found.st_dev, found.st_ino)})))
+
+
+def test_a_walk_that_follows_links_ends_at_loops(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "top").symlink_to(tmp_path)
+    (tmp_path / "a" / "here").symlink_to(".")
+    found = keys(tmp_path, options=WalkOptions(follow=True))
+    assert found == ["k/a/b/top skipped", "k/a/here skipped"]
+
+
+# --- paths -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["..", "../x", "a/../../x", "", "/x", "a//x", "./x", "a/.", "a\0b"])
+def test_keys_that_are_no_path_below_a_folder_are_refused(key: str) -> None:
+    with pytest.raises(InvalidName):
+        local_path("/target", key)
+
+
+def test_other_keys_are_paths_below_the_folder() -> None:
+    assert local_path("/target", "a/..b/c..") == "/target/a/..b/c.."
+
+
+# --- part files ------------------------------------------------------------------------------------------
+
+
+def test_a_part_takes_the_targets_name_with_mode_and_time(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    target.write_bytes(b"old content")
+    write_whole(str(target), b"new", Attributes())
+    status = target.stat()
+    assert (target.read_bytes(), status.st_mode & 0o7777, status.st_mtime_ns) == (
+        b"new",
+        0o640,
+        1_500_000_000_000_000_000,
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_set_uid_is_not_taken_from_a_store(tmp_path: Path) -> None:
+    write_whole(str(tmp_path / "x"), b"", Attributes(mode=0o6755))
+    assert (tmp_path / "x").stat().st_mode & 0o7777 == 0o755
+
+
+def test_a_part_that_may_not_replace_leaves_the_target(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"old")
+    with pytest.raises(AlreadyExists):
+        write_whole(str(tmp_path / "x"), b"new", Attributes(), replace=False)
+    assert (tmp_path / "x").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_one_target_is_written_by_one_at_a_time(tmp_path: Path) -> None:
+    first = PartFile(str(tmp_path / "x"))
+    with pytest.raises(AlreadyExists, match="another process"):
+        PartFile(str(tmp_path / "x"))
+    first.discard()
+    PartFile(str(tmp_path / "x")).discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_that_was_replaced_never_gets_the_name(tmp_path: Path) -> None:
+    part = PartFile(str(tmp_path / "x"))
+    Path(part.path).unlink()
+    Path(part.path).write_bytes(b"another's")
+    with pytest.raises(LocalFileError, match="replaced"):
+        part.finish(Attributes())
+    part.discard()
+    assert not (tmp_path / "x").exists()
+    assert Path(part.path).read_bytes() == b"another's"
+
+
+def test_a_part_knows_what_an_earlier_one_left(tmp_path: Path) -> None:
+    content = os.urandom(100)
+    Path(part_path(str(tmp_path / "x"))).write_bytes(content[:60])
+    part = PartFile(str(tmp_path / "x"))
+    assert part.holds(piece_of(content[:40]))
+    assert not part.holds(piece_of(content[1:41]))
+    assert not part.holds(piece_of(content[40:80], 40)), "it ends inside the piece"
+    part.discard()
+
+
+def test_a_kept_part_is_found_again(tmp_path: Path) -> None:
+    part = PartFile(str(tmp_path / "x"))
+    part.deliver(piece_of(b"half"), memoryview(b"half"))
+    part.keep()
+    again = PartFile(str(tmp_path / "x"))
+    assert again.found_bytes == 4
+    again.discard()
+
+
+def test_a_part_that_nobody_ended_is_removed_with_its_object(tmp_path: Path) -> None:
+    part = PartFile(str(tmp_path / "x"))
+    assert Path(part.path).exists()
+    del part
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_comes_after_the_end_reaches_no_other_file(tmp_path: Path) -> None:
+    part = PartFile(str(tmp_path / "x"))
+    part.discard()
+    # Its descriptor's number is free now and goes to the next file that is opened.
+    with (tmp_path / "other").open("wb") as other:
+        part.deliver(piece_of(b"late"), memoryview(b"late"))
+        assert other.tell() == 0
+    assert (tmp_path / "other").read_bytes() == b""
+
+
+def test_a_write_in_progress_keeps_the_descriptor_until_it_ends(tmp_path: Path) -> None:
+    part = PartFile(str(tmp_path / "x"))
+    assert part._enter()
+    part.discard()
+    os.fstat(part._descriptor)
+    part._leave()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(part._descriptor)
+
+
+def test_a_name_too_long_for_a_suffix_has_a_part_too(tmp_path: Path) -> None:
+    name = "n" * 255
+    write_whole(str(tmp_path / name), b"x", Attributes())
+    assert (tmp_path / name).read_bytes() == b"x"
+    assert part_path(str(tmp_path / ("n" * 254 + "m"))) != part_path(str(tmp_path / name))
+
+
+# --- putting and getting ---------------------------------------------------------------------------------
+
+
+def put(lake: Lake, root: Path, options: PutOptions | None = None) -> tuple[Totals, list[FileOutcome]]:
+    outcomes: list[FileOutcome] = []
+    steps = put_tree(
+        lake.steps,
+        [Walk(str(root), "k/", WalkOptions())],
+        "b",
+        options or PutOptions(),
+        Observer(outcomes.append),
+    )
+    return lake.run(steps), outcomes
+
+
+def get(lake: Lake, target: Path, observer: Observer | None = None) -> Totals:
+    return lake.run(get_tree(lake.steps, Name("b", "k/"), str(target), GetOptions(), observer or Observer()))
+
+
+def test_many_small_files_go_in_frames_and_come_back(lake: Lake, tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    contents = {f"f{index:04}": os.urandom(index * 97 % 70_000) for index in range(600)}
+    for name, content in contents.items():
+        (root / name).write_bytes(content)
+    totals, outcomes = put(lake, root)
+    assert totals.files[Fate.STORED] == 600
+    assert totals.size_bytes == sum(map(len, contents.values()))
+    assert sorted(outcome.name for outcome in outcomes) == [f"b/k/{name}" for name in sorted(contents)]
+    assert get(lake, tmp_path / "out").files[Fate.FETCHED] == 600
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == contents
+    again, _ = put(lake, root)
+    assert again.files[Fate.UNCHANGED] == 600
+    assert get(lake, tmp_path / "out").files[Fate.UNCHANGED] == 600
+
+
+def test_progress_adds_up_both_ways(lake: Lake, tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    sizes = {"a": 10, "b": 100_000, "c": 5 * MIB, "d": 0}
+    for name, size in sizes.items():
+        (root / name).write_bytes(os.urandom(size))
+    done: list[tuple[int, int]] = []
+    observer = Observer(progress=lambda moved, present: done.append((moved, present)))
+    walk = Walk(str(root), "k/", WalkOptions())
+    lake.run(put_tree(lake.steps, [walk], "b", PutOptions(), observer))
+    assert sum(moved for moved, _ in done) == sum(sizes.values())
+    for present in (0, sum(sizes.values())):
+        done.clear()
+        get(lake, tmp_path / "out", observer)
+        assert sum(moved for moved, _ in done) == sum(sizes.values())
+        assert sum(there for _, there in done) == present
+
+
+def test_a_small_safetensors_file_is_cut_as_a_put_of_it_alone_cuts_it(lake: Lake, tmp_path: Path) -> None:
+    header = json.dumps({"t": {"dtype": "U8", "shape": [MIB], "data_offsets": [0, MIB]}}).encode()
+    content = len(header).to_bytes(8, "little") + header + os.urandom(MIB)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "m").write_bytes(content)
+    put(lake, tmp_path / "in")
+    assert lake.stat("b/k/m").chunk_count == 2
+    assert lake.stat("b/k/m").blob == lake.put("b/alone", tmp_path / "in" / "m").stat.blob
+    again, _ = put(lake, tmp_path / "in")
+    assert again.files[Fate.UNCHANGED] == 1
+
+
+def test_a_bucket_that_may_not_be_made_ends_the_put(lake: Lake, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "x").write_bytes(b"x")
+    with pytest.raises(BucketNotFound):
+        put(lake, tmp_path / "in", PutOptions(create_bucket=False))
+    assert lake.buckets() == []
+
+
+def interrupted(lake: Lake, target: Path, error: BaseException) -> None:
+    """A get of `b/x` into the target, ended by an error after its first chunk."""
+
+    def progress(moved: int, present: int) -> None:
+        raise error
+
+    steps = get_to_file(lake.steps, Name("b", "x"), str(target), GetOptions(), Observer(progress=progress))
+    with pytest.raises(type(error)):
+        lake.run(steps)
+
+
+def test_an_interrupted_get_leaves_the_target_and_no_part(lake: Lake, tmp_path: Path) -> None:
+    lake.put("b/x", os.urandom(30 * MIB))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "x").write_bytes(b"old")
+    interrupted(lake, folder / "x", RuntimeError("a stand-in for Ctrl-C"))
+    assert [path.name for path in folder.iterdir()] == ["x"]
+    assert (folder / "x").read_bytes() == b"old"
+
+
+def test_a_get_that_lost_its_engine_keeps_its_part_for_the_next(lake: Lake, tmp_path: Path) -> None:
+    content = os.urandom(30 * MIB)
+    lake.put("b/x", content)
+    interrupted(lake, tmp_path / "x", EngineUnreachable("gone"))
+    assert Path(part_path(str(tmp_path / "x"))).exists()
+    there: list[int] = []
+    observer = Observer(progress=lambda moved, present: there.append(present))
+    lake.run(get_to_file(lake.steps, Name("b", "x"), str(tmp_path / "x"), GetOptions(), observer))
+    assert sum(there) >= 4 * MIB
+    assert (tmp_path / "x").read_bytes() == content
+    assert not Path(part_path(str(tmp_path / "x"))).exists()
+
+
+def test_a_stream_gives_every_range_in_order(lake: Lake) -> None:
+    content = os.urandom(21 * MIB + 11)
+    lake.put("b/x", content)
+
+    def streamed(offset: int, length: int) -> Steps[bytes]:
+        got: list[bytes] = []
+        access = lake.steps.access(None)
+        opened: Opened = yield from open_object(access, Name("b", "x"))
+        count = yield from stream_range(access, opened, offset, length, got.append)
+        yield from close_object(opened)
+        joined = b"".join(got)
+        assert count == len(joined)
+        return joined
+
+    for offset, length in (
+        (0, 1 << 40),
+        (5, 3),
+        (4 * MIB - 1, 2),
+        (3, 17 * MIB),
+        (21 * MIB + 10, 9),
+        (1 << 40, 1),
+    ):
+        assert lake.run(streamed(offset, length)) == content[offset : offset + length]
+
+
+def test_a_file_that_cannot_be_written_fails_alone(lake: Lake, tmp_path: Path) -> None:
+    lake.put_many([(f"b/k/{index:03}", os.urandom(100_000)) for index in range(40)])
+    (tmp_path / "out" / "017").mkdir(parents=True)
+    outcomes: list[FileOutcome] = []
+    totals = get(lake, tmp_path / "out", Observer(outcomes.append))
+    assert totals.files[Fate.FETCHED] == 39
+    (failed,) = [outcome for outcome in outcomes if outcome.fate is Fate.FAILED]
+    assert failed.name == "b/k/017"
+    assert isinstance(totals.first_error, LakeError)
