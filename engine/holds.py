@@ -7,7 +7,8 @@ Rules kept here:
   that client); the number of sessions is bounded.
 - A lease keeps the blob that a name had when it was opened; it ends with its connection.
 - gc asks `is_held` inside the commit that frees, and marks `leased_blobs` before it sweeps.
-- While gc marks, every hold also marks (`barrier`): a chunk found present after the marker has passed stays.
+- While gc runs, every hold also marks (`barrier`): a chunk found present after the marker has passed stays.  A
+  session that ends meanwhile leaves its holds to the cycle: a name that it committed may be behind the marker.
 
 All methods are synchronous and called on the loop.
 """
@@ -107,7 +108,13 @@ class Holds:
     def end_session(self, client: Client, identifier: SessionId) -> None:
         """Drop a session and its holds; nothing happens when it is gone already."""
         client.sessions.discard(identifier)
-        self._sessions.pop(identifier, None)
+        session = self._sessions.pop(identifier, None)
+        if session is not None:
+            self._leave_to_gc(session)
+
+    def is_open(self, session: Session) -> bool:
+        """Whether the session still holds what it held; asked in the step in which a name is bound."""
+        return session.identifier in self._sessions
 
     def expire(self) -> int:
         """Drop lingering sessions whose time is over; how many."""
@@ -116,8 +123,12 @@ class Holds:
             s.identifier for s in self._sessions.values() if s.expires_at is not None and s.expires_at <= now
         ]
         for identifier in over:
-            del self._sessions[identifier]
+            self._leave_to_gc(self._sessions.pop(identifier))
         return len(over)
+
+    def _leave_to_gc(self, session: Session) -> None:
+        if self.barrier is not None:
+            self.barrier.update(session.held)
 
     def hold(self, session: Session, birth: Birth) -> None:
         """Keep a chunk for the session."""

@@ -25,6 +25,13 @@ class NumberSet:
             bits = self._pages[page] = bytearray(_PAGE_BITS // 8)
         bits[bit >> 3] |= 1 << (bit & 7)
 
+    def update(self, numbers: NumberSet) -> None:
+        """Add all of another set."""
+        for page, bits in numbers._pages.items():
+            own = int.from_bytes(self._pages.get(page, b""), "little")
+            merged = own | int.from_bytes(bits, "little")
+            self._pages[page] = bytearray(merged.to_bytes(_PAGE_BITS // 8, "little"))
+
     def __contains__(self, number: int) -> bool:
         page, bit = divmod(number, _PAGE_BITS)
         bits = self._pages.get(page)

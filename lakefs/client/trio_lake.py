@@ -1,8 +1,9 @@
 """The trio client: the same operations as `lakefs.client.blocking.Lake`, awaited, many at once.
 
 `TrioLake` drives `LakeSteps` over any `EngineClient`: a remote engine (`connect`), or one in the same process.  Each
-operation has a nursery of its own; when it is cancelled, what it sent is forgotten and its local work is waited
-for.  An object opened for reading is an `OpenedObject` of this module; close it, or use it as a context manager.
+operation has a nursery of its own; when it is cancelled, what it sent is forgotten, its local work is waited for, and
+it gives back what it holds of the engine (sessions, leases), for at most `CLEANUP_S`.  An object opened for reading is
+an `OpenedObject` of this module; close it, or use it as a context manager.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import trio
 
-from lakefs.errors import LakeError
+from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.getting import Opened
 from lakefs.ids import Buffer
 from lakefs.lake import LakeSteps, Progress, PutData
@@ -23,10 +25,13 @@ from lakefs.movers import Check, SegmentDescriptors
 from lakefs.ports import Offload
 from lakefs.putting import PutResult
 from lakefs.service import EngineClient
-from lakefs.steps import Send, Start, Steps, Work
+from lakefs.steps import Send, Start, Steps, Wait, Work
 from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat, WatchEvent
 
 T = TypeVar("T")
+CLEANUP_S = 5.0
+"""How long a cancelled operation may take to give back what it holds of the engine."""
+_CLEANUP_STEPS_MAX = 1000
 
 
 class _Ticket:
@@ -36,6 +41,13 @@ class _Ticket:
         self.done = trio.Event()
         self.result: Any = None
         self.error: LakeError | None = None
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """An operation has returned."""
+
+    value: Any
 
 
 class TrioLake:
@@ -73,22 +85,43 @@ class TrioLake:
     async def _drive(self, steps: Steps[T], nursery: trio.Nursery) -> T:
         answer: Any = None
         error: LakeError | None = None
-        try:
-            while True:
+        while True:
+            step = _advance(steps, answer, error)
+            if isinstance(step, _Ended):
+                return cast(T, step.value)
+            try:
+                answer, error = await self._take(step, nursery)
+            except trio.Cancelled as cancelled:
+                await self._clean_up(steps, cancelled)
+                raise
+
+    async def _take(self, step: Start | Wait, nursery: trio.Nursery) -> tuple[Any, LakeError | None]:
+        """Answer or error of one step."""
+        if isinstance(step, Start):
+            ticket = _Ticket()
+            nursery.start_soon(self._effect, ticket, step.effect)
+            return ticket, None
+        assert isinstance(step.ticket, _Ticket)
+        await step.ticket.done.wait()
+        return step.ticket.result, step.ticket.error
+
+    async def _clean_up(self, steps: Steps[Any], cancelled: trio.Cancelled) -> None:
+        """Let a cancelled operation end by itself: closing it would not do, for its end asks the engine, too."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S) as scope:
+            async with trio.open_nursery() as nursery:
                 try:
-                    step = steps.throw(error) if error is not None else steps.send(answer)
-                except StopIteration as end:
-                    return cast(T, end.value)
-                if isinstance(step, Start):
-                    ticket = _Ticket()
-                    nursery.start_soon(self._effect, ticket, step.effect)
-                    answer, error = ticket, None
-                else:
-                    assert isinstance(step.ticket, _Ticket)
-                    await step.ticket.done.wait()
-                    answer, error = step.ticket.result, step.ticket.error
-        finally:
-            steps.close()
+                    step = _advance(steps, None, cancelled)
+                    while not isinstance(step, _Ended):
+                        answer, failure = await self._take(step, nursery)
+                        step = _advance(steps, answer, failure)
+                except LakeError as error:
+                    cancelled.add_note(f"while the operation cleaned up: {error!r}")
+                except trio.Cancelled as ended:
+                    if ended is not cancelled:
+                        raise
+                nursery.cancel_scope.cancel()
+        if scope.cancelled_caught:
+            _throw_out(steps)
 
     async def _effect(self, ticket: _Ticket, effect: Send | Work) -> None:
         try:
@@ -234,3 +267,21 @@ class OpenedObject:
     ) -> None:
         with trio.CancelScope(shield=True):
             await self.aclose()
+
+
+def _advance(steps: Steps[Any], answer: Any, error: BaseException | None) -> Start | Wait | _Ended:
+    """The next step of an operation, or its end."""
+    try:
+        return steps.throw(error) if error is not None else steps.send(answer)
+    except StopIteration as end:
+        return _Ended(end.value)
+
+
+def _throw_out(steps: Steps[Any]) -> None:
+    """End an operation whose cleanup took too long: nothing that it asks for is done any more."""
+    for _ in range(_CLEANUP_STEPS_MAX):
+        try:
+            if isinstance(_advance(steps, None, EngineUnreachable("the operation was cancelled")), _Ended):
+                return
+        except EngineUnreachable:
+            return

@@ -1,0 +1,96 @@
+"""The trio driver of operations: what becomes of one that is cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from lakefs.client.trio_lake import CLEANUP_S, TrioLake
+from lakefs.errors import EngineUnreachable
+from lakefs.ids import Buffer
+from lakefs.limits import CHUNK_BYTES
+from lakefs.offload import InlineOffload
+from lakefs.service import Reply
+from lakefs.wire import messages as m
+
+
+class StuckEngine:
+    """Answers until it is asked for `stuck`, which it never answers; then `after` happens to what is asked."""
+
+    carries_descriptors = False
+
+    def __init__(self, stuck: type[m.Request], *, after: str = "answers") -> None:
+        self._stuck = stuck
+        self._after = after
+        self.asked: list[type[m.Request]] = []
+
+    async def call(
+        self,
+        request: m.Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        into: Sequence[memoryview] = (),
+    ) -> Reply:
+        is_stuck = isinstance(request, self._stuck) or (self._stuck in self.asked and self._after == "hangs")
+        self.asked.append(type(request))
+        if is_stuck:
+            await trio.sleep_forever()
+        if self._stuck in self.asked and self._after == "fails":
+            raise EngineUnreachable("gone")
+        return Reply(m.SessionOpened(bytes(16)) if isinstance(request, m.SessionOpen) else m.Done())
+
+    def watch(self, bucket: str) -> AbstractAsyncContextManager[AsyncIterator[m.WatchEvent]]:
+        raise NotImplementedError
+
+
+async def cancel_a_put(engine: StuckEngine) -> None:
+    lake = TrioLake(engine, InlineOffload())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lake.put, "b/k", bytes(CHUNK_BYTES + 1))
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("after", ["answers", "fails"])
+def test_a_cancelled_put_ends_its_session(after: str) -> None:
+    engine = StuckEngine(m.StoreChunks, after=after)
+    trio.run(cancel_a_put, engine)
+    assert engine.asked[-1] is m.SessionEnd
+
+
+def test_a_cancelled_put_gives_up_on_an_engine_that_does_not_answer() -> None:
+    engine = StuckEngine(m.StoreChunks, after="hangs")
+    clock = MockClock(autojump_threshold=0)
+
+    async def main() -> float:
+        began = trio.current_time()
+        await cancel_a_put(engine)
+        return trio.current_time() - began
+
+    assert trio.run(main, clock=clock) == pytest.approx(CLEANUP_S)
+    assert engine.asked[-1] is m.SessionEnd
+
+
+def test_a_put_that_breaks_on_an_unexpected_error_does_not_go_on_without_an_answer() -> None:
+    class BrokenEngine(StuckEngine):
+        async def call(
+            self,
+            request: m.Request,
+            body: Sequence[Buffer] = (),
+            descriptors: Sequence[int] = (),
+            *,
+            into: Sequence[memoryview] = (),
+        ) -> Reply:
+            raise ZeroDivisionError
+
+    async def main() -> None:
+        await TrioLake(BrokenEngine(m.Ping), InlineOffload()).put("b/k", b"x")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        trio.run(main)
+    assert [type(error) for error in caught.value.exceptions] == [ZeroDivisionError]
