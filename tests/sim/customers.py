@@ -1,0 +1,340 @@
+"""Customers of a simulated lake: tasks that put, get, rename, copy, hold sessions and handles, and check what they get.
+
+Whether the answers are right in order and time is the witness's business.  A customer checks what only it can: the
+bytes, and which failures it may meet (`Weather`).  A put that fails is one whose fate is unknown.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from lakefs.client.trio_lake import OpenedObject, TrioLake
+from lakefs.errors import (
+    DiskFailed,
+    EngineUnreachable,
+    InternalError,
+    LakeError,
+    SessionLost,
+    StoreFull,
+    StoreReadOnly,
+    UserError,
+)
+from lakefs.ids import BlobId, ChunkKind, data_chunk_id
+from lakefs.names import parse_object_name
+from lakefs.steps import send
+from lakefs.wire.messages import (
+    Commit,
+    NameChange,
+    NameResults,
+    ObjectAttributes,
+    Offer,
+    Offered,
+    SessionEnd,
+    SessionOpen,
+    SessionOpened,
+    StoreChunks,
+)
+from tests.sim.contents import Contents
+from tests.sim.disk import SimDisk
+from tests.sim.history import History, SimFailure
+
+LONG = "long-" + "n" * 500
+KEYS = ("a", "b", "c", "d/x", "d/y", "d/e/z", "d/e/w", "f/", "f/a", "g/h/i/j", "a/b", f"d/{LONG}", LONG)
+FOLDERS = ("d/", "d/e/", "f/", "g/", "g/h/", "a/", "m/", "m/n/", "d/m/")
+BUCKETS = ("left", "right")
+
+
+@dataclass
+class Weather:
+    """Which failures of the service a customer must put up with now."""
+
+    disk: SimDisk
+    disk_full: bool = False
+    disk_failing: bool = False
+    cuts: bool = False
+
+    def excuses(self, error: LakeError) -> bool:
+        """Whether the error is one that has a cause outside the engine."""
+        if self.disk.is_dead:
+            return True
+        if isinstance(error, UserError):
+            return True  # the witness has seen to it
+        if self.disk_full and isinstance(error, (StoreFull, StoreReadOnly)):
+            return True
+        if self.disk_failing and isinstance(error, (DiskFailed, StoreReadOnly)):
+            return True
+        return self.cuts and isinstance(error, (EngineUnreachable, SessionLost))
+
+
+class Customer:
+    """One client, doing `work` operations of random kinds."""
+
+    def __init__(
+        self,
+        lake: TrioLake,
+        history: History,
+        contents: Contents,
+        weather: Weather,
+        rng: random.Random,
+        *,
+        slowest_s: float,
+    ) -> None:
+        self._lake = lake
+        self._history = history
+        self._contents = contents
+        self._weather = weather
+        self._rng = rng
+        self._slowest_s = slowest_s
+        self._kinds: list[tuple[int, Callable[[], Awaitable[None]]]] = [
+            (24, self.put),
+            (6, self.put_many),
+            (12, self.get),
+            (3, self.get_many),
+            (6, self.hold_open),
+            (10, self.remove),
+            (8, self.move),
+            (5, self.move_folder),
+            (6, self.copy),
+            (4, self.conditional_put),
+            (6, self.compose),
+            (6, self.adopt),
+            (2, self.abandon),
+            (3, self.make_folder),
+            (5, self.list_names),
+            (4, self.stat),
+            (1, self.bucket),
+            (4, self.collect),
+            (2, self.check),
+        ]
+
+    async def work(self, count: int) -> None:
+        """Do that many operations."""
+        kinds = [kind for _, kind in self._kinds]
+        weights = [weight for weight, _ in self._kinds]
+        for _ in range(count):
+            (kind,) = self._rng.choices(kinds, weights)
+            try:
+                await kind()
+            except LakeError as error:
+                if isinstance(error, InternalError) or not self._weather.excuses(error):
+                    raise SimFailure(f"{kind.__name__}: {error!r}") from error
+            await self._pause()
+
+    # --- storing -----------------------------------------------------------------------------------
+
+    async def put(self) -> None:
+        name, content = self._name(), self._contents.take()
+        blob = self._contents.blob_of(content)
+        result = await self._lake.put(name, content)
+        self._expect(result.stat.blob == blob and result.size_bytes == len(content), f"put of {name}")
+
+    async def put_many(self) -> None:
+        objects: list[tuple[str, bytes]] = []
+        for _ in range(self._rng.randint(2, 9)):
+            content = self._contents.take_small() if self._rng.random() < 0.6 else self._contents.take()
+            if len(content) < 200_000:
+                self._contents.register_chunk(content)
+                objects.append((self._name(), content))
+        stats = await self._lake.put_many(objects)
+        for (name, content), stat in zip(objects, stats, strict=True):
+            self._expect(stat.blob == data_chunk_id(content), f"put of {name} among {len(objects)}")
+
+    async def conditional_put(self) -> None:
+        name, content = self._name(), self._contents.take()
+        blob = self._contents.blob_of(content)
+        if self._rng.random() < 0.5:
+            result = await self._lake.put(name, content, if_absent=True)
+        else:
+            stat = await self._lake.stat(name)
+            await self._pause()
+            result = await self._lake.put(name, content, if_match=stat.etag or "none")
+        self._expect(result.stat.blob == blob, f"conditional put of {name}")
+
+    async def compose(self) -> None:
+        """A blob of many small chunks, each offered first, some of them in use elsewhere."""
+        parts, tree = self._contents.compose()
+        session = await self._open_session()
+        try:
+            await self._bring(session, [(ChunkKind.DATA, part) for part in parts])
+            await self._bring(session, [(ChunkKind.MANIFEST, payload) for _, payload in tree.manifests])
+            await self._commit(session, tree.blob)
+        finally:
+            await self._end_session(session)
+
+    async def adopt(self) -> None:
+        """Bind a name to a content that the store may still have, by its id alone."""
+        content = self._contents.take()
+        self._contents.register_chunk(content)
+        if not content or len(content) > 200_000:
+            return
+        session = await self._open_session()
+        try:
+            await self._bring(session, [(ChunkKind.DATA, content)])
+            await self._commit(session, BlobId(data_chunk_id(content)))
+        finally:
+            await self._end_session(session)
+
+    async def abandon(self) -> None:
+        """A session that stores, and is left alone."""
+        session = await self._open_session()
+        await self._bring(session, [(ChunkKind.DATA, self._contents.take_small()) for _ in range(3)])
+
+    async def _bring(self, session: bytes, payloads: list[tuple[ChunkKind, bytes]]) -> None:
+        """Offer chunks (or not), and store those that are not there."""
+        kinds = [int(kind) for kind, _ in payloads]
+        missing = list(range(len(payloads)))
+        if self._rng.random() < 0.8 and kinds[0] == ChunkKind.DATA:
+            ids = [bytes(data_chunk_id(payload)) for _, payload in payloads]
+            reply = await self._lake.run(send(Offer(session, ids)))
+            assert isinstance(reply.message, Offered)
+            missing = [index for index in missing if not reply.message.present[index]]
+            await self._pause()
+        if missing:
+            bodies = [memoryview(payloads[index][1]) for index in missing]
+            request = StoreChunks(session, [kinds[i] for i in missing], [len(body) for body in bodies])
+            await self._lake.run(send(request, body=bodies))
+            await self._pause()
+
+    async def _commit(self, session: bytes, blob: BlobId) -> None:
+        name = parse_object_name(self._name())
+        change = NameChange(name.bucket, name.key, blob, ObjectAttributes(), create_bucket=True)
+        end = self._rng.random() < 0.7
+        reply = await self._lake.run(send(Commit(session, [change], end_session=end)))
+        assert isinstance(reply.message, NameResults)
+        (result,) = reply.message.results
+        what = result.failure.message if result.failure else ""
+        self._expect(result.stat is not None and result.stat.blob == blob, f"commit of {name}: {what}")
+
+    async def _open_session(self) -> bytes:
+        reply = await self._lake.run(send(SessionOpen()))
+        assert isinstance(reply.message, SessionOpened)
+        return reply.message.session
+
+    async def _end_session(self, session: bytes) -> None:
+        try:
+            await self._lake.run(send(SessionEnd(session)))
+        except LakeError as error:
+            if not self._weather.excuses(error):
+                raise
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    async def get(self) -> None:
+        name = self._name()
+        since = self._history.here
+        content = await self._lake.get(name)
+        self._check_content(since, name, bytes(content))
+
+    async def get_many(self) -> None:
+        names = [self._name() for _ in range(self._rng.randint(1, 5))]
+        since = self._history.here
+        for name, content in zip(names, await self._lake.get_many(names), strict=True):
+            self._check_content(since, name, bytes(content))
+
+    async def hold_open(self) -> None:
+        """Read an object in ranges, over some time: all must be of the version that was opened."""
+        async with await self._lake.open(self._name()) as opened:
+            content = self._contents.by_blob[BlobId(opened.stat.blob)]
+            for _ in range(self._rng.randint(1, 5)):
+                await self._read_range(opened, content)
+                await trio.sleep(self._rng.choice((0.0, self._slowest_s, 3.0)))
+
+    async def _read_range(self, opened: OpenedObject, content: bytes) -> None:
+        offset = self._rng.randint(0, len(content))
+        length = self._rng.choice((0, 1, 4096, 70_000, len(content)))
+        found = await opened.read(offset, length)
+        self._expect(found == content[offset : offset + length], f"range {offset}+{length} of {opened.stat}")
+
+    async def list_names(self) -> None:
+        prefix = self._rng.choice(("", "d", "d/", "f/", "g/h"))
+        delimiter = self._rng.choice(("", "/"))
+        after = ""
+        while True:
+            page = await self._lake.run(
+                self._lake.steps.list_page(
+                    f"{self._bucket()}/{prefix}",
+                    after=after,
+                    delimiter=delimiter,
+                    limit=self._rng.randint(1, 9),
+                )
+            )
+            after = page.next_after
+            if not after:
+                return
+
+    async def stat(self) -> None:
+        await self._lake.stat(self._name() if self._rng.random() < 0.7 else self._folder())
+
+    # --- names -------------------------------------------------------------------------------------
+
+    async def remove(self) -> None:
+        count = self._rng.choice((1, 1, 1, 4))
+        await self._lake.run(
+            self._lake.steps.remove_many([parse_object_name(self._name()) for _ in range(count)])
+        )
+
+    async def move(self) -> None:
+        await self._lake.move(self._name(), self._name(), replace=self._rng.random() < 0.8)
+
+    async def move_folder(self) -> None:
+        await self._lake.move(self._folder(), self._folder())
+
+    async def copy(self) -> None:
+        await self._lake.copy(self._name(), self._name())
+
+    async def make_folder(self) -> None:
+        exclusive, create = self._rng.random() < 0.3, self._rng.random() < 0.5
+        steps = self._lake.steps.make_folder(self._folder(), exclusive=exclusive, create_bucket=create)
+        await self._lake.run(steps)
+
+    async def bucket(self) -> None:
+        if self._rng.random() < 0.5:
+            await self._lake.create_bucket(self._rng.choice((*BUCKETS, "third")))
+        else:
+            await self._lake.remove_bucket(self._rng.choice((*BUCKETS, "third")))
+
+    # --- upkeep ------------------------------------------------------------------------------------
+
+    async def collect(self) -> None:
+        await self._lake.gc()
+
+    async def check(self) -> None:
+        report = await self._lake.fsck(full=self._rng.random() < 0.5)
+        self._expect(report["damage"] == 0, f"fsck of the running store: {report['findings']}")
+
+    # --- below -------------------------------------------------------------------------------------
+
+    def _check_content(self, since: int, name: str, content: bytes) -> None:
+        bucket, key = parse_object_name(name)
+        blobs = self._contents.by_blob
+        good = self._history.was(
+            since, lambda state: blobs.get(state.get(bucket, {}).get(key, _NONE)) == content
+        )
+        self._expect(good, f"get of {name}: {len(content)} bytes that it never had")
+
+    def _expect(self, good: bool, what: str) -> None:
+        if not good:
+            raise SimFailure(what)
+
+    def _bucket(self) -> str:
+        return self._rng.choice(BUCKETS)
+
+    def _name(self) -> str:
+        return f"{self._bucket()}/{self._rng.choice(KEYS)}"
+
+    def _folder(self) -> str:
+        return f"{self._bucket()}/{self._rng.choice(FOLDERS)}"
+
+    async def _pause(self) -> None:
+        choice = self._rng.random()
+        if choice < 0.5:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.sleep(self._rng.uniform(0.0, self._slowest_s * (20 if choice > 0.9 else 1)))
+
+
+_NONE = BlobId(b"")

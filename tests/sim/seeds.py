@@ -1,0 +1,18 @@
+"""How the seeds of the simulator are dealt out to tests."""
+
+from __future__ import annotations
+
+from tests.sim.world import run_seed
+
+GROUP = 10
+
+
+def groups(first: int, end: int) -> list[range]:
+    """Seeds in groups, one test each."""
+    return [range(start, min(start + GROUP, end)) for start in range(first, end, GROUP)]
+
+
+def run_group(seeds: range) -> None:
+    """Run them; the first that fails says how to run it again."""
+    for seed in seeds:
+        run_seed(seed)

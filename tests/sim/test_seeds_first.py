@@ -1,0 +1,13 @@
+"""Seeds of the simulator, the first half: whatever happens, the engine keeps its promises."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.seeds import groups, run_group
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", groups(0, 150), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+def test_a_store_keeps_its_promises_through_stops_kills_and_power_losses(seeds: range) -> None:
+    run_group(seeds)

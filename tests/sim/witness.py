@@ -1,0 +1,212 @@
+"""The witness: sits between a server and the engine's service and holds every answer against the model.
+
+Decisions are seen in the step in which they happen (`metadata.commit` returns in the step in which it decided), so
+their order is known and the model is asked the same question at the same moment.  What only reads is compared with
+every state that was current between request and answer.  What has been answered must survive every crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from engine.store import Store
+from engine.tree import Resolved
+from engine.views import Transaction
+from lakefs.errors import LakeError, UserError, from_wire
+from lakefs.ids import BlobId, data_chunk_id
+from lakefs.ids import Sequence as GroupSequence
+from lakefs.service import Body, EngineService, Reply, ServedClient
+from lakefs.wire import messages as m
+from tests.sim.history import History, SimFailure
+from tests.sim.model import Answer, Model, State, look_open, look_up, page_of
+
+T = TypeVar("T")
+_CHANGES = (
+    m.PutObjects,
+    m.Commit,
+    m.DeleteNames,
+    m.Rename,
+    m.Copy,
+    m.MakeFolder,
+    m.BucketCreate,
+    m.BucketRemove,
+)
+
+
+@dataclass
+class _Serving:
+    """A request being served."""
+
+    request: m.Request
+    since: int
+    blobs: list[BlobId] = field(default_factory=list)
+    sequences: list[GroupSequence] = field(default_factory=list)
+    decided: bool = False
+
+
+_serving: ContextVar[_Serving | None] = ContextVar("serving", default=None)
+
+
+class Witness:
+    """Watches the decisions of one store."""
+
+    def __init__(self, store: Store, history: History, model: Model) -> None:
+        self._history = history
+        self._model = model
+        self._commit = store.metadata.commit
+        store.metadata.commit = self.commit  # type: ignore[method-assign]
+
+    async def commit(self, decide: Callable[[Transaction], T]) -> tuple[T, GroupSequence]:
+        """`Metadata.commit`, seen."""
+        outcome, sequence = await self._commit(decide)
+        serving = _serving.get()
+        if serving is not None and isinstance(serving.request, _CHANGES) and not isinstance(outcome, int):
+            self._decided(serving, outcome, sequence)
+        return outcome, sequence
+
+    def _decided(self, serving: _Serving, outcome: object, sequence: GroupSequence) -> None:
+        serving.decided = True
+        before = self._history.state
+        expected = self._model.apply(before, serving.request, serving.blobs)
+        found = _answers(outcome)
+        if isinstance(expected, type) or expected[1] != found:
+            raise SimFailure(f"{serving.request}: the engine decided {found}, the model {expected}")
+        if expected[0] != before:
+            self._history.decided(sequence, expected[0])
+            serving.sequences.append(sequence)
+        else:
+            self._history.observed(
+                self._history.here, self._gives(serving, expected[1]), f"{serving.request}"
+            )
+
+    def _gives(self, serving: _Serving, answers: list[Answer]) -> Callable[[State], bool]:
+        """Whether the request would change nothing in a state and get these answers."""
+
+        def fits(state: State) -> bool:
+            outcome = self._model.apply(state, serving.request, serving.blobs)
+            return not isinstance(outcome, type) and outcome == (state, answers)
+
+        return fits
+
+    # --- answers -----------------------------------------------------------------------------------
+
+    def answered(self, serving: _Serving, reply: Reply) -> None:
+        """The reply is about to leave."""
+        request, message = serving.request, reply.message
+        if isinstance(request, _CHANGES):
+            if not serving.decided:
+                raise SimFailure(f"{request} was answered without a decision")
+            for sequence in serving.sequences:
+                self._history.acknowledged(sequence)
+        elif isinstance(request, m.StatNames):
+            assert isinstance(message, m.NameResults)
+            for name, result in zip(request.names, message.results, strict=True):
+                self._looked(serving, name, _answer(result), look_up)
+        elif isinstance(request, m.OpenObjects):
+            assert isinstance(message, m.OpenResults)
+            for name, opened in zip(request.names, message.results, strict=True):
+                self._looked(serving, name, _opened(opened), look_open)
+        elif isinstance(request, m.ListNames):
+            assert isinstance(message, m.Listed)
+            page = [(e.key, None if e.is_prefix else BlobId(e.blob)) for e in message.entries]
+            self._history.observed(serving.since, lambda state: page_of(state, request) == page, f"{request}")
+        elif isinstance(request, m.BucketList):
+            assert isinstance(message, m.Buckets)
+            buckets = [bucket.name for bucket in message.buckets]
+            self._history.observed(serving.since, lambda state: sorted(state) == buckets, f"{request}")
+
+    def refused(self, serving: _Serving, error: UserError) -> None:
+        """The request has failed as a whole, for a reason that lies in the names."""
+        request = serving.request
+        if isinstance(request, _CHANGES):
+            self._history.observed(
+                serving.since,
+                lambda state: self._model.apply(state, request, serving.blobs) is type(error),
+                f"{request}: {error!r}",
+            )
+        elif isinstance(request, m.ListNames):
+            self._history.observed(
+                serving.since, lambda state: page_of(state, request) is type(error), f"{request}: {error!r}"
+            )
+
+    def _looked(
+        self,
+        serving: _Serving,
+        name: tuple[str, str],
+        answer: Answer,
+        look: Callable[[State, str, str], Answer],
+    ) -> None:
+        if isinstance(answer, type) and not issubclass(answer, UserError):
+            return  # whether there is an excuse for it, the customer decides
+        what = f"{type(serving.request).__name__} {name} gave {answer!r}"
+        self._history.observed(serving.since, lambda state: look(state, *name) == answer, what)
+
+    def serving(self, request: m.Request, body: Body) -> _Serving:
+        """A request arrives; its body is whole."""
+        serving = _Serving(request, self._history.here)
+        if isinstance(request, m.PutObjects):
+            serving.blobs = [BlobId(data_chunk_id(part)) for part in body.parts]
+        return serving
+
+
+class WitnessedService:
+    """An `EngineService` whose every answer the witness has seen."""
+
+    def __init__(self, inner: EngineService, witness: Witness) -> None:
+        self._inner = inner
+        self._witness = witness
+
+    def connected(self, peer: str, *, descriptors: bool, trusted: bool) -> ServedClient:
+        return self._inner.connected(peer, descriptors=descriptors, trusted=trusted)
+
+    async def disconnected(self, client: ServedClient) -> None:
+        await self._inner.disconnected(client)
+
+    async def receive(self, client: ServedClient, request: m.Request, body_bytes: int) -> Body:
+        return await self._inner.receive(client, request, body_bytes)
+
+    async def serve(
+        self, client: ServedClient, request: m.Request, body: Body, descriptors: Sequence[int]
+    ) -> Reply:
+        serving = self._witness.serving(request, body)
+        token = _serving.set(serving)
+        try:
+            reply = await self._inner.serve(client, request, body, descriptors)
+            self._witness.answered(serving, reply)
+            return reply
+        except UserError as error:
+            self._witness.refused(serving, error)
+            raise
+        finally:
+            _serving.reset(token)
+
+    def watch(self, client: ServedClient, request: m.Watch) -> AsyncIterator[m.WatchEvent]:
+        return self._inner.watch(client, request)
+
+
+def _answers(outcome: object) -> list[Answer]:
+    if isinstance(outcome, list):
+        return [_answer(result) for result in outcome]
+    if isinstance(outcome, Resolved):
+        return [outcome.node.blob]
+    return [None]
+
+
+def _answer(result: m.NameResult) -> Answer:
+    if result.failure is not None:
+        return _error_class(result.failure)
+    return BlobId(result.stat.blob) if result.stat is not None and result.stat.blob else None
+
+
+def _opened(result: m.OpenResult) -> Answer:
+    if result.failure is not None:
+        return _error_class(result.failure)
+    assert result.opened is not None
+    return BlobId(result.opened.stat.blob)
+
+
+def _error_class(failure: m.Failure) -> type[LakeError]:
+    return type(from_wire(failure.wire_code, failure.message, failure.subject))
