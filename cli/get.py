@@ -59,7 +59,8 @@ def get(
         if to_stdout:
             lake.run(_stream(lake, source, 0, ALL, _writer(sys.stdout.fileno(), "stdout")))
             return
-        with Account("get", None, as_json=as_json, quiet=quiet) as account:
+        total_bytes = _total_bytes(lake, source, recursive) if sys.stderr.isatty() else None
+        with Account("get", total_bytes, as_json=as_json, quiet=quiet) as account:
             if recursive:
                 _get_folder(lake, where, source, target, not no_clobber, account)
             else:
@@ -84,6 +85,14 @@ def cat(context: click.Context, names: tuple[str, ...], offset: int, length: int
     with target_of(context).open() as lake:
         for name in names:
             lake.run(_stream(lake, parse_object_name(name), offset, length, write))
+
+
+def _total_bytes(lake: Lake, source: Name, recursive: bool) -> int:
+    """The bytes that a get will bring, for the bar."""
+    if not recursive:
+        return lake.stat(str(source)).size_bytes
+    folder = str(source) if source.is_folder else f"{source}/"
+    return sum(entry.size_bytes for entry in lake.ls(folder))
 
 
 def _get_folder(

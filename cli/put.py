@@ -144,8 +144,13 @@ def _key_of(source: str, key: str, *, alone: bool, recursive: bool) -> str:
     except UnicodeEncodeError:
         shown = os.fsencode(source).decode(errors="backslashreplace")
         raise InvalidArgument(f"{shown}: the name is not UTF-8; give a key for it", subject=shown) from None
-    if not os.path.isdir(source):
+    if os.path.isfile(source):
         return key + base if in_folder else key
+    if not os.path.isdir(source):
+        reason = (
+            f"{source} is not a regular file; give what it holds to stdin: lake put - {key or 'BUCKET/KEY'}"
+        )
+        raise LocalFileError(reason, subject=source)
     if not recursive:
         raise LocalFileError(f"{source}: is a folder; use -r", subject=source)
     if not alone:

@@ -8,7 +8,7 @@ import click
 
 from cli.output import escaped, human_bytes, json_option, write_json, write_line
 from cli.target import Target, engine_options, target_of
-from lakefs.errors import CorruptionError, InvalidArgument, LakeError, Unchecked
+from lakefs.errors import CorruptionError, InvalidArgument, LakeError, StoreReadOnly, Unchecked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,15 +21,16 @@ FINDINGS_SHOWN = 50
 @json_option
 @engine_options
 @click.pass_context
-def status(context: click.Context, as_json: bool) -> None:
-    """Show the state of the engine; exits with 0 when it serves."""
+def status(context: click.Context, as_json: bool) -> int:
+    """Show the state of the engine; exits with 0 when it serves, with 74 when it only reads."""
     with target_of(context).open() as lake:
         found = lake.status()
     if as_json:
         write_json(found)
-        return
-    for line in _lines(found):
-        write_line(line)
+    else:
+        for line in _lines(found):
+            write_line(line)
+    return 0 if found.get("state") == "serving" else StoreReadOnly.exit_code
 
 
 @click.command()

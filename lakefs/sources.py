@@ -115,6 +115,12 @@ class FileSource:
         return target
 
     def verify_unchanged(self) -> None:
+        if not self.size_bytes and os.pread(self._descriptor, 1, 0):
+            # Files of /proc say that they are empty; their bytes have no length until they are read.
+            raise SourceChanged(
+                f"{self.path} holds more than its length says; give its content to stdin instead: lake put -",
+                subject=self.path,
+            )
         now = os.fstat(self._descriptor)
         then = self._stat
         if (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns):

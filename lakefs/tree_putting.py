@@ -5,8 +5,8 @@ Small files travel together: a frame of at most 4 MiB and 256 files is read by o
 
 Rules kept here:
 - A file that changed while it was read is not stored; the others go on.
-- With `compare`, a file whose content is already stored under its name is left alone: sizes first, then the bytes,
-  at the stored object's own cuts.  Times decide nothing.
+- With `compare`, a file whose content and mode are already stored under its name is left alone: sizes first, then
+  the bytes, at the stored object's own cuts.  Times decide nothing.
 - A small file is cut as `put` would cut it: what has more than one chunk (a safetensors file) is put alone.
 - Memory: `jobs` frames of at most 8 MiB.
 """
@@ -127,7 +127,7 @@ class _TreePut:
     # --- what is there -----------------------------------------------------------------------------
 
     def _stats(self, entries: Sequence[LocalEntry]) -> Steps[dict[str, ObjectStat]]:
-        """Stats of those keys that are objects of their file's size."""
+        """Stats of those keys that are objects of their file's size and mode, and of the type that was asked for."""
         if not entries:
             return {}
         reply = yield from send(StatNames([(self._bucket, entry.key) for entry in entries]))
@@ -135,8 +135,13 @@ class _TreePut:
         return {
             entry.key: item.stat
             for entry, item in zip(entries, reply.message.results, strict=True)
-            if item.stat is not None and item.stat.size_bytes == entry.size_bytes
+            if item.stat is not None and self._may_be(item.stat, entry)
         }
+
+    def _may_be(self, stat: ObjectStat, entry: LocalEntry) -> bool:
+        wanted_type = self._options.content_type or stat.content_type
+        found = (stat.size_bytes, stat.mode, stat.content_type)
+        return found == (entry.size_bytes, entry.mode, wanted_type)
 
     def _is_stored(self, entry: LocalEntry, stat: ObjectStat) -> Steps[bool]:
         """Whether the object has the file's bytes."""

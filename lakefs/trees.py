@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from lakefs.errors import (
     BucketNotFound,
+    ChunkNotFound,
     InvalidArgument,
     InvalidName,
     LakeError,
@@ -29,6 +30,7 @@ from lakefs.errors import (
 from lakefs.getting import Opened, Piece
 from lakefs.ids import BlobId, ChunkKind, data_chunk_id, kind_of
 from lakefs.limits import KEY_BYTES_MAX
+from lakefs.parts import PART_SUFFIX
 from lakefs.sources import FileSource
 from lakefs.steps import Pipeline, Steps, Work
 from lakefs.wire.messages import ObjectStat
@@ -95,7 +97,7 @@ class Observer:
 def is_fatal(error: LakeError) -> bool:
     """Whether the files that follow would fail the same way."""
     if isinstance(error, OperationalError):
-        return not isinstance(error, (SessionLost, StaleGrant))
+        return not isinstance(error, (ChunkNotFound, SessionLost, StaleGrant))
     return isinstance(error, BucketNotFound) or (isinstance(error, PermissionDenied) and not error.subject)
 
 
@@ -106,6 +108,7 @@ class LocalEntry:
     path: str
     key: str
     size_bytes: int = 0
+    mode: int = 0
     is_folder: bool = False
     ended: FileOutcome | None = None
 
@@ -147,7 +150,7 @@ class Walk:
         if stat.S_ISDIR(found.st_mode):
             yield from self._below(self._open(self._root, key, found))
         elif stat.S_ISREG(found.st_mode):
-            yield LocalEntry(self._root, key, found.st_size)
+            yield LocalEntry(self._root, key, found.st_size, stat.S_IMODE(found.st_mode))
         else:
             yield _skipped(self._root, key, "not a regular file")
 
@@ -184,8 +187,10 @@ class Walk:
         if key_bytes > KEY_BYTES_MAX:
             reason = f"{path}: its key would be longer than {KEY_BYTES_MAX} bytes"
             return _failed(path, key, InvalidName(reason, subject=path))
+        if name.startswith(".") and name.endswith(PART_SUFFIX):
+            return _skipped(path, key, "a part of a get that did not end")
         if stat.S_ISREG(found.st_mode):
-            return LocalEntry(path, key, found.st_size)
+            return LocalEntry(path, key, found.st_size, stat.S_IMODE(found.st_mode))
         if stat.S_ISLNK(found.st_mode):
             return _skipped(path, key, "a symbolic link; --follow stores what it points to")
         if not stat.S_ISDIR(found.st_mode):

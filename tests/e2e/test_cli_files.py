@@ -132,6 +132,21 @@ def test_a_link_given_by_name_is_followed(served: Served, tmp_path: Path) -> Non
     assert served.good("cat", "links/x").out == content
 
 
+def test_what_is_no_file_is_refused_by_name(served: Served, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/null"):
+        done = served("put", path, "nofile/x")
+        assert done.code == 74
+        assert "not a regular file" in done.err
+
+
+def test_a_file_that_hides_its_length_is_not_stored_as_empty(served: Served) -> None:
+    done = served("put", "/proc/version", "proc/x")
+    assert done.code == 65
+    assert "stdin" in done.err
+    assert served("stat", "proc/x").code == 66
+
+
 def test_put_replaces_unless_told_not_to(served: Served, tmp_path: Path) -> None:
     served.good("put", "-", "replace/x", stdin=b"old")
     served.good("put", "-", "replace/x", stdin=b"new")

@@ -193,6 +193,27 @@ def test_a_store_opened_here_is_not_put_into_itself_nor_overwritten(tmp_path: Pa
     assert lake("--data", store, "get", "-r", "b", store / "segments").code == 2
 
 
+def test_a_changed_mode_is_stored_though_the_content_is(served: Served, tmp_path: Path) -> None:
+    make_tree(tmp_path / "in")
+    served.good("put", "-r", tmp_path / "in", "modes/k")
+    for name in ("run.sh", "big"):
+        (tmp_path / "in" / name).chmod(0o700)
+    again = served.good("put", "-r", "--json", tmp_path / "in", "modes/k")
+    stored = {name for name, file in by_name(again.out).items() if file["status"] == "stored"}
+    assert stored == {"modes/k/run.sh", "modes/k/big"}
+    served.good("get", "-r", "modes/k", tmp_path / "out")
+    assert listing(tmp_path / "out") == listing(tmp_path / "in")
+
+
+def test_the_part_of_a_get_that_did_not_end_is_not_stored(served: Served, tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    (root / ".x.lake-part").write_bytes(b"half")
+    (root / "x.lake-part").write_bytes(b"a name like any other")
+    served.good("put", "-r", root, "parts/k")
+    assert served.good("ls", "parts/k").lines == ["x.lake-part"]
+
+
 def test_if_absent_refuses_names_that_hold_other_content(served: Served, tmp_path: Path) -> None:
     root = tmp_path / "in"
     root.mkdir()
