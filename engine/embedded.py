@@ -9,7 +9,6 @@ lock; the engine runs in a trio loop of a thread of its own, and is stopped clea
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -23,9 +22,10 @@ from engine.served_connection import close_events
 from engine.service import Service
 from engine.store import Store
 from lakefs.client.blocking import Lake
-from lakefs.errors import EngineUnreachable
+from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.ids import Buffer
 from lakefs.service import Body, EngineService, Reply
+from lakefs.sockets import duplicates
 from lakefs.wire.messages import Request, Watch, WatchEvent
 
 
@@ -46,11 +46,17 @@ class EmbeddedEngine:
         into: Sequence[memoryview] = (),
     ) -> Reply:
         """The engine's reply; see `EngineClient`.  Descriptors are duplicated both ways, as a socket would do."""
+        if descriptors and not self.carries_descriptors:
+            raise InvalidArgument("descriptors cannot be sent to this engine")
         memory = await self._service.receive(self._client, request, sum(len(part) for part in body))
-        _copy(body, memory.parts)
-        duplicates = [os.dup(descriptor) for descriptor in descriptors]
-        reply = await self._service.serve(self._client, request, memory, duplicates)
-        reply.descriptors = [os.dup(descriptor) for descriptor in reply.descriptors]
+        try:
+            _copy(body, memory.parts)
+            sent = duplicates(descriptors)
+        except BaseException:
+            memory.release()
+            raise
+        reply = await self._service.serve(self._client, request, memory, sent)
+        reply.descriptors = duplicates(reply.descriptors)
         if into and reply.body.nbytes <= sum(len(target) for target in into):
             _copy(reply.body.parts, into)
             parts = _front(into, reply.body.nbytes)

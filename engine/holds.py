@@ -96,6 +96,7 @@ class Holds:
 
     def join_session(self, client: Client, identifier: SessionId) -> Session:
         """Use a session from this connection; SessionLost when it is gone."""
+        self.expire()
         session = self._sessions.get(identifier)
         if session is None:
             raise SessionLost("the put session is gone (engine restart or expiry); offer the chunks again")

@@ -16,7 +16,6 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-import os
 import types
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +44,7 @@ from lakefs.limits import (
 )
 from lakefs.ports import Stream
 from lakefs.service import Body, EngineService, Reply, ServedClient
-from lakefs.sockets import close_all
+from lakefs.sockets import close_all, duplicates
 from lakefs.wire.connection import (
     CancelReceived,
     RequestReceived,
@@ -408,7 +407,8 @@ class ServedConnection:
         descriptors: list[int] = []
         try:
             if reply.descriptors:
-                descriptors = _duplicates(reply.descriptors)
+                # Copies: the service may close its own before a slow client has taken the frame.
+                descriptors = duplicates(reply.descriptors)
             frame = self._wire.reply(stream_id, reply.message, body_bytes, len(descriptors))
         except BaseException:
             _sent_with(descriptors, body)
@@ -493,17 +493,6 @@ async def close_events(events: AsyncIterator[WatchEvent]) -> None:
             await events.aclose()
     elif isinstance(events, _Closable):
         events.close()
-
-
-def _duplicates(descriptors: Sequence[int]) -> list[int]:
-    """Copies to send: the service may close its own before a slow client has taken the frame.  EngineBusy."""
-    copies: list[int] = []
-    try:
-        copies.extend(os.dup(descriptor) for descriptor in descriptors)
-    except OSError as error:
-        close_all(copies)
-        raise EngineBusy("the engine is out of descriptors; try again, or raise its LimitNOFILE") from error
-    return copies
 
 
 def _sent_with(descriptors: Sequence[int], body: Body) -> None:

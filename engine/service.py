@@ -27,6 +27,7 @@ from engine.store import Store
 from engine.watch import Watch
 from lakefs.errors import IndexDamaged, InvalidArgument, UnsupportedVersion
 from lakefs.service import Body, Reply, ServedClient
+from lakefs.sockets import close_all
 from lakefs.wire import messages as m
 
 Handler = Callable[[Client, Any, Body, Sequence[int]], Awaitable[Reply]]
@@ -115,7 +116,7 @@ class Service:
             raise
         finally:
             body.release()
-            _close_untaken(client, descriptors)
+            close_all(descriptors)
 
     def watch(self, client: ServedClient, request: m.Watch) -> Watch:
         """Events of a bucket.  BucketNotFound, EngineBusy."""
@@ -145,10 +146,3 @@ class Service:
         self, client: Client, request: m.RunFsck, body: Body, descriptors: Sequence[int]
     ) -> Reply:
         return Reply(m.ReportReply(json.dumps(await self._store.check(full=request.full))))
-
-
-def _close_untaken(client: Client, descriptors: Sequence[int]) -> None:
-    taken = set(client.sources.values())
-    for descriptor in descriptors:
-        if descriptor not in taken:
-            os.close(descriptor)

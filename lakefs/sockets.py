@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from lakefs.errors import EngineUnreachable, LakeError, PermissionDenied
+from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, PermissionDenied
 from lakefs.ids import Buffer
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX, SOCKET_BUFFER_BYTES
 from lakefs.net_address import Address, UnixAddress
@@ -111,6 +111,17 @@ def close_all(descriptors: Iterable[int]) -> None:
     """Close descriptors that nobody wants."""
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def duplicates(descriptors: Iterable[int]) -> list[int]:
+    """Descriptors for the same files, all or none.  EngineBusy when there are none to be had."""
+    copies: list[int] = []
+    try:
+        copies.extend(os.dup(descriptor) for descriptor in descriptors)
+    except OSError as error:
+        close_all(copies)
+        raise EngineBusy("out of descriptors; try again, or raise the limit of open files") from error
+    return copies
 
 
 def _set_buffer(sock: socket.socket, forced: int, plain: int) -> None:

@@ -1,0 +1,241 @@
+"""The same engine, asked in every way there is: the kinds that the contract of `EngineClient` is tested on."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import trio
+from trio.testing import MockClock
+
+from engine.clock import SystemClock
+from engine.disk import LocalDisk
+from engine.embedded import EmbeddedBlockingEngine, EmbeddedEngine
+from engine.server import Server
+from engine.service import Service
+from engine.store import Store, open_store
+from lakefs.client.blocking_remote import connect_blocking
+from lakefs.client.remote import connect_engine
+from lakefs.ids import Buffer
+from lakefs.net import TrioNetwork
+from lakefs.offload import ThreadOffload
+from lakefs.ports import Clock, Network
+from lakefs.service import EngineClient, Reply
+from lakefs.wire.messages import Request
+from tests.sim.network import SimulatedNetwork
+from tests.store_rig import SMALL_SIZES, in_flight, open_descriptors, simulated_store
+
+TOKEN = "secret"
+MEMORY_FOLDER = Path("/dev/shm")
+
+
+class _Blocking(Protocol):
+    @property
+    def carries_descriptors(self) -> bool: ...
+
+    def start(
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        into: Sequence[memoryview] = (),
+    ) -> Any: ...
+
+    def finish(self, ticket: Any) -> Reply: ...
+
+
+class InThreads:
+    """A blocking client as an `EngineClient`: each call in a thread."""
+
+    def __init__(self, engine: _Blocking) -> None:
+        self._engine = engine
+
+    @property
+    def carries_descriptors(self) -> bool:
+        return self._engine.carries_descriptors
+
+    async def call(
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        into: Sequence[memoryview] = (),
+    ) -> Reply:
+        def blocking() -> Reply:
+            return self._engine.finish(self._engine.start(request, body, descriptors, into=into))
+
+        return await trio.to_thread.run_sync(blocking)
+
+    def watch(self, bucket: str) -> AbstractAsyncContextManager[Any]:
+        raise AssertionError("a blocking client cannot watch")
+
+
+class Asked(EngineClient, Protocol):
+    """A client of any kind; `watch` where it can."""
+
+    def watch(self, bucket: str) -> AbstractAsyncContextManager[Any]: ...
+
+
+@dataclass
+class Engine:
+    """One engine being asked: a first client, and how to get more of the same kind."""
+
+    client: Asked
+    connect: Callable[[], AbstractAsyncContextManager[Asked]]
+    store: Store | None
+    folder: Path
+    """For files of the test's own, on a local file system."""
+
+
+Body = Callable[[Engine], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to ask an engine."""
+
+    name: str
+    opened: Callable[[Path], AbstractAsyncContextManager[Engine]]
+    simulated: bool = False
+    """Time is simulated, and jumps."""
+    can_watch: bool = True
+
+    def run(self, body: Body) -> None:
+        """Run `body` with an engine; afterwards nothing is held, in flight, or open."""
+        before = open_descriptors()
+        with _folder() as folder:
+
+            async def main() -> None:
+                async with self.opened(folder) as engine:
+                    await body(engine)
+                    if engine.store is not None:
+                        assert engine.store.buffers.in_use == 0, "a request's memory was not given back"
+                        assert in_flight(engine.store) == 0, "an extent was not settled"
+
+            trio.run(main, clock=MockClock(autojump_threshold=0) if self.simulated else None)
+        assert open_descriptors() <= before, "descriptors were left open"
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None) as name:
+        yield Path(name)
+
+
+@asynccontextmanager
+async def _local_store(folder: Path) -> AsyncIterator[Store]:
+    clock: Clock = SystemClock()
+    async with ThreadOffload(3, "contract") as offload:
+        disk = LocalDisk(folder / "store")
+        async with open_store(disk, clock, offload, verify_index=False, sizes=SMALL_SIZES) as store:
+            yield store
+
+
+@asynccontextmanager
+async def _simulated_store(folder: Path) -> AsyncIterator[Store]:
+    async with simulated_store() as store:
+        yield store
+
+
+_Stores = Callable[[Path], AbstractAsyncContextManager[Store]]
+
+
+def _embedded(stores: _Stores, *, descriptors: bool) -> Callable[[Path], AbstractAsyncContextManager[Engine]]:
+    @asynccontextmanager
+    async def opened(folder: Path) -> AsyncIterator[Engine]:
+        async with stores(folder) as store:
+            service = Service(store)
+
+            @asynccontextmanager
+            async def connect() -> AsyncIterator[Asked]:
+                client = EmbeddedEngine(service, descriptors=descriptors)
+                try:
+                    yield client
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await client.aclose()
+
+            async with connect() as first:
+                yield Engine(first, connect, store, folder)
+
+    return opened
+
+
+def _served(
+    stores: _Stores, network: Callable[[], Network], address: str, *, blocking: bool = False
+) -> Callable[[Path], AbstractAsyncContextManager[Engine]]:
+    @asynccontextmanager
+    async def opened(folder: Path) -> AsyncIterator[Engine]:
+        async with AsyncExitStack() as stack:
+            store = await stack.enter_async_context(stores(folder))
+            made = network()
+            server = Server(Service(store), made, token=TOKEN)
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            real = await nursery.start(server.listen_and_serve, address.format(folder=folder))
+
+            @asynccontextmanager
+            async def connect() -> AsyncIterator[Asked]:
+                if not blocking:
+                    async with connect_engine(real, token=TOKEN, network=made) as engine:
+                        yield engine
+                    return
+                client = await trio.to_thread.run_sync(lambda: connect_blocking(real, token=TOKEN))
+                try:
+                    yield InThreads(client)
+                finally:
+                    client.close()
+
+            try:
+                async with connect() as first:
+                    yield Engine(first, connect, store, folder)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await server.drain(5)
+
+    return opened
+
+
+@asynccontextmanager
+async def _embedded_blocking(folder: Path) -> AsyncIterator[Engine]:
+    (folder / "store").mkdir()
+    engine = await trio.to_thread.run_sync(EmbeddedBlockingEngine, folder / "store")
+    client = InThreads(engine)
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Asked]:
+        yield client
+
+    try:
+        yield Engine(client, connect, None, folder)
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(engine.close)
+
+
+def _simulated_network() -> Network:
+    return SimulatedNetwork(random.Random(5))
+
+
+UNIX, TCP = "unix:{folder}/socket", "tcp://127.0.0.1:0"
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("simulated", _embedded(_simulated_store, descriptors=False), simulated=True),
+        Kind(
+            "simulated-network", _served(_simulated_store, _simulated_network, "tcp://sim:1"), simulated=True
+        ),
+        Kind("embedded", _embedded(_local_store, descriptors=True)),
+        Kind("unix", _served(_local_store, TrioNetwork, UNIX)),
+        Kind("tcp", _served(_local_store, TrioNetwork, TCP)),
+        Kind("blocking-unix", _served(_local_store, TrioNetwork, UNIX, blocking=True), can_watch=False),
+        Kind("blocking-tcp", _served(_local_store, TrioNetwork, TCP, blocking=True), can_watch=False),
+        Kind("blocking-embedded", _embedded_blocking, can_watch=False),
+    )
+}
