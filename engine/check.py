@@ -6,13 +6,15 @@ segment and its neighbours; every name, node and manifest against what it refers
 its CRC32C and its id.
 
 A finding is `damage` (something that was stored cannot be served as it was) or a `note` (garbage that gc
-collects).  Nothing is changed.  What changes while the walk goes on is looked at again before it is called damage.
+collects).  Damaged chunks are found first; then the objects that they are in are named, all of them.  Nothing is
+changed, except that damaged chunks are quarantined: who puts the same bytes again heals them.  What changes while the
+walk goes on is looked at again before it is called damage.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,6 +23,7 @@ import trio
 from engine.chunks import Chunks, find_chunk
 from engine.format import (
     ChunkRecord,
+    Node,
     NodeKind,
     Table,
     chunk_id_of_key,
@@ -32,26 +35,30 @@ from engine.format import (
 from engine.manifests import Manifests
 from engine.metadata import Metadata
 from engine.names import iter_nodes
+from engine.node_paths import paths_of
 from engine.number_set import NumberSet
 from engine.segments import Segments
-from lakefs.errors import CorruptionError, LakeError
+from engine.views import View
+from lakefs.errors import CorruptionError, LakeError, StaleGrant
 from lakefs.ids import (
     EMPTY_CHUNK,
     ROOT_NODE,
+    Birth,
     BlobId,
     ChunkId,
     ChunkKind,
     NodeId,
     SegmentId,
-    chunk_id_of,
     id_text,
     kind_of,
 )
 from lakefs.limits import GC_BATCH
-from lakefs.manifest import check_child
+from lakefs.manifest import Entry, Manifest, check_child
 
 FINDINGS_MAX: Final = 1000
 """Findings listed one by one; all are counted."""
+_LOOKS_FOR_NAMES: Final = 3
+_LookAtName = Callable[[View, bytes, NodeKind, NodeId, NumberSet], None]
 
 
 @dataclass
@@ -99,6 +106,7 @@ async def check_store(
     await check.places()
     if full:
         await check.payloads()
+    await check.damaged_objects()
     return check.report.as_json()
 
 
@@ -113,6 +121,13 @@ class _Check:
         self.report = report
         self._referred = NumberSet()
         self._nodes = NumberSet()
+        self._whole = NumberSet()
+        """Births of manifests that were walked and are whole."""
+        self._bad: dict[Birth, str] = {}
+        """Births of chunks that cannot be served, and why; about 200 bytes for each."""
+        self._bad_before_walk = 0
+        self._damaged: dict[NodeId, str] = {}
+        self._bad_names: list[tuple[NodeId, bytes, str]] = []
 
     async def index_and_journal(self) -> None:
         """The index against its sums, the journal and the checkpoint against their checksums."""
@@ -126,6 +141,14 @@ class _Check:
 
     async def nodes(self) -> None:
         """Every node's blob is there, its manifest's children with it."""
+        async for node_id, node in self._all_nodes():
+            self._nodes.add(node_id)
+            self.report.count("nodes", 1)
+            if node.blob is not None:
+                await self._blob(node_id, node.blob, node.size_bytes)
+        self._bad_before_walk = len(self._bad)
+
+    async def _all_nodes(self) -> AsyncIterator[tuple[NodeId, Node]]:
         after = NodeId(0)
         while True:
             with self._metadata.view() as view:
@@ -134,10 +157,7 @@ class _Check:
                 return
             after = page[-1][0]
             for node_id, node in page:
-                self._nodes.add(node_id)
-                if node.blob is not None:
-                    await self._blob(node_id, node.blob, node.size_bytes)
-            self.report.count("nodes", len(page))
+                yield node_id, node
             await trio.lowlevel.checkpoint()
 
     async def _blob(self, node_id: NodeId, blob: BlobId, size_bytes: int) -> None:
@@ -146,7 +166,7 @@ class _Check:
         except LakeError as error:
             problem = error.message
         if problem and self._node_is(node_id, blob):
-            self.report.found("damage", f"node {node_id}", problem)
+            self._damaged[node_id] = problem
 
     async def _blob_problem(self, blob: BlobId, size_bytes: int) -> str:
         top = ChunkId(blob)
@@ -157,30 +177,50 @@ class _Check:
         record = self._record(top)
         if record is None:
             return f"its manifest {id_text(top)} is missing"
-        if record.birth in self._referred:
-            return ""
         self._referred.add(record.birth)
+        problem = await self._manifest_problem(top, record)
+        if problem:
+            return problem
         root = await self._manifests.read(top)
         if root.size_bytes != size_bytes:
             return f"its manifest says {root.size_bytes} bytes, the node {size_bytes}"
-        pending = [root]
-        while pending:
-            manifest = pending.pop()
-            for entry in manifest.entries:
-                if manifest.level == 0:
-                    if problem := self._chunk_problem(entry.chunk, entry.size_bytes):
-                        return problem
-                    continue
-                child_record = self._record(entry.chunk)
-                if child_record is None:
-                    return f"manifest {id_text(entry.chunk)} is missing"
-                if child_record.birth not in self._referred:
-                    self._referred.add(child_record.birth)
-                    child = await self._manifests.read(entry.chunk)
-                    check_child(entry, manifest, child)
-                    pending.append(child)
-            await trio.lowlevel.checkpoint()
         return ""
+
+    async def _manifest_problem(self, top: ChunkId, record: ChunkRecord) -> str:
+        """What is wrong with a manifest or anything below it; each is walked once, however many share it."""
+        if record.birth in self._whole or record.birth in self._bad:
+            return self._bad.get(record.birth, "")
+        try:
+            problem = await self._problem_below(top)
+        except LakeError as error:
+            problem = error.message
+        if problem:
+            self._bad[record.birth] = problem
+        else:
+            self._whole.add(record.birth)
+        return problem
+
+    async def _problem_below(self, top: ChunkId) -> str:
+        manifest = await self._manifests.read(top)
+        for entry in manifest.entries:
+            if manifest.level == 0:
+                problem = self._chunk_problem(entry.chunk, entry.size_bytes)
+            else:
+                problem = await self._child_problem(manifest, entry)
+            if problem:
+                return problem
+        await trio.lowlevel.checkpoint()
+        return ""
+
+    async def _child_problem(self, manifest: Manifest, entry: Entry) -> str:
+        record = self._record(entry.chunk)
+        if record is None:
+            return f"manifest {id_text(entry.chunk)} is missing"
+        self._referred.add(record.birth)
+        problem = await self._manifest_problem(entry.chunk, record)
+        if not problem:
+            check_child(entry, manifest, await self._manifests.read(entry.chunk))
+        return problem
 
     def _chunk_problem(self, chunk: ChunkId, size_bytes: int) -> str:
         record = self._record(chunk)
@@ -189,53 +229,82 @@ class _Check:
         self._referred.add(record.birth)
         if record.logical_bytes != size_bytes:
             return f"chunk {id_text(chunk)} has {record.logical_bytes} bytes where {size_bytes} are expected"
+        if record.birth in self._bad:
+            return f"chunk {id_text(chunk)}: {self._bad[record.birth]}"
         return ""
+
+    async def damaged_objects(self) -> None:
+        """Name the objects that damage touches: those met by the walk, and those whose chunks turned out bad later."""
+        if len(self._bad) > self._bad_before_walk:
+            self._whole = NumberSet()
+            async for node_id, node in self._all_nodes():
+                if node.blob is not None:
+                    await self._blob(node_id, node.blob, node.size_bytes)
+        wanted = {*self._damaged, *(parent for parent, _, _ in self._bad_names)}
+        paths = await paths_of(self._metadata, wanted) if wanted else {}
+        for node_id, problem in self._damaged.items():
+            self.report.found("damage", paths.get(node_id, f"node {node_id}"), problem)
+        for parent, name, problem in self._bad_names:
+            path = paths.get(parent, "" if parent == ROOT_NODE else f"node {parent}: ")
+            self.report.found("damage", path + name.decode(errors="replace"), problem)
 
     async def names(self) -> None:
         """Every name's node exists and is of its kind; every node has one name."""
         named = NumberSet()
+        await self._walk_names(named, self._name)
+        for _ in range(_LOOKS_FOR_NAMES):
+            if not await self._unnamed(named):
+                return
+            # A name that was moved while the walk went on may have been missed: from behind it to before it.
+            await self._walk_names(named, _note_named)
+        for node_id in await self._unnamed(named):
+            self.report.found("damage", f"node {node_id}", "has no name")
+
+    async def _walk_names(self, named: NumberSet, look: _LookAtName) -> None:
         after = b""
         while True:
             with self._metadata.view() as view:
                 page = _page(view.scan(Table.NAMES, after, b"\xff" * 9))
                 for key, value in page:
                     kind, node_id = unpack_name(value)
-                    self._name(view.get(Table.NODES, node_key(node_id)), key, kind, node_id, named)
+                    look(view, key, kind, node_id, named)
             if not page:
-                break
+                return
             after = page[-1][0] + b"\0"
-            self.report.count("names", len(page))
             await trio.lowlevel.checkpoint()
-        await self._unnamed(named)
 
-    def _name(
-        self, node_value: bytes | None, key: bytes, kind: NodeKind, node_id: NodeId, named: NumberSet
-    ) -> None:
-        shown = f"name {key[8:].decode(errors='replace')!r} in node {int.from_bytes(key[:8], 'big')}"
+    def _name(self, view: View, key: bytes, kind: NodeKind, node_id: NodeId, named: NumberSet) -> None:
+        node_value = view.get(Table.NODES, node_key(node_id))
         if node_value is None:
-            self.report.found("damage", shown, f"refers to node {node_id}, which is missing")
+            self._bad_name(key, f"refers to node {node_id}, which is missing")
         elif unpack_node(node_value).kind is not kind:
-            self.report.found("damage", shown, f"says {kind.name.lower()}, its node says otherwise")
+            self._bad_name(key, f"says {kind.name.lower()}, its node says otherwise")
         named.add(node_id)
+        self.report.count("names", 1)
 
-    async def _unnamed(self, named: NumberSet) -> None:
+    def _bad_name(self, key: bytes, problem: str) -> None:
+        self._bad_names.append((NodeId(int.from_bytes(key[:8], "big")), key[8:], problem))
+
+    async def _unnamed(self, named: NumberSet) -> list[NodeId]:
+        """Nodes that the walk over nodes met, that are there still, and that no name was seen of."""
+        unnamed: list[NodeId] = []
         after = ROOT_NODE
         while True:
             with self._metadata.view() as view:
                 page = iter_nodes(view, after, GC_BATCH)
             if not page:
-                return
+                return unnamed
             after = page[-1][0]
-            for node_id, _ in page:
-                if node_id in self._nodes and node_id not in named:
-                    self.report.found("damage", f"node {node_id}", "has no name")
+            unnamed += [node for node, _ in page if node in self._nodes and node not in named]
             await trio.lowlevel.checkpoint()
 
     # --- chunks ------------------------------------------------------------------------------------
 
     async def places(self) -> None:
         """Every chunk lies inside its segment and overlaps no other; chunks that nothing refers to are noted."""
-        sizes = {segment: await self._segments.size(segment) for segment in self._segments.all_ids()}
+        sizes: dict[SegmentId, int] = {}
+        for segment in self._segments.all_ids():
+            await self._note_size(segment, sizes)
         extents: dict[SegmentId, array[int]] = {}
         garbage_count = garbage_bytes = 0
         after = b""
@@ -247,7 +316,12 @@ class _Check:
             after = page[-1][0] + b"\0"
             for key, value in page:
                 record = unpack_chunk_record(value)
-                self._place(key, record, sizes, extents)
+                extents.setdefault(record.segment, array("Q")).extend((record.offset, record.extent_bytes))
+                chunk = chunk_id_of_key(key)
+                if _misplaced(record, sizes):
+                    await self._place(chunk, record, sizes)
+                elif self._chunks.is_quarantined(chunk):
+                    self._bad_chunk(chunk, record, "its bytes were found damaged when they were read")
                 if record.birth not in self._referred:
                     garbage_count += 1
                     garbage_bytes += record.extent_bytes
@@ -261,20 +335,23 @@ class _Check:
                 f"{garbage_count} chunks ({garbage_bytes} bytes) are referred to by nothing; gc frees them",
             )
 
-    def _place(
-        self,
-        key: bytes,
-        record: ChunkRecord,
-        sizes: dict[SegmentId, int],
-        extents: dict[SegmentId, array[int]],
-    ) -> None:
-        subject = id_text(chunk_id_of_key(key))
-        size = sizes.get(record.segment)
-        if size is None:
-            self.report.found("damage", subject, f"its segment {record.segment:016x} is missing")
-        elif record.offset + record.extent_bytes > size:
-            self.report.found("damage", subject, f"its segment {record.segment:016x} ends before it")
-        extents.setdefault(record.segment, array("Q")).extend((record.offset, record.extent_bytes))
+    async def _place(self, chunk: ChunkId, record: ChunkRecord, sizes: dict[SegmentId, int]) -> None:
+        """Look again: segments are made, grow and go while the walk goes on."""
+        await self._note_size(record.segment, sizes)
+        problem = _misplaced(record, sizes)
+        if problem and self._record(chunk) == record:
+            self._bad_chunk(chunk, record, problem)
+
+    def _bad_chunk(self, chunk: ChunkId, record: ChunkRecord, problem: str) -> None:
+        self._bad[record.birth] = problem
+        self.report.found("damage", id_text(chunk), problem)
+
+    async def _note_size(self, segment: SegmentId, sizes: dict[SegmentId, int]) -> None:
+        sizes.pop(segment, None)
+        try:
+            sizes[segment] = await self._segments.size(segment)
+        except StaleGrant:
+            return  # removed; what still refers to it is damage
 
     def _overlaps(self, extents: dict[SegmentId, array[int]]) -> None:
         for segment, places in extents.items():
@@ -300,13 +377,12 @@ class _Check:
 
     async def _payload(self, chunk: ChunkId, record: ChunkRecord) -> None:
         try:
-            payload = await self._chunks.read(record)
-            good = await self._chunks.offload.run(chunk_id_of, kind_of(chunk), payload) == chunk
-            problem = "" if good else "its bytes do not hash to its id"
+            await self._chunks.verify(chunk, record)
+            problem = ""
         except LakeError as error:
             problem = error.message
-        if problem and self._record(chunk) == record:
-            self.report.found("damage", id_text(chunk), problem)
+        if problem and self._record(chunk) == record and record.birth not in self._bad:
+            self._bad_chunk(chunk, record, problem)
         self.report.count("payload_bytes", record.stored_bytes)
 
     # --- looking again -----------------------------------------------------------------------------
@@ -319,6 +395,20 @@ class _Check:
         with self._metadata.view() as view:
             value = view.get(Table.NODES, node_key(node_id))
         return value is not None and unpack_node(value).blob == blob
+
+
+def _note_named(view: View, key: bytes, kind: NodeKind, node_id: NodeId, named: NumberSet) -> None:
+    named.add(node_id)
+
+
+def _misplaced(record: ChunkRecord, sizes: dict[SegmentId, int]) -> str:
+    """What is wrong with a chunk's place; empty when nothing is."""
+    size = sizes.get(record.segment)
+    if size is None:
+        return f"its segment {record.segment:016x} is missing"
+    if record.offset + record.extent_bytes > size:
+        return f"its segment {record.segment:016x} ends before it"
+    return ""
 
 
 def _page(scan: Iterator[tuple[bytes, bytes]], limit: int = GC_BATCH) -> list[tuple[bytes, bytes]]:

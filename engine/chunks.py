@@ -21,10 +21,12 @@ from crc32c import crc32c
 from engine.format import ChunkRecord, Table, chunk_key, unpack_chunk_record
 from engine.holds import Holds, Session
 from engine.metadata import Metadata
+from engine.quarantine import Quarantine
 from engine.segments import Place, Segments, seal_payload
 from engine.tasks import run_all
 from engine.views import Transaction, View
-from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, Sequence, chunk_id_of
+from lakefs.errors import ChunkDamaged, LakeError
+from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, Sequence, chunk_id_of, id_text, kind_of
 from lakefs.limits import SMALL_PAYLOAD_BYTES
 from lakefs.ports import Offload
 
@@ -71,12 +73,28 @@ def find_chunk(view: View, chunk: ChunkId) -> ChunkRecord | None:
 class Chunks:
     """The chunk store of one engine."""
 
-    def __init__(self, metadata: Metadata, segments: Segments, offload: Offload, holds: Holds) -> None:
+    def __init__(
+        self,
+        metadata: Metadata,
+        segments: Segments,
+        offload: Offload,
+        holds: Holds,
+        quarantine: Quarantine,
+    ) -> None:
         self._metadata = metadata
+        self._quarantine = quarantine
         self._segments = segments
         self.offload = offload
         self._holds = holds
         self._under_way: dict[ChunkId, trio.Event] = {}
+
+    def find_good(self, view: View, chunk: ChunkId) -> ChunkRecord | None:
+        """The chunk's record; None when there is none, or its bytes are known to be damaged."""
+        return None if chunk in self._quarantine else find_chunk(view, chunk)
+
+    def is_quarantined(self, chunk: ChunkId) -> bool:
+        """Whether the chunk's bytes are known to be damaged."""
+        return chunk in self._quarantine
 
     # --- storing -----------------------------------------------------------------------------------
 
@@ -119,7 +137,7 @@ class Chunks:
         with self._metadata.view() as view:
             present: list[bool] = []
             for chunk in chunks:
-                record = find_chunk(view, chunk)
+                record = self.find_good(view, chunk)
                 if record is not None:
                     self._holds.hold(session, record.birth)
                 present.append(record is not None or chunk == EMPTY_CHUNK)
@@ -177,7 +195,8 @@ class Chunks:
         for item in items:
             key = chunk_key(item.hashed.chunk)
             present = txn.get(Table.CHUNKS, key)
-            if present is not None:
+            if present is not None and item.hashed.chunk not in self._quarantine:
+                self._holds.keep(unpack_chunk_record(present).birth)
                 unused.append(item)
                 continue
             length = item.hashed.payload.length
@@ -185,7 +204,8 @@ class Chunks:
             record = ChunkRecord(
                 birth, item.place.segment, item.place.offset, length, length, item.hashed.crc
             )
-            txn.insert(Table.CHUNKS, key, record.pack())
+            (txn.insert if present is None else txn.put)(Table.CHUNKS, key, record.pack())
+            self._quarantine.drop_in(txn, item.hashed.chunk)
             self._holds.keep(birth)
         return unused
 
@@ -215,7 +235,7 @@ class Chunks:
     def _hold_present(self, session: Session, chunk: ChunkId) -> Sequence | None:
         """Hold the chunk when it is there; the sequence that this rests on."""
         with self._metadata.view() as view:
-            record = find_chunk(view, chunk)
+            record = self.find_good(view, chunk)
             sequence = view.sequence
         if record is None:
             return None
@@ -239,9 +259,23 @@ class Chunks:
 
     # --- reading -----------------------------------------------------------------------------------
 
-    async def read(self, record: ChunkRecord) -> bytes:
-        """The whole payload, checked by CRC32C.  ChunkDamaged."""
-        return bytes(await self._segments.read_chunk(record))
+    async def read(self, chunk: ChunkId, record: ChunkRecord) -> bytes:
+        """The whole payload, checked by CRC32C.  ChunkDamaged, StoreDamaged; what is damaged is noted."""
+        try:
+            return bytes(await self._segments.read_chunk(record))
+        except LakeError as error:
+            await self._quarantine.note(chunk, record, error)
+            raise
+
+    async def verify(self, chunk: ChunkId, record: ChunkRecord) -> None:
+        """Read the payload, and compare it with its CRC32C and its id; what is damaged is noted.  ChunkDamaged, ..."""
+        payload = await self.read(chunk, record)
+        if await self.offload.run(chunk_id_of, kind_of(chunk), payload) != chunk:
+            error = ChunkDamaged(
+                "its bytes match their checksum and do not hash to its id", subject=id_text(chunk)
+            )
+            await self._quarantine.note(chunk, record, error)
+            raise error
 
 
 def _hash(payload: Payload) -> Hashed:

@@ -28,12 +28,13 @@ from dataclasses import dataclass
 import trio
 
 from engine.chunks import find_chunk
-from engine.format import ChunkRecord, Table, unpack_chunk_record
+from engine.format import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.holds import Holds
 from engine.manifests import Manifests
 from engine.metadata import Metadata
 from engine.names import iter_nodes
 from engine.number_set import NumberSet
+from engine.quarantine import Quarantine
 from engine.segments import Segments
 from engine.tree import NameEvent
 from engine.views import Transaction
@@ -80,6 +81,7 @@ class Collector:
         segments: Segments,
         manifests: Manifests,
         holds: Holds,
+        quarantine: Quarantine,
         clock: Clock,
         *,
         grace_s: float = GC_GRACE_S,
@@ -89,6 +91,7 @@ class Collector:
         self._segments = segments
         self._manifests = manifests
         self._holds = holds
+        self._quarantine = quarantine
         self._clock = clock
         self._batch = batch
         self._not_before = clock.monotonic() + grace_s
@@ -211,6 +214,7 @@ class Collector:
                     cycle.note_live(record)
                     continue
                 txn.delete(Table.CHUNKS, key)
+                self._quarantine.drop_in(txn, chunk_id_of_key(key))
                 freed.append(record)
             return freed
 

@@ -38,7 +38,7 @@ class Manifests:
             record = find_chunk(view, chunk)
         if record is None:
             raise ChunkNotFound(f"manifest {id_text(chunk)} is not in the store", subject=id_text(chunk))
-        payload = await self._chunks.read(record)
+        payload = await self._chunks.read(chunk, record)
         try:
             manifest = parse(payload)
         except InvalidArgument as error:

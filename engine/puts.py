@@ -21,7 +21,7 @@ from engine.format import ChunkRecord
 from engine.holds import Client, Session
 from engine.names import Binding, bind_many
 from engine.object_stat import new_object, to_object_stat
-from engine.payloads import ReceivedBody
+from engine.payloads import ReceivedBody, check_lengths
 from engine.sources import check_source, filler
 from engine.store import Store
 from engine.tree import Resolved
@@ -38,10 +38,9 @@ from lakefs.ids import (
     is_well_formed,
     kind_of,
 )
-from lakefs.limits import BATCH_MAX, BLOB_BYTES_MAX, SOURCES_PER_CONNECTION_MAX
+from lakefs.limits import BATCH_MAX, SOURCES_PER_CONNECTION_MAX
 from lakefs.manifest import Manifest, check_child, check_top
 from lakefs.service import Body, Reply
-from lakefs.sockets import duplicates
 from lakefs.wire import messages as m
 
 CHECK_BATCH = 1024
@@ -119,20 +118,17 @@ class Puts:
             raise InvalidArgument(f"SourceOpen takes one descriptor, {len(descriptors)} came with it")
         if len(client.sources) >= SOURCES_PER_CONNECTION_MAX:
             raise EngineBusy(f"{SOURCES_PER_CONNECTION_MAX} sources are open on this connection; close some")
-        (own,) = duplicates(descriptors)
+        await self._store.offload.run(check_source, descriptors[0])
         number = client.number()
-        client.sources[number] = own
-        try:
-            await self._store.offload.run(check_source, own)
-        except BaseException:
-            _close_source(client, number)
-            raise
+        client.sources[number] = descriptors[0]
         return Reply(m.SourceOpened(number))
 
     async def source_close(
         self, client: Client, request: m.SourceClose, body: Body, _: Sequence[int]
     ) -> Reply:
-        _close_source(client, request.source)
+        descriptor = client.sources.pop(request.source, None)
+        if descriptor is not None:
+            os.close(descriptor)
         return Reply(m.Done())
 
     async def store_from_source(
@@ -144,9 +140,8 @@ class Puts:
             raise InvalidArgument(f"source {request.source} is not open on this connection")
         if len(request.offsets) != len(request.lengths) or 0 in request.lengths:
             raise InvalidArgument("a source's offsets and lengths go in pairs, and no length is 0")
-        if any(not 0 <= offset <= BLOB_BYTES_MAX for offset in request.offsets):
-            raise InvalidArgument(f"an offset in a source is from 0 to {BLOB_BYTES_MAX}")
-        (descriptor,) = duplicates([opened])
+        check_lengths(request.lengths)
+        descriptor = os.dup(opened)
         try:
             taken = await self._store.payload_memory.take(
                 [ChunkKind.DATA] * len(request.lengths), request.lengths
@@ -178,7 +173,7 @@ class Puts:
 
         results, sequence = await self._metadata.commit(decide)
         await self._metadata.wait_durable(sequence)
-        if request.end_session and all(result.failure is None for result in results):
+        if request.end_session:
             self._holds.end_session(client, session.identifier)
         return Reply(m.NameResults(results))
 
@@ -218,7 +213,8 @@ class Puts:
         """Items that are neither recorded nor written by this request."""
         done = {item.hashed.chunk for item in written}
         with self._metadata.view() as view:
-            return [item for item in items if item.chunk not in done and find_chunk(view, item.chunk) is None]
+            present = self._chunks.find_good
+            return [item for item in items if item.chunk not in done and present(view, item.chunk) is None]
 
     def _bind(
         self, txn: Transaction, changes: Sequence[m.NameChange], blobs: Sequence[_Blob | LakeError]
@@ -288,7 +284,7 @@ class Puts:
 
     def _hold(self, session: Session, chunk: ChunkId) -> ChunkRecord:
         with self._metadata.view() as view:
-            record = find_chunk(view, chunk)
+            record = self._chunks.find_good(view, chunk)
         if record is None:
             raise ChunkNotFound(
                 f"chunk {id_text(chunk)} is not in the store; offer it again", subject=id_text(chunk)
@@ -316,13 +312,6 @@ def _binding(
         bucket = buckets[wanted] = found
     node = new_object(blob.blob, blob.size_bytes, blob.chunk_count, change.attributes, now_ns)
     return Binding(bucket, change.key, node, change.condition)
-
-
-def _close_source(client: Client, number: int) -> None:
-    """Forget a source, unless that has been done; reads that are under way have a descriptor of their own."""
-    descriptor = client.sources.pop(number, None)
-    if descriptor is not None:
-        os.close(descriptor)
 
 
 def checked_chunks(identifiers: Sequence[bytes]) -> list[ChunkId]:

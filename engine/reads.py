@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import structlog
+
 from engine.buckets import find_bucket
 from engine.chunks import find_chunk
 from engine.format import ChunkRecord, NodeKind
@@ -27,9 +29,12 @@ from engine.views import View
 from lakefs.errors import (
     ChunkDamaged,
     ChunkNotFound,
+    CorruptionError,
+    DiskFailed,
     InvalidArgument,
     IsAFolder,
     LakeError,
+    OperationalError,
     PermissionDenied,
     RequestTooLarge,
     UserError,
@@ -42,6 +47,7 @@ from lakefs.wire import messages as m
 NO_GRANT = m.Grant(0)
 SEGMENTS_PER_REQUEST_MAX = 64
 LAYOUT_MAX = 4096
+_log = structlog.get_logger(__name__)
 
 
 @dataclass
@@ -114,9 +120,8 @@ class Reads:
             return item
         try:
             layout = await self._store.manifests.layout(chunk, layout_max)
-        except (ChunkDamaged, ChunkNotFound) as error:
-            name = f"{item.stat.bucket}/{item.stat.key}"
-            return ChunkDamaged(f"{name}: {error.message}", subject=name)
+        except (CorruptionError, DiskFailed, ChunkNotFound) as error:
+            return _damaged(item, error)
         if layout is not None:
             item.chunks, item.lengths = layout
         return item
@@ -143,10 +148,10 @@ class Reads:
         payloads = await self._segments.read_small(records)
         parts: list[bytes] = []
         offset = 0
-        for item, payload in zip(chosen, payloads, strict=True):
+        for item, record, payload in zip(chosen, records, payloads, strict=True):
             if isinstance(payload, LakeError):
-                name = f"{item.stat.bucket}/{item.stat.key}"
-                opening[opening.index(item)] = ChunkDamaged(f"{name}: {payload.message}", subject=name)
+                await self._store.quarantine.note(item.chunks[0], record, payload)
+                opening[opening.index(item)] = _damaged(item, payload)
                 continue
             assert item.small is not None
             item.grants = [m.Grant(2, 0, offset, len(payload), len(payload), 0, item.small.crc, 0)]
@@ -175,9 +180,15 @@ class Reads:
         found: list[int] = []
         descriptors: list[int] = []
         for segment in request.segments:
-            if SegmentId(segment) in known:
+            if SegmentId(segment) not in known:
+                continue
+            try:
                 descriptors.append(self._segments.descriptor(SegmentId(segment)))
-                found.append(segment)
+            except (CorruptionError, OperationalError) as error:
+                # Without a descriptor the client asks for the bytes, and learns of each chunk by itself.
+                _log.warning("segment_not_lent", segment=f"{segment:016x}", reason=error.message)
+                continue
+            found.append(segment)
         return Reply(m.SegmentsOpened(found), descriptors=descriptors)
 
     # --- streamed ranges ---------------------------------------------------------------------------
@@ -198,7 +209,9 @@ class Reads:
         ):
             try:
                 begin, payload, crcs = await self._read_piece(chunk, record, offset, length, room)
-            except (UserError, ChunkNotFound, ChunkDamaged) as error:
+            except (UserError, OperationalError, CorruptionError) as error:
+                if record is not None:
+                    await self._store.quarantine.note(chunk, record, error)
                 pieces.append(m.ReadPiece(0, 0, b"", failure_of(error)))
                 continue
             room -= len(payload)
@@ -219,6 +232,15 @@ class Reads:
         if end - offset > room:
             raise RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes")
         return await self._segments.read_range(record, offset, end - offset)
+
+
+def _damaged(item: _Opening, error: LakeError) -> ChunkDamaged:
+    name = f"{item.stat.bucket}/{item.stat.key}"
+    return ChunkDamaged(
+        f"{name} is damaged on disk and was not read: {error.message}; other objects are served; "
+        f"put it again with: lake put FILE {name}; see what else is damaged with: lake fsck --full",
+        subject=name,
+    )
 
 
 def grant_of(record: ChunkRecord | None) -> m.Grant:

@@ -33,6 +33,7 @@ from engine.holds import Holds
 from engine.manifests import Manifests
 from engine.metadata import Metadata, open_metadata
 from engine.payloads import PayloadMemory
+from engine.quarantine import Quarantine
 from engine.recovery import INDEX_FOLDER
 from engine.reserve import Reserve
 from engine.segments import Segments
@@ -63,6 +64,7 @@ class Store:
     metadata: Metadata
     segments: Segments
     holds: Holds
+    quarantine: Quarantine
     chunks: Chunks
     manifests: Manifests
     collector: Collector
@@ -116,6 +118,7 @@ class Store:
                 "count": len(self.segments.all_ids()),
                 "allocated_bytes": await self.segments.allocated_bytes(),
                 "healed_reads": self.segments.healed_reads,
+                "damaged_chunks": len(self.quarantine),
             },
             "metadata": self.metadata.stats(),
             "clients": self.holds.statistics(),
@@ -206,7 +209,8 @@ async def _running(
             await segments.open()
             _, sequence = await metadata.commit(initialise)
             await metadata.wait_durable(sequence)
-            chunks = Chunks(metadata, segments, offload, holds)
+            quarantine = Quarantine(metadata, clock)
+            chunks = Chunks(metadata, segments, offload, holds, quarantine)
             manifests = Manifests(metadata, chunks)
             grace = 0.0 if opened.created else grace_s
             buffers = BufferPool(sizes.buffer_bytes)
@@ -219,9 +223,19 @@ async def _running(
                 metadata,
                 segments,
                 holds,
+                quarantine,
                 chunks,
                 manifests,
-                Collector(metadata, segments, manifests, holds, clock, grace_s=grace, batch=sizes.gc_batch),
+                Collector(
+                    metadata,
+                    segments,
+                    manifests,
+                    holds,
+                    quarantine,
+                    clock,
+                    grace_s=grace,
+                    batch=sizes.gc_batch,
+                ),
                 watchers,
                 PayloadMemory(buffers),
                 buffers,

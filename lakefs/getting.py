@@ -7,7 +7,8 @@ against the chunk's id unless the caller asked for CRC32C; a range of a chunk is
 Rules kept here:
 - A reader gets the bytes of one version of an object, or an error; never old and new mixed: the layout is read
   once, and chunks are named by their content.
-- A failed check is followed by one fresh locate and one more read; then it is ChunkDamaged naming the object.
+- A failed check is followed by one fresh locate and one more read; then the engine is asked for the bytes, which
+  reads past the page cache and notes damage.  What fails then is ChunkDamaged naming the object.
 - At most `WINDOW` chunks are in flight.
 """
 
@@ -21,7 +22,15 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from lakefs.errors import ChunkNotFound, InternalError, LakeError, LocalFileError, StaleGrant, from_wire
+from lakefs.errors import (
+    ChunkNotFound,
+    CorruptionError,
+    InternalError,
+    LakeError,
+    LocalFileError,
+    StaleGrant,
+    from_wire,
+)
 from lakefs.ids import ChunkId, ChunkKind, SegmentId, kind_of
 from lakefs.limits import BATCH_MAX, CHUNK_BYTES
 from lakefs.manifest import Manifest, check_child, parse
@@ -52,6 +61,7 @@ from lakefs.wire.messages import (
     OpenSegments,
     ReadChunks,
     ReadChunksReply,
+    ReadPiece,
     SegmentsOpened,
 )
 
@@ -291,7 +301,10 @@ def _opened(access: Access, name: Name, answer: OpenedObject, body: memoryview) 
     for chunk, length, grant in zip(chunks, answer.lengths, answer.grants, strict=True):
         if grant.medium == MEDIUM_INLINE:
             payload = body[grant.offset : grant.offset + length]
-            check_digest(chunk, payload)
+            try:
+                check_digest(chunk, payload)
+            except StaleGrant:
+                raise damaged(chunk, str(name)) from None
             opened.inline[chunk] = bytes(payload)
         elif grant.medium == MEDIUM_SEGMENT:
             opened.grants[chunk] = grant
@@ -394,16 +407,13 @@ def _submit_fetch(
         effect: Effect = Work(_fetch_local, (access, piece, opened.grants[piece.chunk], sink))
         yield from pipeline.submit(effect, done, failed)
         return
-    memory = memoryview(bytearray(piece.length)) if isinstance(sink, FileSink) else sink.memory_for(piece)
-    request = ReadChunks([bytes(piece.chunk)], [0], [0])
+    memory = _memory_to_stream(piece, sink)
 
     def received(reply: Reply) -> Steps[None]:
-        try:
-            yield from work(_check_streamed, piece, reply, memory, sink)
-        except StaleGrant:
-            raise damaged(piece.chunk, str(opened.name)) from None
+        yield from work(_check_streamed, opened, piece, reply, memory, sink)
         done(None)
 
+    request = ReadChunks([bytes(piece.chunk)], [0], [0])
     yield from pipeline.submit(Send(request, into=[memory]), received)
 
 
@@ -415,16 +425,32 @@ def _fetch_local(access: Access, piece: Piece, grant: Grant, sink: Sink) -> None
     sink.deliver(piece, memory)
 
 
-def _check_streamed(piece: Piece, reply: Reply, memory: memoryview, sink: Sink) -> None:
-    message = reply.message
-    assert isinstance(message, ReadChunksReply)
-    (answer,) = message.pieces
-    if answer.failure is not None:
-        raise from_wire(answer.failure.wire_code, answer.failure.message, answer.failure.subject)
+def _memory_to_stream(piece: Piece, sink: Sink) -> memoryview:
+    return memoryview(bytearray(piece.length)) if isinstance(sink, FileSink) else sink.memory_for(piece)
+
+
+def _check_streamed(opened: Opened, piece: Piece, reply: Reply, memory: memoryview, sink: Sink) -> None:
+    """The engine's word is final: it has looked past the page cache too.  ChunkDamaged, ChunkNotFound, ..."""
+    answer = _streamed_piece(opened, piece, reply)
     if (answer.offset, answer.length) != (0, piece.length):
-        raise StaleGrant("the engine sent another range than was asked for")
-    check_digest(piece.chunk, memory)
+        raise ChunkNotFound(f"{opened.name}: the engine sent another range than was asked for")
+    try:
+        check_digest(piece.chunk, memory)
+    except StaleGrant:
+        raise damaged(piece.chunk, str(opened.name)) from None
     sink.deliver(piece, memory)
+
+
+def _streamed_piece(opened: Opened, piece: Piece, reply: Reply) -> ReadPiece:
+    """The only piece of an answer; its failure is raised with the object's name."""
+    assert isinstance(reply.message, ReadChunksReply)
+    (answer,) = reply.message.pieces
+    if answer.failure is None:
+        return answer
+    error = from_wire(answer.failure.wire_code, answer.failure.message, answer.failure.subject)
+    if isinstance(error, CorruptionError):
+        raise damaged(piece.chunk, str(opened.name), error.message) from error
+    raise type(error)(f"{opened.name}: {error.message}", subject=str(opened.name)) from error
 
 
 def _deliver_inline(opened: Opened, piece: Piece, sink: Sink) -> None:
@@ -434,17 +460,16 @@ def _deliver_inline(opened: Opened, piece: Piece, sink: Sink) -> None:
 
 
 def _fetch_again(access: Access, opened: Opened, piece: Piece, sink: Sink) -> Steps[None]:
-    """After a failed check: locate anew, read once more; the same place twice is damage."""
+    """After a failed check: locate anew and read once more; then let the engine read, which knows what damage is."""
     yield from _locate(opened, [piece.chunk])
     grant = opened.grants[piece.chunk]
     yield from _need_descriptors(access, {SegmentId(grant.segment)})
     try:
         yield from work(_fetch_local, access, piece, grant, sink)
     except StaleGrant:
-        yield from _locate(opened, [piece.chunk])
-        if opened.grants[piece.chunk] == grant:
-            raise damaged(piece.chunk, str(opened.name)) from None
-        raise
+        memory = _memory_to_stream(piece, sink)
+        reply = yield from send(ReadChunks([bytes(piece.chunk)], [0], [0]), into=[memory])
+        yield from work(_check_streamed, opened, piece, reply, memory, sink)
     access.progress(piece.length, 0)
 
 
@@ -465,17 +490,14 @@ def _fetch_part(access: Access, opened: Opened, piece: Piece, offset: int, lengt
     try:
         return (yield from work(fetch_range, access.descriptors, piece.chunk, grant, offset, length))
     except StaleGrant:
-        raise damaged(piece.chunk, str(opened.name)) from None
+        return (yield from _stream_part(opened, piece, offset, length))
 
 
 def _stream_part(opened: Opened, piece: Piece, offset: int, length: int) -> Steps[memoryview]:
     reply = yield from send(ReadChunks([bytes(piece.chunk)], [offset], [length]))
-    assert isinstance(reply.message, ReadChunksReply)
     payload = memoryview(reply.body.joined())
     reply.body.release()
-    (answer,) = reply.message.pieces
-    if answer.failure is not None:
-        raise from_wire(answer.failure.wire_code, answer.failure.message, answer.failure.subject)
+    answer = _streamed_piece(opened, piece, reply)
     if not (
         answer.offset <= offset
         and offset + length <= answer.offset + answer.length == answer.offset + len(payload)

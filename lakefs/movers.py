@@ -151,10 +151,12 @@ def require_present(chunk: ChunkId, grant: Grant) -> None:
         raise ChunkNotFound(f"chunk {id_text(chunk)} is not in the store", subject=id_text(chunk))
 
 
-def damaged(chunk: ChunkId, name: str) -> ChunkDamaged:
-    """The error for bytes that fail their check though the grant is current."""
+def damaged(chunk: ChunkId, name: str, reason: str = "") -> ChunkDamaged:
+    """The error for bytes that fail their check though their place is current; `reason` is the engine's."""
+    why = f" ({reason})" if reason else ""
     return ChunkDamaged(
-        f"{name}: chunk {id_text(chunk)} is damaged on disk; other objects are served; run: lake fsck",
+        f"{name} is damaged on disk and was not read: chunk {id_text(chunk)}{why}; other objects are served; "
+        f"put it again with: lake put FILE {name}; see what else is damaged with: lake fsck --full",
         subject=name,
     )
 
@@ -176,7 +178,7 @@ def _pread_full(descriptor: int, target: memoryview, offset: int, chunk: ChunkId
         try:
             count = os.preadv(descriptor, [target[done:]], offset + done)
         except OSError as error:
-            raise ChunkDamaged(
+            raise StaleGrant(
                 f"chunk {id_text(chunk)} cannot be read: {error.strerror}", subject=id_text(chunk)
             ) from error
         if count == 0:
