@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -71,16 +70,13 @@ def test_errors_are_one_line_or_json_on_stderr(served: Served) -> None:
     assert "Traceback" in served("--debug", "stat", "none/x").err
 
 
-def test_nobody_at_the_address_is_told_at_once() -> None:
-    begin = time.monotonic()
+def test_nobody_at_the_address_is_told_with_what_to_do() -> None:
     done = lake("ls", server="unix:/tmp/no-such-lake.sock")
     assert done.code == 69
     assert "lake serve" in done.err
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     assert lake("ls", server=f"tcp://127.0.0.1:{port}").code == 69
-    # An engine that was lost is waited for 5 s; one that was never there is not.
-    assert time.monotonic() - begin < 5
 
 
 def test_the_server_option_beats_the_variable_and_data_beats_both(served: Served, tmp_path: Path) -> None:

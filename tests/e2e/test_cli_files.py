@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import stat
 import subprocess
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.served import Served
+from tests.e2e.served import LAKE, Served, environment
 
 MIB = 1 << 20
 
@@ -244,6 +246,27 @@ def test_nothing_but_one_line_is_printed_without_a_terminal(served: Served, tmp_
     assert len(done.lines) == 1
     assert done.text.startswith("1 file, 9.0 MiB: 1 stored; 9.0 MiB new; ")
     assert served.good("put", "-q", tmp_path / "f", "quiet/f").out == b""
+
+
+def test_a_terminal_gets_a_bar_and_the_same_last_line(served: Served, tmp_path: Path) -> None:
+    random_file(tmp_path / "f", 9 * MIB)
+    leader, follower = pty.openpty()
+    putting = subprocess.Popen(
+        [*LAKE, "put", str(tmp_path / "f"), "bar/f"],
+        stdin=subprocess.DEVNULL,
+        stdout=follower,
+        stderr=follower,
+        env=environment(served.server) | {"TERM": "xterm"},
+    )
+    os.close(follower)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal whose other side has gone ends
+        while piece := os.read(leader, 65536):
+            shown += piece
+    os.close(leader)
+    assert putting.wait(60) == 0
+    assert "9.0/9.0 MiB" in shown.decode()
+    assert "1 file, 9.0 MiB: 1 stored" in shown.decode()
 
 
 def test_an_interrupt_removes_the_part_and_exits_with_130(served: Served, tmp_path: Path) -> None:
