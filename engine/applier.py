@@ -50,9 +50,11 @@ class Applier:
         self._applied = applied
         self._drain_wanted = trio.Event()
         self._idle = trio.lowlevel.ParkingLot()
+        self._running = False
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Apply every second, earlier when the overlay is large, until cancelled or writing has failed."""
+        self._running = True
         task_status.started()
         try:
             while self._committer.failed is None:
@@ -65,14 +67,15 @@ class Applier:
             if self._committer.failed is None:
                 raise
         finally:
+            self._running = False
             self._idle.unpark_all()
 
     async def drain(self) -> None:
-        """Return when the overlay is empty, or cannot become so: writing failed, the index is full.
+        """Return when the overlay is empty, or cannot become so: writing failed, the index is full, `run` ended.
 
-        Nothing may be committing, and `run` must be running.
+        Nothing may be committing.
         """
-        while self._tables.overlay.entry_count and self._committer.failed is None:
+        while self._tables.overlay.entry_count and self._running:
             self._drain_wanted.set()
             await self._idle.park()
             if self._committer.index_full is not None:

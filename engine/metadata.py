@@ -160,9 +160,11 @@ class Metadata:
                     nursery.start_soon(self._checkpoint_when_wanted)
                     task_status.started()
         finally:
-            with trio.CancelScope(shield=True):
-                await self._release()
-            self._ended.set()
+            try:
+                with trio.CancelScope(shield=True):
+                    await self._release()
+            finally:
+                self._ended.set()
 
     async def close(self, *, clean: bool = True) -> Sequence | None:
         """Make all durable, complete the index, write a checkpoint when due, and release the files.

@@ -126,6 +126,8 @@ def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
     try:
         if not disk.exists(SUPERBLOCK_PATH):
             return OpenedStore(_create(disk, clock), lock, created=True)
+        # The last process may have been killed between renaming its superblock and syncing the name.
+        disk.sync_folder(ROOT_FOLDER)
         return _admit(disk, read_superblock(disk), lock)
     except BaseException:
         lock.close()
@@ -199,6 +201,7 @@ def _create(disk: Disk, clock: Clock) -> Superblock:
                 subject=SUPERBLOCK_PATH,
             )
         disk.make_folder(folder)
+    disk.sync_folder(ROOT_FOLDER)  # a superblock that survives a crash finds its folders
     superblock = Superblock(
         store_id=StoreId(new_id16()),
         engine_id=EngineId(new_id16()),

@@ -17,6 +17,7 @@ from lakefs.ids import Sequence
 from lakefs.offload import InlineOffload
 from lakefs.ports import Disk, Offload
 from tests.sim.clock import SimClock
+from tests.sim.determinism import run_seeded
 from tests.sim.disk import SimDisk
 
 TABLES = (Table.CHUNKS, Table.NODES, Table.NAMES)
@@ -93,6 +94,6 @@ async def wait_applied(metadata: Metadata) -> None:
         await trio.sleep(0.25)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run a scenario on a clock that jumps, so that nothing waits for real."""
-    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+def run(scenario: Callable[[], Awaitable[None]], seed: int = 0) -> None:
+    """Run a scenario on a clock that jumps, so that nothing waits for real; tasks take turns as `seed` says."""
+    run_seeded(scenario, seed, clock=MockClock(autojump_threshold=0))

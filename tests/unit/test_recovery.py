@@ -145,7 +145,7 @@ def crash_again_and_again(seed: int, rounds: int) -> None:
     for _ in range(rounds):
         disk.crash_at = history.rng.randrange(1, 60)
         try:
-            run(partial(commit_until_crash, disk, history, 12))
+            run(partial(commit_until_crash, disk, history, 12), seed)
         except* (SimCrashed, StoreReadOnly):
             pass
         disk = disk.crash() if history.rng.randrange(5) else disk.kill()
