@@ -97,19 +97,22 @@ class EngineProcess:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
-    def anonymous_bytes(self) -> int:
-        """RssAnon: memory that is the engine's own, not the page cache's."""
+    def memory_bytes(self) -> tuple[int, int]:
+        """RssAnon, the engine's private memory; and that with RssShmem, its shared buffers.  Not the page cache."""
+        found: dict[str, int] = {}
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-        raise RuntimeError("no RssAnon in /proc")
+            name, _, value = line.partition(":")
+            if name in ("RssAnon", "RssShmem"):
+                found[name] = int(value.split()[0]) * 1024
+        return found["RssAnon"], found["RssAnon"] + found["RssShmem"]
 
 
 class MemoryWatch:
-    """Samples an engine's RssAnon 20 times a second while the block runs; `peak_bytes` is the highest."""
+    """Samples an engine's memory 20 times a second while the block runs; keeps the highest of each kind."""
 
     def __init__(self, engine: EngineProcess) -> None:
-        self.peak_bytes = 0
+        self.private_bytes = 0
+        self.buffered_bytes = 0
         self._engine = engine
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -126,7 +129,13 @@ class MemoryWatch:
 
     def _sample(self) -> None:
         while not self._ended.wait(0.05):
-            self.peak_bytes = max(self.peak_bytes, self._engine.anonymous_bytes())
+            private, buffered = self._engine.memory_bytes()
+            self.private_bytes = max(self.private_bytes, private)
+            self.buffered_bytes = max(self.buffered_bytes, buffered)
+
+    def figures(self) -> dict[str, float]:
+        """Both peaks."""
+        return {"RssAnon": float(self.private_bytes), "with RssShmem": float(self.buffered_bytes)}
 
 
 def allocated_bytes(folder: Path, *, leave_out: str = "") -> int:
