@@ -9,7 +9,7 @@ Rules kept here:
   once, and chunks are named by their content.
 - A failed check is followed by one fresh locate and one more read; then the engine is asked for the bytes, which
   reads past the page cache and notes damage.  What fails then is ChunkDamaged naming the object.
-- At most `WINDOW` chunks are in flight.
+- At most `WINDOW` groups of chunks (16 MiB each at most), or streamed chunks, are in flight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol
@@ -48,7 +48,7 @@ from lakefs.movers import (
 )
 from lakefs.names import Name
 from lakefs.service import Reply
-from lakefs.steps import Effect, Pipeline, Send, Steps, Work, send, work
+from lakefs.steps import Pipeline, Send, Steps, Work, send, work
 from lakefs.wire.messages import (
     CloseLeases,
     Grant,
@@ -66,7 +66,9 @@ from lakefs.wire.messages import (
 )
 
 WINDOW = 6
-"""Chunks in flight: enough to keep two threads and a disk busy."""
+"""Groups of chunks, or streamed chunks, in flight: enough to keep two threads and a disk busy."""
+GROUP_BYTES_MAX = 16 << 20
+GROUPS_MIN = 4
 LOCATE_BATCH = 1024
 DESCRIPTORS_PER_REQUEST = 64
 
@@ -217,8 +219,17 @@ def fetch_pieces(access: Access, opened: Opened, pieces: Sequence[Piece], sink: 
     for start in range(0, len(pieces), LOCATE_BATCH):
         batch = pieces[start : start + LOCATE_BATCH]
         yield from _locate_missing(access, opened, [piece.chunk for piece in batch])
+        local: list[Piece] = []
         for piece in batch:
-            yield from _submit_fetch(access, opened, piece, sink, pipeline)
+            if piece.chunk in opened.inline:
+                _deliver_inline(opened, piece, sink)
+                access.progress(piece.length, 0)
+            elif access.can_use_descriptors:
+                local.append(piece)
+            else:
+                yield from _submit_streamed(access, opened, piece, sink, pipeline)
+        for group in _groups(local):
+            yield from _submit_local(access, opened, group, sink, pipeline)
     yield from pipeline.drain()
 
 
@@ -388,33 +399,55 @@ def _need_descriptors(access: Access, segments: set[SegmentId]) -> Steps[None]:
             access.descriptors.add(SegmentId(segment), descriptor)
 
 
-def _submit_fetch(
+def _groups(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Pieces that one thread fetches in one go: few hand-overs, and still work for several threads."""
+    limit = min(GROUP_BYTES_MAX, sum(piece.length for piece in pieces) // GROUPS_MIN)
+    group: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if group and size + piece.length > limit:
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        size += piece.length
+    if group:
+        yield group
+
+
+def _submit_local(
+    access: Access, opened: Opened, group: Sequence[Piece], sink: Sink, pipeline: Pipeline
+) -> Steps[None]:
+    def done(stale: list[Piece]) -> Steps[None]:
+        access.progress(sum(piece.length for piece in group) - sum(piece.length for piece in stale), 0)
+        for piece in stale:
+            yield from _fetch_again(access, opened, piece, sink)
+
+    grants = [opened.grants[piece.chunk] for piece in group]
+    yield from pipeline.submit(Work(_fetch_group, (access, group, grants, sink)), done)
+
+
+def _submit_streamed(
     access: Access, opened: Opened, piece: Piece, sink: Sink, pipeline: Pipeline
 ) -> Steps[None]:
-    def done(_: object) -> None:
-        access.progress(piece.length, 0)
-
-    def failed(error: Exception) -> Steps[None]:
-        if not isinstance(error, StaleGrant):
-            raise error
-        return _fetch_again(access, opened, piece, sink)
-
-    if piece.chunk in opened.inline:
-        _deliver_inline(opened, piece, sink)
-        done(None)
-        return
-    if access.can_use_descriptors:
-        effect: Effect = Work(_fetch_local, (access, piece, opened.grants[piece.chunk], sink))
-        yield from pipeline.submit(effect, done, failed)
-        return
     memory = _memory_to_stream(piece, sink)
 
     def received(reply: Reply) -> Steps[None]:
         yield from work(_check_streamed, opened, piece, reply, memory, sink)
-        done(None)
+        access.progress(piece.length, 0)
 
     request = ReadChunks([bytes(piece.chunk)], [0], [0])
     yield from pipeline.submit(Send(request, into=[memory]), received)
+
+
+def _fetch_group(access: Access, group: Sequence[Piece], grants: Sequence[Grant], sink: Sink) -> list[Piece]:
+    """Fetch and check each; those whose check failed, to be fetched again."""
+    stale: list[Piece] = []
+    for piece, grant in zip(group, grants, strict=True):
+        try:
+            _fetch_local(access, piece, grant, sink)
+        except StaleGrant:
+            stale.append(piece)
+    return stale
 
 
 def _fetch_local(access: Access, piece: Piece, grant: Grant, sink: Sink) -> None:

@@ -13,6 +13,7 @@ unchanged it reports `ChunkDamaged`.
 from __future__ import annotations
 
 import os
+import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -137,12 +138,14 @@ def check_digest(chunk: ChunkId, payload: memoryview) -> None:
 
 def check_granules(chunk: ChunkId, payload: memoryview, crcs: bytes) -> None:
     """StaleGrant unless each granule of the payload has its CRC32C (4 bytes each, little-endian)."""
-    for index, start in enumerate(range(0, len(payload), GRANULE_BYTES)):
-        expected = int.from_bytes(crcs[4 * index : 4 * index + 4], "little")
-        if crc32c(payload[start : start + GRANULE_BYTES]) != expected:
-            raise StaleGrant(
-                f"a granule read for chunk {id_text(chunk)} does not match its CRC32C", subject=id_text(chunk)
-            )
+    starts = range(0, len(payload), GRANULE_BYTES)
+    found = struct.pack(
+        f"<{len(starts)}I", *[crc32c(payload[start : start + GRANULE_BYTES]) for start in starts]
+    )
+    if found != crcs:
+        raise StaleGrant(
+            f"a granule read for chunk {id_text(chunk)} does not match its CRC32C", subject=id_text(chunk)
+        )
 
 
 def require_present(chunk: ChunkId, grant: Grant) -> None:
