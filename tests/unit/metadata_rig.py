@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from engine.format import Table
 from engine.metadata import Metadata, open_metadata
+from engine.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.superblock import open_store, write_superblock
 from engine.views import Transaction, View
 from lakefs.ids import Sequence
@@ -22,13 +23,22 @@ from tests.sim.disk import SimDisk
 
 TABLES = (Table.CHUNKS, Table.NODES, Table.NAMES)
 END = b"\xff" * 64
+SMALL = MetadataSizes(
+    group_bytes=24 << 10,
+    journal_file=64 << 10,
+    journal_fill=16 << 10,
+    overlay_entries_apply=4,
+    overlay_entries_max=24,
+    checkpoint_journal=96 << 10,
+)
+"""Bounds that a few commits reach: groups fill up, files rotate, the index is written while groups are open."""
 Change = tuple[Table, bytes, bytes | None]
 """Table, key, and the new value; None removes."""
 
 
 @asynccontextmanager
 async def opened(
-    disk: Disk, *, clean: bool = True, offload: Offload | None = None
+    disk: Disk, *, clean: bool = True, offload: Offload | None = None, sizes: MetadataSizes = DEFAULT_SIZES
 ) -> AsyncIterator[Metadata]:
     """The metadata of the store on `disk`, created when there is none; closed cleanly unless told otherwise."""
     clock = SimClock()
@@ -41,6 +51,7 @@ async def opened(
             identity=store.superblock.identity,
             clean_sequence=store.superblock.clean_sequence,
             index_committed=disk.note_index_sync if isinstance(disk, SimDisk) else None,
+            sizes=sizes,
         )
         write_superblock(disk, replace(store.superblock, clean_sequence=None))
         async with trio.open_nursery() as nursery:

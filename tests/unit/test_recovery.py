@@ -16,6 +16,7 @@ from engine.format import NOT_CLEAN, Table
 from engine.journal_reader import damage_of, list_journal
 from engine.metadata import Metadata
 from engine.recovery import rebuild_store
+from engine.sizes import DEFAULT_SIZES
 from engine.superblock import read_superblock, write_superblock
 from engine.views import Transaction
 from lakefs.errors import DiskFailed, JournalDamaged, LakeError, StoreDamaged, StoreReadOnly
@@ -23,6 +24,7 @@ from lakefs.ids import Sequence
 from tests.sim.clock import SimClock
 from tests.sim.disk import SimCrashed, SimDisk
 from tests.unit.metadata_rig import (
+    SMALL,
     TABLES,
     Change,
     apply_changes,
@@ -124,11 +126,12 @@ async def commit_until_crash(disk: SimDisk, history: History, limit: int) -> Non
         await metadata.wait_durable(sequence)
         history.acknowledged = max(history.acknowledged, decided)
 
-    async with opened(disk, clean=history.rng.randrange(4) == 0) as metadata:
+    sizes = SMALL if history.rng.randrange(3) else DEFAULT_SIZES
+    async with opened(disk, clean=history.rng.randrange(4) == 0, sizes=sizes) as metadata:
         history.check(contents(metadata))
         for _ in range(limit):
             async with trio.open_nursery() as nursery:
-                for _ in range(history.rng.randrange(1, 5)):
+                for _ in range(history.rng.choice((1, 2, 5, 12))):
                     nursery.start_soon(one, metadata)
             match history.rng.randrange(8):
                 case 0:
@@ -143,7 +146,7 @@ def crash_again_and_again(seed: int, rounds: int) -> None:
     history = History(seed)
     disk = SimDisk(seed)
     for _ in range(rounds):
-        disk.crash_at = history.rng.randrange(1, 60)
+        disk.crash_at = history.rng.randrange(1, 120)
         try:
             run(partial(commit_until_crash, disk, history, 12), seed)
         except* (SimCrashed, StoreReadOnly):
