@@ -1,4 +1,4 @@
-"""Logs of a serving process: one line an event on stderr, at the configured level and above."""
+"""Logs of a process that has a store open: one line an event on stderr, at the configured level and above."""
 
 from __future__ import annotations
 

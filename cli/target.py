@@ -75,8 +75,10 @@ class Target:
 
 
 def _open_folder(data: Path, create: bool) -> AbstractContextManager[Lake]:
+    from cli.logs import log_to_stderr
     from engine.embedded import open_lake
 
+    log_to_stderr("warning")  # stdout is for results
     if not (data / "superblock").exists():
         if not create:
             raise StoreUnusable(
