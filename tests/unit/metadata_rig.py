@@ -9,6 +9,7 @@ from dataclasses import replace
 import trio
 from trio.testing import MockClock
 
+from engine.clock import SystemClock
 from engine.format import Table
 from engine.metadata import Metadata, open_metadata
 from engine.sizes import DEFAULT_SIZES, MetadataSizes
@@ -41,7 +42,7 @@ async def opened(
     disk: Disk, *, clean: bool = True, offload: Offload | None = None, sizes: MetadataSizes = DEFAULT_SIZES
 ) -> AsyncIterator[Metadata]:
     """The metadata of the store on `disk`, created when there is none; closed cleanly unless told otherwise."""
-    clock = SimClock()
+    clock = SimClock() if isinstance(disk, SimDisk) else SystemClock()
     store = open_store(disk, clock, create=True)
     try:
         metadata = await open_metadata(
