@@ -46,7 +46,12 @@ from engine.overlay import Layer, Overlay
 from engine.sizes import DEFAULT_SIZES, MetadataSizes
 from lakefs.errors import IndexDamaged, JournalDamaged
 from lakefs.ids import Sequence
-from lakefs.limits import OVERLAY_BYTES_APPLY, OVERLAY_ENTRIES_APPLY
+from lakefs.limits import (
+    OVERLAY_BYTES_APPLY,
+    OVERLAY_BYTES_MAX,
+    OVERLAY_ENTRIES_APPLY,
+    OVERLAY_ENTRIES_MAX,
+)
 from lakefs.ports import Clock, Disk
 
 INDEX_FOLDER: Final = "index"
@@ -175,8 +180,9 @@ def build_index(
         layer = Layer()
         for group in read_groups(disk, files, applied, upto):
             layer.publish(group.sequence, decode_records(group.body, group.record_count))
-            if _is_large(layer):
+            if layer.entry_count >= OVERLAY_ENTRIES_MAX or layer.nbytes >= OVERLAY_BYTES_MAX:
                 index.apply(layer, group.sequence)
+                index.refresh()  # the reader's old snapshot would keep every page from being used again
                 layer = Layer()
         index.apply(layer, upto)
         index.refresh()
@@ -309,6 +315,7 @@ def _load_checkpoint(
         for table, key, value in reader.records():
             if loading is not None and (table is not loading or len(batch) >= _LOAD_RECORDS):
                 index.load(loading, batch)
+                index.refresh()
                 batch = []
             loading = table
             batch.append((key, value))

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from engine import index as index_module
+from engine import recovery
 from engine.checkpoint import newest_checkpoint
 from engine.format import NOT_CLEAN, Table
 from engine.journal_reader import damage_of, list_journal
@@ -478,6 +480,47 @@ def test_an_open_that_fails_can_be_tried_again() -> None:
             step(lambda: scenario(disk))
         step(lambda: scenario(disk))
         assert state[-1] == state[0]
+
+
+def test_a_rebuild_in_many_batches_uses_pages_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(recovery, "OVERLAY_ENTRIES_MAX", 100)
+
+    async def scenario() -> None:
+        disk = SimDisk(18)
+        rng = random.Random(18)
+        async with opened(disk, clean=False) as metadata:
+            for _ in range(60):
+                await put(metadata, *[(Table.CHUNKS, rng.randbytes(36), bytes(44)) for _ in range(100)])
+        superblock = read_superblock(disk)
+        files = list_journal(disk, superblock.store_id)
+        index = recovery.build_index(disk, superblock.identity, tmp_path / "index", Sequence(60), files)
+        index.copy_to(tmp_path / "compact")
+        assert index.file_bytes() < 4 * (tmp_path / "compact" / "data.mdb").stat().st_size
+        index.close()
+
+    run(scenario)
+
+
+def test_a_clean_stop_gives_free_pages_of_the_index_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_COMPACT_BYTES_MIN", 0)
+
+    async def scenario() -> None:
+        disk = SimDisk(19)
+        async with opened(disk) as metadata:
+            for n in range(40):
+                await put(metadata, *[(Table.NODES, b"%d/%d" % (n, m), bytes(3000)) for m in range(20)])
+            await wait_applied(metadata)
+            for n in range(39):
+                await put(metadata, *[(Table.NODES, b"%d/%d" % (n, m), None) for m in range(20)])
+            await wait_applied(metadata)
+            before = contents(metadata)
+            size = index_file(disk).stat().st_size
+        assert index_file(disk).stat().st_size < size // 4
+        async with opened(disk) as metadata:
+            assert metadata.rebuilt_because == ""
+            assert contents(metadata) == before
+
+    run(scenario)
 
 
 def test_the_superblock_of_an_open_store_is_not_clean() -> None:
