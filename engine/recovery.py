@@ -6,7 +6,8 @@ Rules kept here:
 - The journal decides.  The index is used only when it lies between the newest checkpoint and the journal's end;
   missing, unreadable or older than the checkpoint it is rebuilt, into a folder of its own that then takes its
   place.  An index *ahead* of the journal is not rebuilt: it holds durable groups that the journal lost, and
-  going on would lose them silently.  That is JournalDamaged.
+  going on would lose them silently.  That is JournalDamaged, here and for a rebuild that was not told to accept
+  loss.
 - Nothing replayed is used before the journal's new file is durable: it may hold the copy of the last group.
 - Damage in the journal refuses the start, naming the place.  `rebuild_store` with `accept_loss` gives up the
   damaged group and all later ones: files that begin behind it are renamed to `.lost`, a new file begins there.
@@ -204,7 +205,10 @@ def rebuild_store(
     checkpoint = newest_checkpoint(disk)
     after = Sequence(0) if checkpoint is None else checkpoint.sequence
     lost: JournalDamage | None = None
-    durable = Sequence(max(clean_sequence or 0, after))
+    path = Path(disk.local_path(INDEX_FOLDER))
+    durable = Sequence(
+        max(clean_sequence or 0, after, 0 if crash_note.died_in_index(disk) else _applied_in(path))
+    )
     while True:
         try:
             end = _checked_end(disk, identity, after, durable)
@@ -217,7 +221,6 @@ def rebuild_store(
                 lost = place
                 _give_up(disk, clock, identity, Sequence(max(place.sequence, after + 1)))
                 durable = after
-    path = Path(disk.local_path(INDEX_FOLDER))
     index = build_index(disk, identity, _new_path(path), end.sequence, end.files)
     try:
         remove_index(replace_index(_new_path(path), path))
@@ -248,6 +251,22 @@ def verify_journal(disk: Disk, store_id: bytes, upto: Sequence) -> int:
     for group in read_groups(disk, list_journal(disk, store_id), after, upto):
         count += len(decode_records(group.body, group.record_count))
     return count
+
+
+def _applied_in(path: Path) -> Sequence:
+    """The sequence that the index about to be thrown away has; 0 when it cannot say."""
+    if not (path / "data.mdb").exists():
+        return Sequence(0)
+    try:
+        index = Index(path)
+    except IndexDamaged:
+        return Sequence(0)
+    try:
+        return index.applied
+    except IndexDamaged:
+        return Sequence(0)
+    finally:
+        index.close()
 
 
 def _open_index(path: Path, checkpoint: Checkpoint | None) -> tuple[Index | None, str]:

@@ -245,6 +245,13 @@ def test_an_index_ahead_of_the_journal_is_damage_and_not_a_silent_loss() -> None
         with pytest.raises(JournalDamaged, match="group 6 was durable"):
             async with opened(disk):
                 pass
+        identity = read_superblock(disk).identity
+        with pytest.raises(JournalDamaged, match="group 6 was durable"):
+            rebuild_store(disk, SimClock(), identity, None, accept_loss=False)
+        report = rebuild_store(disk, SimClock(), identity, None, accept_loss=True)
+        assert (report.lost_from, report.end_sequence) == (6, 5)
+        async with opened(disk) as metadata:
+            assert len(contents(metadata)) == 5
 
     run(scenario)
 
