@@ -32,7 +32,7 @@ from engine.journal import Journal
 from engine.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.tables import Tables, TableTransaction
 from engine.views import Transaction
-from lakefs.errors import LakeError, RequestTooLarge, StoreFull, StoreReadOnly
+from lakefs.errors import LakeError, RequestTooLarge, StoreFull, StoreReadOnly, UserError
 from lakefs.ids import Sequence
 from lakefs.limits import OVERLAY_BYTES_MAX
 from lakefs.ports import Offload
@@ -87,6 +87,7 @@ class Committer:
         self._work = trio.Event()
         self._room = trio.lowlevel.ParkingLot()
         self._freeze_wanted: trio.Event | None = None
+        self._refused_at = Sequence(0)  # what the last decision that refused had read
         self.after_group: Callable[[], None] = _nothing
         """Called on the loop when a group has become durable."""
         self._joined_observers: list[Observer] = []
@@ -104,7 +105,11 @@ class Committer:
         if self.failed is not None:
             raise self._refusal()
         with self._tables.transaction() as transaction:
-            outcome = decide(transaction)
+            try:
+                outcome = decide(transaction)
+            except UserError:
+                self._refused_at = transaction.sequence
+                raise
         if not transaction.mutations:
             return outcome, transaction.sequence
         return outcome, self._join(transaction)
@@ -112,7 +117,8 @@ class Committer:
     async def commit_when_room(self, decide: Callable[[Transaction], T]) -> tuple[T, Sequence]:
         """As `commit`, after waiting for room in group and overlay.  No checkpoint when there is room at once.
 
-        StoreFull when the index is full and the overlay too.  Cancelled before `decide` runs, never after.
+        StoreFull when the index is full and the overlay too.  Cancelled before `decide` runs, never after, unless it
+        refuses: a UserError passes through when what it was decided on is durable.
         """
         while not self._has_room():
             if self.failed is not None:
@@ -120,7 +126,11 @@ class Committer:
             if self.index_full is not None and self._overlay_is_full():
                 raise StoreFull(f"the index takes no more records: {self.index_full}")
             await self._room.park()
-        return self.commit(decide)
+        try:
+            return self.commit(decide)
+        except UserError:
+            await self.wait_durable(self._refused_at)
+            raise
 
     async def wait_durable(self, sequence: Sequence) -> None:
         """Return when the group `sequence` is durable; no checkpoint when it is already.
@@ -282,6 +292,9 @@ class Committer:
 
     def _refusal(self) -> StoreReadOnly:
         cause = self.failed
-        refusal = StoreReadOnly(f"the store takes no writes until the engine is restarted: {cause}")
+        reason = "its disk is full and the reserve is used up; make room on the disk first"
+        if not isinstance(cause, StoreFull):
+            reason = str(cause)
+        refusal = StoreReadOnly(f"the store takes no writes until the engine is restarted: {reason}")
         refusal.__cause__ = cause
         return refusal

@@ -141,10 +141,16 @@ class NameRequests:
     # --- below -------------------------------------------------------------------------------------
 
     async def _look(self, look: Callable[[View], T]) -> T:
+        refusal: UserError | None = None
         with self._metadata.view() as view:
-            found = look(view)
+            try:
+                found = look(view)
+            except UserError as error:
+                refusal = error
             sequence = view.sequence
         await self._metadata.wait_durable(sequence)
+        if refusal is not None:
+            raise refusal
         return found
 
     async def _change(self, decide: Callable[[Transaction], T]) -> T:

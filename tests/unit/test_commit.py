@@ -15,6 +15,7 @@ from engine.metadata import Metadata
 from engine.overlay import Layer
 from engine.views import Transaction
 from lakefs.errors import (
+    AlreadyExists,
     DiskFailed,
     IndexDamaged,
     KeyNotFound,
@@ -103,6 +104,33 @@ def test_nothing_is_answered_before_its_group_is_durable() -> None:
                 assert answered == []
                 offload.gate.set()
             assert sorted(answered) == ["read", "refusal", "write"]
+
+    run(scenario)
+
+
+def test_a_refusal_that_is_raised_waits_for_what_it_rests_on() -> None:
+    async def scenario() -> None:
+        offload = HeldOffload()
+        refused: list[LakeError] = []
+        async with opened(SimDisk(2), offload=offload) as metadata:  # type: ignore[arg-type]
+            offload.hold()
+            await metadata.commit(insert(b"k"))
+
+            def refuse(txn: Transaction) -> None:
+                if txn.get(NAMES, b"k") is not None:
+                    raise AlreadyExists("taken")
+
+            async def ask() -> None:
+                with pytest.raises(AlreadyExists) as caught:
+                    await metadata.commit(refuse)
+                refused.append(caught.value)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                await trio.testing.wait_all_tasks_blocked()
+                assert refused == []
+                offload.gate.set()
+            assert len(refused) == 1
 
     run(scenario)
 
