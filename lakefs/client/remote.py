@@ -201,6 +201,9 @@ class RemoteEngine:
             self.lose(lost_error(self.address))
         except LakeError as error:
             self.lose(error)
+        finally:
+            # When it is cancelled, too: nobody reads answers any more, and callers may wait under a shield.
+            self.lose(lost_error(self.address))
 
     async def write(self) -> None:
         """Send what could not be sent at once, until the connection is lost; never raises for that."""
@@ -378,10 +381,11 @@ class WatchEvents:
         self._changed.set()
 
     def end(self, error: LakeError | None) -> None:
-        """No more events will come."""
-        self._error = self._error or error
-        self._over = True
-        self._changed.set()
+        """No more events will come; what ended them first counts."""
+        if not self._over:
+            self._error = error
+            self._over = True
+            self._changed.set()
 
 
 def _again(error: LakeError) -> LakeError:

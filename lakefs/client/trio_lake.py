@@ -265,7 +265,7 @@ class OpenedObject:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S):
             await self.aclose()
 
 
