@@ -20,6 +20,7 @@ All functions block and run in a thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -119,11 +120,10 @@ def recover(
     remove_index(_new_path(path))
     remove_index(path.with_name(path.name + ".old"))
     checkpoint = newest_checkpoint(disk)
-    died_in_index = crash_note.died_in_index(disk)
-    index, reason = (
-        (None, "a process died while it read it") if died_in_index else _open_index(path, checkpoint)
-    )
-    try:
+    with ExitStack() as opened:  # what a failure closes again, so that the opening can be tried anew
+        index, reason = _open_index(disk, path, checkpoint)
+        if index is not None:
+            opened.callback(index.close)
         end = _find_end(disk, identity, clean_sequence, checkpoint, index)
         is_clean = clean_sequence == end.sequence and not end.torn
         journal = start_journal(
@@ -136,31 +136,28 @@ def recover(
             release_reserve=release_reserve,
             sizes=sizes,
         )
-    except BaseException:
-        if index is not None:
-            index.close()
-        raise
-    files = list_journal(disk, identity.store_id)
-    if index is None:
-        index = _rebuild(disk, identity, files, end.sequence, path)
-        if index_committed is not None:
-            index_committed()
-        if died_in_index:
-            crash_note.set_aside(disk)
-    index.committed = index_committed
-    overlay = Overlay()
-    groups = _replay(index, overlay, read_groups(disk, files, index.applied, end.sequence))
-    behind = _files_behind(files, checkpoint)
+        opened.callback(journal.close)
+        files = list_journal(disk, identity.store_id)
+        if index is None:
+            index = _rebuild(disk, identity, files, end.sequence, path)
+            opened.callback(index.close)
+            if index_committed is not None:
+                index_committed()
+        index.committed = index_committed
+        overlay = Overlay()
+        replayed = _replay(index, overlay, read_groups(disk, files, index.applied, end.sequence))
+        opened.pop_all()
+    behind = [file.size_bytes for file in _files_behind(files, checkpoint)]
     return Recovered(
         index,
         overlay,
         journal,
         end.sequence,
         checkpoint,
-        sum(file.size_bytes for file in behind),
+        sum(behind),
         len(behind),
         reason,
-        groups,
+        replayed,
         end.torn,
     )
 
@@ -269,8 +266,10 @@ def _applied_in(path: Path) -> Sequence:
         index.close()
 
 
-def _open_index(path: Path, checkpoint: Checkpoint | None) -> tuple[Index | None, str]:
+def _open_index(disk: Disk, path: Path, checkpoint: Checkpoint | None) -> tuple[Index | None, str]:
     """The index, or None and why it is to be rebuilt."""
+    if crash_note.died_in_index(disk):
+        return None, "a process died while it read it"
     if not (path / "data.mdb").exists():
         return None, "there is none"
     try:
@@ -314,6 +313,8 @@ def _rebuild(
     index = build_index(disk, identity, _new_path(path), upto, files)
     try:
         remove_index(replace_index(_new_path(path), path))
+        if crash_note.died_in_index(disk):
+            crash_note.set_aside(disk)
     except BaseException:
         index.close()
         raise

@@ -316,12 +316,13 @@ def test_a_bit_flip_in_a_group_before_the_last_is_damage_that_names_the_group(at
         (file,) = list_journal(disk, read_superblock(disk).store_id)
         offset = group_offset(disk, file.path, 4)
         disk.flip_bit(file.path, offset + at, 3)
-        with pytest.raises(JournalDamaged) as caught:
-            async with opened(disk):
-                pass
-        place = damage_of(caught.value)
-        assert place is not None
-        assert (place.path, place.offset, place.sequence) == (file.path, offset, 4)
+        for _ in range(2):
+            with pytest.raises(JournalDamaged) as caught:
+                async with opened(disk):
+                    pass
+            place = damage_of(caught.value)
+            assert place is not None
+            assert (place.path, place.offset, place.sequence) == (file.path, offset, 4)
 
     run(scenario)
 
@@ -433,9 +434,10 @@ def test_a_damaged_checkpoint_matters_only_when_the_index_is_gone() -> None:
         async with opened(disk, clean=False) as metadata:
             assert contents(metadata) == before
         lose_index(disk)
-        with pytest.raises(StoreDamaged, match="does not match its checksum"):
-            async with opened(disk):
-                pass
+        for _ in range(2):  # the refusal leaves nothing open
+            with pytest.raises(StoreDamaged, match="does not match its checksum"):
+                async with opened(disk):
+                    pass
 
     run(scenario)
 
