@@ -219,6 +219,23 @@ def test_an_index_that_cannot_be_used_is_rebuilt_from_checkpoint_and_journal(
     run(scenario)
 
 
+def test_an_index_that_a_process_died_in_is_rebuilt_once() -> None:
+    async def scenario() -> None:
+        disk = SimDisk(20)
+        before = await filled_store(disk)
+        note = disk.open("crash", create=True)
+        note.pwrite(b'Fatal Python error: Aborted\n  File "engine/index.py", line 1 in get\n', 0)
+        note.close()
+        async with opened(disk) as metadata:
+            assert "died" in metadata.rebuilt_because
+            assert contents(metadata) == before
+        async with opened(disk) as metadata:
+            assert metadata.rebuilt_because == ""
+        assert disk.exists("crash.last")
+
+    run(scenario)
+
+
 def test_an_index_older_than_the_checkpoint_is_rebuilt() -> None:
     async def scenario() -> None:
         disk = SimDisk(4)
