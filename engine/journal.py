@@ -9,7 +9,7 @@ Rules kept here:
   reader saw of that group may have been the page cache only: never synced, or given up by the kernel after a
   failed sync.  The format's rule that a later file ends its predecessor makes the copy the only one that counts.
 - A failed write or sync is never retried; the journal refuses every later append.  Only reserving room for the
-  file's extension is, once, after the store's reserve was released: nothing was written yet.
+  file's extension is, after a part of the store's reserve was released: nothing was written yet.
 
 All methods block and are called by one thread at a time.  Reading is in `engine.journal_reader`; deciding what
 is in a group, and what a failure means to the store, in `engine.commit`.
@@ -130,19 +130,23 @@ class Journal:
         self.bytes_written += group_bytes
 
     def _extend(self, file: DiskFile, group_end: int) -> int:
-        """Reserve room and write the zeros behind `group_end`; the same sync as the group's covers them."""
+        """Reserve room and write the zeros behind `group_end`; the same sync as the group's covers them.
+
+        On a full disk room for the group alone will do, if need be from the reserve.
+        """
         fill = self._sizes.journal_fill
         target = -(-group_end // fill) * fill
         start = self._filled
-        try:
-            file.allocate(start, target - start)
-            file.pwrite(bytes(target - group_end), group_end)
-        except StoreFull:
-            if not self._release_reserve():
-                raise
-            file.allocate(start, target - start)
-            file.pwrite(bytes(target - group_end), group_end)
-        return target
+        while True:
+            try:
+                file.allocate(start, target - start)
+                file.pwrite(bytes(target - group_end), group_end)
+            except StoreFull:
+                if target == group_end and not self._release_reserve():
+                    raise
+                target = group_end
+            else:
+                return target
 
     def _create_whole(self, path: str, parts: list[bytes]) -> DiskFile:
         temporary = f"{path}.new"
@@ -150,12 +154,7 @@ class Journal:
             self._disk.unlink(temporary)
         file = self._disk.open(temporary, create=True)
         try:
-            try:
-                file.pwritev(parts, 0)
-            except StoreFull:
-                if not self._release_reserve():
-                    raise
-                file.pwritev(parts, 0)
+            self._write_new(file, parts)
             file.sync_data()
             self._disk.rename(temporary, path)
             self._disk.sync_folder(JOURNAL_FOLDER)
@@ -163,6 +162,16 @@ class Journal:
             file.close()
             raise
         return file
+
+    def _write_new(self, file: DiskFile, parts: list[bytes]) -> None:
+        """Write a file that nobody knows yet; on a full disk from the reserve."""
+        while True:
+            try:
+                file.pwritev(parts, 0)
+                return
+            except StoreFull:
+                if not self._release_reserve():
+                    raise
 
     def _pack_file_header(self, first_sequence: Sequence) -> bytes:
         identity = self._identity
