@@ -140,7 +140,9 @@ class Service:
     async def _run_gc(
         self, client: Client, request: m.RunGc, body: Body, descriptors: Sequence[int]
     ) -> Reply:
-        return Reply(m.ReportReply(json.dumps(asdict(await self._store.collector.run()))))
+        report = await self._store.collector.run()
+        await self._store.offload.run(self._store.reserve.restore)
+        return Reply(m.ReportReply(json.dumps(asdict(report))))
 
     async def _run_fsck(
         self, client: Client, request: m.RunFsck, body: Body, descriptors: Sequence[int]

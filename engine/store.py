@@ -14,8 +14,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from engine.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.superblock import OpenedStore, Superblock
 from engine.tasks import plain_errors
 from engine.watch import Watchers
-from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
+from lakefs.errors import IndexDamaged, LakeError, StoreFull, StoreReadOnly
 from lakefs.ids import SegmentId
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, GC_GRACE_S, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Clock, Disk, Offload
@@ -151,7 +151,8 @@ async def open_store(
     `index_committed` runs in a thread after each commit of the index; `while_locked` is entered when the lock is
     held, before anything is recovered.
     """
-    opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create))
+    with _telling_full():
+        opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create))
     try:
         if opened.read_only:
             raise StoreReadOnly(opened.read_only)
@@ -180,22 +181,23 @@ async def _running(
     index_committed: Callable[[], None] | None,
 ) -> AsyncIterator[Store]:
     reserve = Reserve(disk)
-    await offload.run(reserve.open)
     holds = Holds(clock)
     watchers = Watchers()
-    metadata = await open_metadata(
-        disk,
-        offload,
-        clock,
-        identity=opened.superblock.identity,
-        clean_sequence=opened.superblock.clean_sequence,
-        release_reserve=reserve.release,
-        index_committed=index_committed,
-        sizes=sizes.metadata,
-    )
-    metadata.on_durable(watchers.publish)
     unclean = replace(opened.superblock, clean_sequence=None)
-    await offload.run(superblocks.write_superblock, disk, unclean)
+    with _telling_full():
+        await offload.run(reserve.open)
+        metadata = await open_metadata(
+            disk,
+            offload,
+            clock,
+            identity=opened.superblock.identity,
+            clean_sequence=opened.superblock.clean_sequence,
+            release_reserve=reserve.release,
+            index_committed=index_committed,
+            sizes=sizes.metadata,
+        )
+        metadata.on_durable(watchers.publish)
+        await offload.run(_write_superblock, disk, unclean, reserve)
     segments = Segments(
         disk,
         offload,
@@ -246,6 +248,30 @@ async def _running(
             nursery.cancel_scope.cancel()
 
 
+@contextmanager
+def _telling_full() -> Iterator[None]:
+    """What to do about a disk that is too full to open a store on, when no engine runs to remove anything."""
+    try:
+        yield
+    except StoreFull as error:
+        raise StoreFull(
+            f"the store cannot be opened, its disk is full: {error.message.partition(';')[0]}; "
+            "make a few MiB of room on that disk and start again; nothing is lost",
+            subject=error.subject,
+        ) from error
+
+
+def _write_superblock(disk: Disk, superblock: Superblock, reserve: Reserve) -> None:
+    """Write it, on a full disk from the reserve."""
+    while True:
+        try:
+            superblocks.write_superblock(disk, superblock)
+            return
+        except StoreFull:
+            if not reserve.release():
+                raise
+
+
 async def _segment_id(metadata: Metadata) -> SegmentId:
     segment, sequence = await metadata.commit(lambda txn: txn.new_segment_id())
     await metadata.wait_durable(sequence)
@@ -285,6 +311,6 @@ async def _stop(store: Store) -> None:
         if clean_sequence is None:
             return
         clean = replace(store.superblock, clean_sequence=clean_sequence)
-        await store.offload.run(superblocks.write_superblock, store.disk, clean)
+        await store.offload.run(_write_superblock, store.disk, clean, store.reserve)
     except LakeError as error:
         _log.error("the store was not stopped cleanly; the next start recovers it", error=error.message)
