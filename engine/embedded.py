@@ -18,7 +18,7 @@ from pathlib import Path
 import trio
 
 from engine.local import open_local_store
-from engine.served_connection import close_events
+from engine.served_watches import close_events
 from engine.service import Service
 from engine.store import Store
 from lakefs.client.blocking import Lake

@@ -1,13 +1,13 @@
-"""One client's connection, served: requests read and served by a small team of tasks.
+"""One client's connection, served: requests read and served by a small team of tasks (`engine.team`).
 
-The tasks of a connection take turns in leading (Schmidt et al., "Leader/Followers", 2000).  The leader reads a
-request and serves it itself; only if serving has to wait does another task take over the reading, at that very
-moment.  So a request that need not wait costs no task, and one that waits holds up nobody.
+The leader of the team reads a request and serves it itself; if serving has to wait, another task takes over the
+reading at that very moment.
 
 Rules kept here:
-- Exactly one task reads (`_leader`); it stops while requests in flight and unsent replies reach `inflight_max`.
+- A request that comes while requests in flight and unsent replies reach `inflight_max` is kept, unread body and all,
+  and nothing behind it is read.
 - A request's body is received straight into memory of the service; its release is the service's from `serve` on.
-- Each worker has a cancel scope of its own; a cancel frame or a deadline cancels the worker that serves the request.
+- A cancel frame or a deadline cancels the worker that serves the request.
 - Every request gets its final frame, also when cancelled.  Answers are handed to the sender without waiting.
 - An error of one request never ends the connection; a broken frame does, after a farewell.
 - The service is told of the end exactly once, whatever ended it.
@@ -16,15 +16,16 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-import types
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import msgspec
 import structlog
 import trio
 
+from engine.served_watches import ServedWatches
+from engine.team import Team, Worker
 from lakefs.errors import (
     DeadlineExceeded,
     EngineBusy,
@@ -40,7 +41,6 @@ from lakefs.limits import (
     FRAME_TIMEOUT_S,
     HELLO_TIMEOUT_S,
     INFLIGHT_PER_CONNECTION,
-    WATCHES_PER_CONNECTION_MAX,
 )
 from lakefs.ports import Stream
 from lakefs.service import Body, EngineService, Reply, ServedClient
@@ -56,27 +56,24 @@ from lakefs.wire.connection import (
 )
 from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import (
-    Done,
     Hello,
     HelloReply,
     PutObjects,
     Request,
     StoreChunks,
     Watch,
-    WatchEvent,
 )
 
 T = TypeVar("T")
 _log: Final = structlog.get_logger(__name__)
 
-_IDLE_WORKERS_MAX: Final = 8
-"""Workers kept for the next request that waits; a parked task holds about 3 KiB."""
 _EVENTS_BETWEEN_CHECKPOINTS: Final = 64
 _SMALL_REPLY_BYTES: Final = 8 * 1024
 """Replies up to this are gathered while more requests are at hand."""
 _FAREWELL_TIMEOUT_S: Final = 1.0
+_LINGER_S: Final = 0.5
+"""What a client gets to close its end after a goodbye."""
 _BODY_REQUESTS: Final = (StoreChunks, PutObjects)
-_DONE: Final = Done()
 
 
 @dataclass(frozen=True)
@@ -86,24 +83,6 @@ class ServerLimits:
     inflight_max: int = INFLIGHT_PER_CONNECTION
     hello_timeout_s: float = HELLO_TIMEOUT_S
     frame_timeout_s: float = FRAME_TIMEOUT_S
-
-
-@dataclass(eq=False)
-class _Worker:
-    """One task of the team."""
-
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    task: trio.lowlevel.Task | None = None
-
-
-@runtime_checkable
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-@runtime_checkable
-class _AsyncClosable(Protocol):
-    async def aclose(self) -> None: ...
 
 
 class _Job(msgspec.Struct, frozen=True, gc=False):
@@ -141,13 +120,13 @@ class ServedConnection:
         self._client: ServedClient | None = None
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
-        self._leader: _Worker | None = None
-        self._idle: list[_Worker] = []
-        self._serving: dict[int, _Worker] = {}
-        self._watches: dict[int, trio.CancelScope] = {}
+        self._team: Team[_Job] | None = None
+        self._serving: dict[int, Worker] = {}
+        self._watches = ServedWatches(service, self._wire, self._sender, notice=self._notice, bug=self._bug)
         self._inflight = 0
         self._events = 0
         self._draining = False
+        self._ended = trio.Event()
         self._noticed: trio.Event | None = None
 
     async def run(self) -> None:
@@ -158,10 +137,12 @@ class ServedConnection:
                     self._nursery = nursery
                     nursery.start_soon(self._send)
                     if await self._greet():
-                        self._promote()
+                        self._team = Team(nursery, self._next_job, self._serve, self._sender.flush)
+                        self._team.start()
                     else:
                         await self._leave()
         finally:
+            self._ended.set()
             self._sender.drop_all()
             await self._stream.aclose()
             self._receiver.close()
@@ -174,16 +155,21 @@ class ServedConnection:
         self._scope.cancel()
 
     async def drain(self) -> None:
-        """Say goodbye, end watches, and wait until everything in flight is answered.  New requests are refused."""
+        """Say goodbye, end watches, and wait until everything in flight is answered.
+
+        New requests are refused; the client has a moment to go by itself, so that what it sent before it heard the
+        goodbye is refused too and not left in doubt.
+        """
         self._draining = True
         if self._client is None:
             return
         self._sender.send(goodbye())
-        for scope in list(self._watches.values()):
-            scope.cancel()
-        while self._inflight or self._watches:
+        self._watches.end_all()
+        while self._inflight or self._watches.count:
             await self._wait_notice()
         await self._sender.wait_sent()
+        with trio.move_on_after(_LINGER_S):
+            await self._ended.wait()
 
     # --- hello -------------------------------------------------------------------------------------
 
@@ -232,7 +218,7 @@ class ServedConnection:
         self._sender.send(self._wire.reply(stream_id, message))
         return True
 
-    # --- the team ----------------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------------
 
     async def _send(self) -> None:
         try:
@@ -241,66 +227,33 @@ class ServedConnection:
             _log.debug("connection_lost", peer=self._stream.peer, reason=error.message)
             self.close()
 
-    async def _work(self, worker: _Worker) -> None:
-        """One task of the team: lead, serve, and lead again or park."""
-        worker.task = trio.lowlevel.current_task()
-        try:
-            while True:
-                with worker.scope:
-                    while not worker.scope.cancel_called:
-                        if self._leader is not worker and not await self._park(worker):
-                            return
-                        job = await self._lead()
-                        if job is None:
-                            self.close()
-                            return
-                        await _noticing_wait(self._serve(job, worker), self._promote)
-                worker.scope = trio.CancelScope()  # the last one was used up by a cancelled request
-        except EngineUnreachable:
-            self.close()
-        except LakeError as error:
-            _log.warning("connection_refused", peer=self._stream.peer, reason=error.message)
-            self._sender.cork(farewell(error))
-            await self._leave()
-
     async def _leave(self) -> None:
         """End the connection once what was said is sent, if that goes soon."""
         with trio.move_on_after(_FAREWELL_TIMEOUT_S):
             await self._sender.wait_sent()
         self.close()
 
-    def _promote(self) -> None:
-        """Make another task the leader: a parked one, or a new one."""
-        assert self._nursery is not None, "the team is at work"
-        self._sender.flush()
-        if self._idle:
-            self._leader = self._idle.pop()
-            assert self._leader.task is not None, "a parked worker has a task"
-            trio.lowlevel.reschedule(self._leader.task)
-        else:
-            self._leader = _Worker()
-            self._nursery.start_soon(self._work, self._leader)
-
-    async def _park(self, worker: _Worker) -> bool:
-        """Wait until promoted; False when enough others wait already."""
-        if len(self._idle) >= _IDLE_WORKERS_MAX:
-            return False
-        self._idle.append(worker)
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self._idle.remove(worker)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-        return True
-
     # --- reading -----------------------------------------------------------------------------------
+
+    async def _next_job(self) -> _Job | None:
+        """The next request to serve; None once the connection is to end and has been told so."""
+        try:
+            job = await self._lead()
+        except EngineUnreachable:
+            job = None
+        except LakeError as error:
+            _log.warning("connection_refused", peer=self._stream.peer, reason=error.message)
+            self._sender.cork(farewell(error))
+            await self._leave()
+            return None
+        if job is None:
+            self.close()
+        return job
 
     async def _lead(self) -> _Job | None:
         """The next request to serve; None when the client has finished.  LakeError: the connection is to end."""
         while True:
-            while self._inflight + self._sender.queued >= self._limits.inflight_max:
-                self._sender.flush()
+            while self._sender.queued >= self._limits.inflight_max:
                 await self._wait_notice()
             self._events += 1
             if self._events % _EVENTS_BETWEEN_CHECKPOINTS == 0:
@@ -309,6 +262,11 @@ class ServedConnection:
             if event is None:
                 return None
             if isinstance(event, RequestReceived):
+                while self._inflight + self._sender.queued >= self._limits.inflight_max:
+                    self._sender.flush()
+                    await self._wait_notice()
+                if self._sender.error is not None:
+                    return None  # nobody would get the answer
                 job = await self._accept(event)
                 if job is not None:
                     return job
@@ -340,7 +298,9 @@ class ServedConnection:
         try:
             self._check(event, descriptors)
             if isinstance(event.request, Watch):
-                self._start_watch(event.stream_id, event.request)
+                assert self._client is not None, "a greeted client is connected"
+                assert self._nursery is not None, "the team is at work"
+                self._watches.start(self._nursery, self._client, event.stream_id, event.request)
                 return None
             if not event.body_bytes and not isinstance(event.request, _BODY_REQUESTS):
                 return Body()
@@ -370,12 +330,13 @@ class ServedConnection:
 
     # --- serving -----------------------------------------------------------------------------------
 
-    async def _serve(self, job: _Job, worker: _Worker) -> None:
+    async def _serve(self, job: _Job, worker: Worker) -> None:
         stream_id = job.stream_id
         self._serving[stream_id] = worker
         if job.expires_at != math.inf:
             worker.scope.deadline = job.expires_at
         assert self._client is not None, "a greeted client is connected"
+        assert self._team is not None, "the team is at work"
         try:
             reply = await self._service.serve(self._client, job.request, job.body, job.descriptors)
             self._answer(stream_id, reply)
@@ -384,9 +345,10 @@ class ServedConnection:
         except trio.Cancelled:
             if trio.current_time() >= job.expires_at:
                 self._fail(
-                    stream_id, DeadlineExceeded("the request's deadline passed; it may have been done")
+                    stream_id,
+                    DeadlineExceeded("the request's deadline passed; it may or may not have been done"),
                 )
-            else:
+            elif worker.scope.cancel_called:  # else the connection ends
                 self._sender.cork(self._wire.end(stream_id))
             raise
         except Exception as error:  # noqa: BLE001 - a bug of the service is the answer to this request only
@@ -396,7 +358,7 @@ class ServedConnection:
             if job.expires_at != math.inf:
                 worker.scope.deadline = math.inf
             self._inflight -= 1
-            if self._leader is not worker:
+            if not self._team.leads(worker):
                 self._sender.flush()
             self._notice()
 
@@ -425,9 +387,7 @@ class ServedConnection:
         worker = self._serving.get(stream_id)
         if worker is not None:
             worker.scope.cancel()
-        watch = self._watches.get(stream_id)
-        if watch is not None:
-            watch.cancel()
+        self._watches.cancel(stream_id)
 
     def _refuse(self, event: RequestReceived, error: LakeError) -> None:
         if event.body_bytes:
@@ -453,68 +413,7 @@ class ServedConnection:
             self._noticed = trio.Event()
         await self._noticed.wait()
 
-    # --- watching ----------------------------------------------------------------------------------
-
-    def _start_watch(self, stream_id: int, request: Watch) -> None:
-        """Begin a watch and answer it.  LakeError of the service; EngineBusy when there are too many."""
-        assert self._client is not None, "a greeted client is connected"
-        assert self._nursery is not None, "the team is at work"
-        if len(self._watches) >= WATCHES_PER_CONNECTION_MAX:
-            raise EngineBusy(f"a connection may have {WATCHES_PER_CONNECTION_MAX} watches; cancel one first")
-        events = self._service.watch(self._client, request)
-        self._watches[stream_id] = trio.CancelScope()
-        self._sender.cork(self._wire.reply(stream_id, _DONE, final=False))
-        self._nursery.start_soon(self._watch, stream_id, request, events)
-
-    async def _watch(self, stream_id: int, request: Watch, events: AsyncIterator[WatchEvent]) -> None:
-        last = None
-        try:
-            with self._watches[stream_id]:
-                async for event in events:
-                    self._sender.send(self._wire.event(stream_id, event))
-                    while self._sender.queued >= WATCHES_PER_CONNECTION_MAX:
-                        await self._sender.wait_room()
-            last = self._wire.end(stream_id)
-        except LakeError as error:
-            last = self._wire.failure(stream_id, error)
-        except Exception as error:  # noqa: BLE001 - a bug of the service ends this watch only
-            last = self._wire.failure(stream_id, self._bug(request, error))
-        finally:
-            del self._watches[stream_id]
-            self._notice()
-            await close_events(events)
-        self._sender.send(last)
-
-
-async def close_events(events: AsyncIterator[WatchEvent]) -> None:
-    """Release an iterator, whichever kind it is."""
-    if isinstance(events, _AsyncClosable):
-        with trio.CancelScope(shield=True):
-            await events.aclose()
-    elif isinstance(events, _Closable):
-        events.close()
-
 
 def _sent_with(descriptors: Sequence[int], body: Body) -> None:
     close_all(descriptors)
     body.release()
-
-
-@types.coroutine
-def _noticing_wait(coroutine: Coroutine[Any, Any, T], waits: Callable[[], None]) -> Generator[Any, Any, T]:
-    """Await a coroutine; call `waits` at the moment when it gives up the processor for the first time."""
-    try:
-        wanted = coroutine.send(None)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    waits()
-    while True:
-        try:
-            try:
-                answer = yield wanted
-            except BaseException as error:  # noqa: BLE001 - passed on to whom it is for
-                wanted = coroutine.throw(error)
-            else:
-                wanted = coroutine.send(answer)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]

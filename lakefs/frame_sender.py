@@ -58,6 +58,11 @@ class FrameSender:
         """Frames that wait because the peer does not take them."""
         return len(self._queue)
 
+    @property
+    def error(self) -> LakeError | None:
+        """Why nothing is sent any more; None while the stream works."""
+        return self._error
+
     def cork(self, frame: bytes) -> None:
         """Keep a small frame back until `flush`, so that many leave with one system call."""
         self._corked.append(frame)

@@ -68,9 +68,11 @@ def lost_error(peer: str, error: OSError | None = None) -> EngineUnreachable:
     return EngineUnreachable(f"the connection to {peer} was lost{reason}", subject=peer)
 
 
-def receive_with_descriptors(sock: socket.socket, buffer: memoryview, descriptors: list[int]) -> int:
+def receive_with_descriptors(
+    sock: socket.socket, buffer: memoryview, descriptors: list[int], flags: int = 0
+) -> int:
     """Receive into `buffer` from a Unix socket; descriptors that came along are appended.  OSError as recvmsg."""
-    count, ancillary, message_flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, _RECEIVE_FLAGS)
+    count, ancillary, message_flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, _RECEIVE_FLAGS | flags)
     if ancillary or message_flags & _TRUNCATED:
         received = _descriptors_of(ancillary)
         if message_flags & _TRUNCATED:

@@ -17,7 +17,9 @@ from lakefs.ids import Buffer, ChunkKind, chunk_id_of
 from lakefs.service import Body, Reply, ServedClient
 from lakefs.sockets import close_all
 from lakefs.wire.messages import (
+    BucketCreate,
     BucketRemove,
+    Buckets,
     Done,
     Failure,
     Hello,
@@ -59,13 +61,14 @@ class FakeClient(ServedClient):
 
 @dataclass
 class FakeService:
-    """An `EngineService`.  Status waits for `gate`; RunFsck fails with a bug; bucket `none` does not exist."""
+    """An `EngineService`.  Requests of `waits` wait for `gate`; RunFsck has a bug; bucket `none` does not exist."""
 
     store_id: bytes = b"s" * 16
     boot_id: bytes = b"b" * 16
     chunks: dict[bytes, bytes] = field(default_factory=dict)
     segments: dict[int, int] = field(default_factory=dict)
     gate: trio.Event = field(default_factory=trio.Event)
+    waits: tuple[type[Request], ...] = (Status,)
     clients: set[FakeClient] = field(default_factory=set)
     connected_total: int = 0
     served: list[str] = field(default_factory=list)
@@ -73,7 +76,7 @@ class FakeService:
     bodies_out: int = 0
     bytes_out: int = 0
     source_text: bytes = b""
-    sessions: set[bytes] = field(default_factory=set)
+    joined: list[bytes] = field(default_factory=list)
     events: list[WatchEvent] = field(default_factory=list)
     events_changed: trio.Event = field(default_factory=trio.Event)
     watching: int = 0
@@ -126,6 +129,8 @@ class FakeService:
     async def _serve(
         self, client: ServedClient, request: Request, body: Body, descriptors: Sequence[int]
     ) -> Reply:
+        if isinstance(request, self.waits):
+            await self.gate.wait()
         if isinstance(request, Ping):
             return Reply(Done())
         if isinstance(request, Hello):
@@ -134,7 +139,6 @@ class FakeService:
             )
             return Reply(hello)
         if isinstance(request, Status):
-            await self.gate.wait()
             return Reply(StatusReply("{}"))
         if isinstance(request, StoreChunks):
             return self._store(request, body)
@@ -159,11 +163,14 @@ class FakeService:
                 NameResults([NameResult(None, Failure(error.wire_code, key)) for _, key in request.names])
             )
         if isinstance(request, SessionOpen):
-            session = os.urandom(16)
-            self.sessions.add(session)
-            return Reply(SessionOpened(session))
-        if isinstance(request, SessionJoin | SessionEnd):
+            return Reply(SessionOpened(os.urandom(16)))
+        if isinstance(request, SessionJoin):
+            self.joined.append(request.session)
             return Reply(Done())
+        if isinstance(request, SessionEnd):
+            return Reply(Done())
+        if isinstance(request, BucketCreate):
+            return Reply(Buckets([]))
         raise InvalidArgument(f"the fake engine does not do {type(request).__name__}")
 
     def _store(self, request: StoreChunks, body: Body) -> Reply:

@@ -15,7 +15,7 @@ import math
 import select
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError, ProtocolError
@@ -48,6 +48,7 @@ from lakefs.wire.frames import DEADLINE_MS_MAX, PROTOCOL_VERSION
 from lakefs.wire.messages import Hello, HelloReply, Request
 
 CLIENT_NAME: Final = "lakefs-python"
+_LOOK_AGAIN_MS: Final = 20
 _DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
 
 
@@ -133,10 +134,8 @@ class Link:
         """Send a request.  When the connection breaks meanwhile, the ticket is lost; that is told by `wait`."""
         if ticket.descriptors and not self.carries_descriptors:
             raise InvalidArgument(f"descriptors cannot be sent to {self.address}", subject=self.address)
-        while (
-            self._hello is not None and len(self._tickets) >= self._hello.inflight_max and self.error is None
-        ):
-            self._take_in_or_wait()
+        while not self._has_room():
+            self._receive(self._take_in_one, self._has_room)
         body = ticket.body
         stream_id, frame = self._wire.request(
             ticket.request,
@@ -156,8 +155,13 @@ class Link:
     def wait(self, ticket: Ticket) -> Reply | None:
         """The ticket's reply; None when it has ended with an error."""
         while not ticket.ended:
-            self._take_in_or_wait()
+            self._receive(self._take_in_one, lambda: ticket.ended)
         return ticket.reply
+
+    def look(self) -> None:
+        """When nothing is awaited: notice a goodbye or an end that came meanwhile."""
+        if not self._tickets:
+            self._receive(self._take_in_arrived, lambda: bool(self._tickets))
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop a ticket's reply when it comes."""
@@ -200,33 +204,36 @@ class Link:
 
     def _make_way(self) -> None:
         """Wait until more can be sent, taking replies in meanwhile."""
+        others_receive = self._receiver_at_work
         poll = select.poll()
-        poll.register(
-            self._sock, select.POLLOUT if self._receiver_at_work else select.POLLOUT | select.POLLIN
-        )
-        for _, events in poll.poll():
+        poll.register(self._sock, select.POLLOUT if others_receive else select.POLLOUT | select.POLLIN)
+        # A thread that receives may leave when it has what it wants: then it is our turn.
+        for _, events in poll.poll(_LOOK_AGAIN_MS if others_receive else None):
             if events & select.POLLIN and not events & select.POLLOUT:
-                self._take_in_or_wait()
+                self._receive(self._take_in_arrived, lambda: False)
 
     def _find_out(self, error: LakeError) -> None:
         """Sending failed: the engine may have said why before it closed."""
-        while self.error is None and not self._receiver_at_work:
-            self._take_in_or_wait()
+        while not self._is_lost() and not self._receiver_at_work:
+            self._receive(self._take_in_one, self._is_lost)
         self.lose(error)
 
     # --- receiving ---------------------------------------------------------------------------------
 
-    def _take_in_or_wait(self) -> None:
-        """Take in one frame; or, when another thread does that, wait until it has."""
+    def _receive(self, step: Callable[[], None], enough: Callable[[], bool]) -> None:
+        """Do a step of receiving; or, when another thread is at it, wait until it has done one.
+
+        `enough` is asked with nobody receiving: what a caller waits for may have come since it looked.
+        """
         with self._received:
+            if enough() or self.error is not None:
+                return
             if self._receiver_at_work:
                 self._received.wait()
                 return
-            if self.error is not None:
-                return
             self._receiver_at_work = True
         try:
-            self._handle(self._next_event())
+            step()
         except LakeError as error:
             self.lose(error)
         except OSError as error:
@@ -240,24 +247,42 @@ class Link:
                 self._release_if_lost()
                 self._received.notify_all()
 
+    def _take_in_one(self) -> None:
+        while (event := self._wire.next_event()) is None:
+            self._receive_more()
+        self._handle(event)
+
+    def _take_in_arrived(self) -> None:
+        """Take in what has arrived, possibly the rest of a body that nobody wants, and wait for nothing else."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                while (event := self._wire.next_event()) is not None:
+                    self._handle(event)
+                self._receive_more(_DONT_WAIT)
+
+    def _has_room(self) -> bool:
+        """Whether another request may be sent, or will not be because the connection is no more."""
+        return self._is_lost() or self._hello is None or len(self._tickets) < self._hello.inflight_max
+
+    def _is_lost(self) -> bool:
+        return self.error is not None
+
     def _release_if_lost(self) -> None:
         if self.error is not None:
             self._sock.close()
             close_all(self._claim(len(self._descriptors)))
 
-    def _next_event(self) -> ClientEvent:
+    def _receive_more(self, flags: int = 0) -> None:
         reader = self._wire.reader
-        while (event := self._wire.next_event()) is None:
-            if self._descriptors and not reader.mid_frame:
-                close_all(self._claim(len(self._descriptors)))  # nobody announced them
-            reader.received(self._receive_into(reader.space()))
-        return event
+        if self._descriptors and not reader.mid_frame:
+            close_all(self._claim(len(self._descriptors)))  # nobody announced them
+        reader.received(self._receive_into(reader.space(), flags))
 
-    def _receive_into(self, buffer: memoryview) -> int:
+    def _receive_into(self, buffer: memoryview, flags: int = 0) -> int:
         if self._unix:
-            count = receive_with_descriptors(self._sock, buffer, self._descriptors)
+            count = receive_with_descriptors(self._sock, buffer, self._descriptors, flags)
         else:
-            count = self._sock.recv_into(buffer)
+            count = self._sock.recv_into(buffer, 0, flags)
         if not count:
             raise lost_error(self.address)
         return count
@@ -266,9 +291,9 @@ class Link:
         if isinstance(event, ReplyReceived):
             self._replied(event)
         elif isinstance(event, FailureReceived):
-            self._tickets.pop(event.stream_id).error = event.error
+            self._ended(event.stream_id).error = event.error
         elif isinstance(event, StreamEnded):
-            self._tickets.pop(event.stream_id).error = EngineUnreachable("the request was cancelled")
+            self._ended(event.stream_id).error = _cancelled()
         elif isinstance(event, GoodbyeReceived):
             self.draining = True
         elif isinstance(event, FrameIgnored):
@@ -277,7 +302,9 @@ class Link:
             raise ProtocolError("the engine sent an event and nothing is watched here")
 
     def _replied(self, event: ReplyReceived) -> None:
-        ticket = self._tickets[event.stream_id]
+        ticket = self._tickets.get(event.stream_id)
+        if ticket is None:  # another thread has closed the connection
+            raise lost_error(self.address)
         descriptors = self._claim(event.descriptor_count)
         parts: Sequence[Buffer] = ()
         if event.body_bytes and ticket.dropped:
@@ -287,14 +314,23 @@ class Link:
             for view in self._wire.reader.take_body(parts):
                 while len(view):
                     view = view[self._receive_into(view) :]
-        del self._tickets[event.stream_id]
-        if ticket.dropped or len(descriptors) < event.descriptor_count:
+        self._tickets.pop(event.stream_id, None)
+        if ticket.dropped:
+            close_all(descriptors)
+            ticket.error = _cancelled()
+        elif len(descriptors) < event.descriptor_count:
             close_all(descriptors)
             ticket.error = EngineBusy(
                 "descriptors that the engine sent did not arrive; raise the limit of open files"
             )
         else:
             ticket.reply = Reply(event.message, Body(parts), descriptors)
+
+    def _ended(self, stream_id: int) -> Ticket:
+        ticket = self._tickets.pop(stream_id, None)
+        if ticket is None:  # another thread has closed the connection
+            raise lost_error(self.address)
+        return ticket
 
     def _claim(self, count: int) -> list[int]:
         claimed = self._descriptors[:count]
@@ -326,6 +362,10 @@ class Link:
         except BaseException:
             self.lose(lost_error(self.address))
             raise
+
+
+def _cancelled() -> EngineUnreachable:
+    return EngineUnreachable("the request was cancelled")
 
 
 def _connected(address: Address) -> socket.socket:

@@ -142,6 +142,8 @@ class BlockingEngine:
 
     def _submit(self, ticket: Ticket) -> None:
         with self._sending:
+            if self._link is not None:
+                self._link.look()
             self._usable_link().submit(ticket)
 
     def _usable_link(self) -> Link:

@@ -185,7 +185,7 @@ class FrameReader:
         """Memory for the next bytes; never empty.  Call `received` before anything else."""
         if self._start == self._end:
             self._start = self._end = 0
-        elif self._end == len(self._memory):
+        elif self._start and self._end > len(self._memory) // 2:
             self._move_to(self._memory)
         return self._view[self._end :]
 

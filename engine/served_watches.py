@@ -1,0 +1,106 @@
+"""The watches of one connection: each a task that sends events until it is cancelled or the iterator ends.
+
+Rules kept here:
+- A watch has begun before its client is answered, and its stream gets a final frame, whatever ends it.
+- A watch that the client does not read for waits with its next event; the service drops what piles up there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Final, Protocol, runtime_checkable
+
+import trio
+
+from lakefs.errors import EngineBusy, LakeError
+from lakefs.frame_sender import FrameSender
+from lakefs.limits import WATCHES_PER_CONNECTION_MAX
+from lakefs.service import EngineService, ServedClient
+from lakefs.wire.connection import ServerConnection
+from lakefs.wire.messages import Done, Request, Watch, WatchEvent
+
+_DONE: Final = Done()
+_UNSENT_MAX: Final = WATCHES_PER_CONNECTION_MAX
+"""Frames that wait to be sent before watches wait too."""
+
+
+@runtime_checkable
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class _AsyncClosable(Protocol):
+    async def aclose(self) -> None: ...
+
+
+class ServedWatches:
+    """`notice` is called when a watch has ended; `bug` makes the error that a client sees of a bug."""
+
+    def __init__(
+        self,
+        service: EngineService,
+        wire: ServerConnection,
+        sender: FrameSender,
+        *,
+        notice: Callable[[], None],
+        bug: Callable[[Request, Exception], LakeError],
+    ) -> None:
+        self._service = service
+        self._wire = wire
+        self._sender = sender
+        self._notice = notice
+        self._bug = bug
+        self._scopes: dict[int, trio.CancelScope] = {}
+
+    @property
+    def count(self) -> int:
+        """Watches that go on."""
+        return len(self._scopes)
+
+    def start(self, nursery: trio.Nursery, client: ServedClient, stream_id: int, request: Watch) -> None:
+        """Begin a watch and answer it.  LakeError of the service; EngineBusy when there are too many."""
+        if len(self._scopes) >= WATCHES_PER_CONNECTION_MAX:
+            raise EngineBusy(f"a connection may have {WATCHES_PER_CONNECTION_MAX} watches; cancel one first")
+        events = self._service.watch(client, request)
+        self._scopes[stream_id] = trio.CancelScope()
+        self._sender.cork(self._wire.reply(stream_id, _DONE, final=False))
+        nursery.start_soon(self._watch, stream_id, request, events)
+
+    def cancel(self, stream_id: int) -> None:
+        """End a watch, if that stream is one."""
+        scope = self._scopes.get(stream_id)
+        if scope is not None:
+            scope.cancel()
+
+    def end_all(self) -> None:
+        """End every watch."""
+        for scope in self._scopes.values():
+            scope.cancel()
+
+    async def _watch(self, stream_id: int, request: Watch, events: AsyncIterator[WatchEvent]) -> None:
+        try:
+            with self._scopes[stream_id]:
+                async for event in events:
+                    self._sender.send(self._wire.event(stream_id, event))
+                    while self._sender.queued >= _UNSENT_MAX:
+                        await self._sender.wait_room()
+            last = self._wire.end(stream_id)
+        except LakeError as error:
+            last = self._wire.failure(stream_id, error)
+        except Exception as error:  # noqa: BLE001 - a bug of the service ends this watch only
+            last = self._wire.failure(stream_id, self._bug(request, error))
+        finally:
+            del self._scopes[stream_id]
+            await close_events(events)
+        self._sender.send(last)
+        self._notice()
+
+
+async def close_events(events: AsyncIterator[WatchEvent]) -> None:
+    """Release an iterator, whichever kind it is."""
+    if isinstance(events, _AsyncClosable):
+        with trio.CancelScope(shield=True):
+            await events.aclose()
+    elif isinstance(events, _Closable):
+        events.close()
