@@ -33,3 +33,9 @@ def _no_lake_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The developer's own settings reach no test."""
     for name in (*CLIENT_VARIABLES, *(f"LAKE_{name.upper()}" for name in SETTING_NAMES)):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def unix(tmp_path: Path) -> str:
+    """The address of a Unix socket that is not there yet."""
+    return f"unix:{tmp_path}/socket"

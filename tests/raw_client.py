@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import os
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import trio
+import trio.testing
 
 from engine.served_connection import ServerLimits
 from engine.server import Server
@@ -13,10 +16,12 @@ from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.frame_receiver import FrameReceiver
 from lakefs.ids import Buffer
 from lakefs.limits import CONNECTIONS_MAX
+from lakefs.net import TrioNetwork
 from lakefs.ports import Network, Stream
 from lakefs.wire.connection import ClientConnection, ClientEvent, FailureReceived, ReplyReceived
 from lakefs.wire.messages import Hello, HelloReply, Message, Ping, Request
 from tests.fake_service import FakeService
+from tests.sim.network import SimulatedNetwork
 
 
 class RawClient:
@@ -141,3 +146,28 @@ async def running(
     assert not service.clients, "a connection was not ended"
     assert service.bodies_out == 0, "a body was not released"
     assert server.connection_count == 0
+
+
+def real(address: str, test: Callable[[Running], Awaitable[None]], **options: object) -> None:
+    """Run a test against a server on a real socket."""
+
+    async def main() -> None:
+        async with running(TrioNetwork(), address, **options) as served:  # type: ignore[arg-type]
+            await test(served)
+
+    trio.run(main)
+
+
+def simulated(test: Callable[[Running], Awaitable[None]], **options: object) -> None:
+    """Run a test against a server in simulated time."""
+
+    async def main() -> None:
+        network = SimulatedNetwork(random.Random(5))
+        async with running(network, "tcp://simulated:0", **options) as served:  # type: ignore[arg-type]
+            await test(served)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,149 @@
+"""An engine that goes and comes back: what may be asked again is, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from lakefs.client.reconnecting import ReconnectingEngine, connect_reconnecting
+from lakefs.errors import (
+    EngineUnreachable,
+    LakeError,
+    SessionLost,
+)
+from lakefs.wire.messages import (
+    BucketCreate,
+    Ping,
+    Request,
+    SessionEnd,
+    SessionOpen,
+    SessionOpened,
+    Status,
+    StatusReply,
+    StoreFromSource,
+)
+from tests.engines import (
+    SIMULATED,
+    in_simulated_time,
+    restarting,
+)
+from tests.fake_service import FakeService
+from tests.sim.network import SimulatedNetwork
+
+
+def test_an_engine_that_was_never_there_is_not_waited_for() -> None:
+    async def main(network: SimulatedNetwork) -> None:
+        began = trio.current_time()
+        with pytest.raises(EngineUnreachable):
+            async with connect_reconnecting(SIMULATED, network=network):
+                raise AssertionError("nobody is there")
+        assert trio.current_time() == began
+
+    in_simulated_time(main)
+
+
+def test_a_lost_engine_is_waited_for_five_seconds() -> None:
+    async def main(network: SimulatedNetwork) -> None:
+        async with (
+            restarting(network, SIMULATED, FakeService()) as served,
+            connect_reconnecting(SIMULATED, token="secret", network=network) as engine,
+        ):
+            await served.stop()
+            began = trio.current_time()
+            with pytest.raises(EngineUnreachable):
+                await engine.call(Ping())
+            assert trio.current_time() - began == pytest.approx(5, abs=0.1)
+
+    in_simulated_time(main)
+
+
+def test_a_restarted_engine_is_asked_again_only_what_may_be_asked_again() -> None:
+    first, second = FakeService(boot_id=b"1" * 16), FakeService(boot_id=b"2" * 16)
+    first.waits = (Status, BucketCreate, StoreFromSource)
+    outcomes: dict[str, object] = {}
+
+    async def call(engine: ReconnectingEngine, request: Request) -> None:
+        try:
+            outcomes[type(request).__name__] = (await engine.call(request)).message
+        except LakeError as error:
+            outcomes[type(request).__name__] = error
+
+    async def main(network: SimulatedNetwork) -> None:
+        second.gate.set()
+        async with (
+            restarting(network, SIMULATED, first) as served,
+            connect_reconnecting(SIMULATED, token="secret", network=network) as engine,
+        ):
+            sessions = [(await engine.call(SessionOpen())).message for _ in range(2)]
+            kept, ended = [message.session for message in sessions if isinstance(message, SessionOpened)]
+            await engine.call(SessionEnd(ended))
+            assert (engine.epoch, engine.hello.boot_id) == (1, b"1" * 16)
+            async with trio.open_nursery() as nursery:
+                for request in (Status(), BucketCreate("b"), StoreFromSource(kept, 1, [0], [1])):
+                    nursery.start_soon(call, engine, request)
+                await trio.testing.wait_all_tasks_blocked()
+                network.cut_all()
+                await served.stop()
+                await trio.sleep(2)
+                await served.start(second)
+            assert (engine.epoch, engine.hello.boot_id) == (2, b"2" * 16)
+            assert second.joined == [kept]
+
+    in_simulated_time(main)
+    assert outcomes["Status"] == StatusReply("{}")
+    assert isinstance(outcomes["BucketCreate"], EngineUnreachable)
+    assert "may or may not" in str(outcomes["BucketCreate"])
+    assert isinstance(outcomes["StoreFromSource"], SessionLost)
+
+
+def test_nothing_is_lost_when_an_engine_drains_and_another_takes_over() -> None:
+    async def main(network: SimulatedNetwork) -> None:
+        answered = 0
+
+        async def ask(engine: ReconnectingEngine) -> None:
+            nonlocal answered
+            for _ in range(30):
+                await engine.call(BucketCreate("b"))
+                answered += 1
+                await trio.sleep(0.1)
+
+        async with (
+            restarting(network, SIMULATED, FakeService()) as served,
+            connect_reconnecting(SIMULATED, token="secret", network=network) as engine,
+        ):
+            async with trio.open_nursery() as nursery:
+                for _ in range(10):
+                    nursery.start_soon(ask, engine)
+                for _ in range(3):
+                    await trio.sleep(0.7)
+                    await served.stop(within_s=10)
+                    await served.start(FakeService())
+            assert engine.epoch == 4
+        assert answered == 300
+
+    in_simulated_time(main)
+
+
+def test_a_request_that_ends_the_engine_each_time_is_given_up() -> None:
+    async def main(network: SimulatedNetwork) -> None:
+        service = FakeService()
+        async with restarting(network, SIMULATED, service) as served:
+            async with connect_reconnecting(SIMULATED, token="secret", network=network) as engine:
+
+                async def cut() -> None:
+                    while True:
+                        await trio.testing.wait_all_tasks_blocked()
+                        if service.served[-1] == "Status":
+                            network.cut_all()
+                        await trio.sleep(0.2)
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(cut)
+                    with pytest.raises(EngineUnreachable):
+                        await engine.call(Status())
+                    nursery.cancel_scope.cancel()
+                assert service.served.count("Status") == 3
+            await served.stop()
+
+    in_simulated_time(main)

@@ -1,0 +1,42 @@
+"""Connected streams for tests of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+import trio.testing
+
+from lakefs.ports import Network, Stream
+
+Kind = tuple[Callable[[], Network], str]
+Pair = Callable[[Stream, Stream], Awaitable[None]]
+
+
+def with_pair(kind: Kind, body: Pair) -> None:
+    """Run `body(client, server)` on a connected pair."""
+
+    async def main() -> None:
+        make, address = kind
+        network = make()
+        listener = await network.listen(address)
+        client = await network.connect(listener.address)
+        server = await listener.accept()
+        try:
+            await body(client, server)
+        finally:
+            await client.aclose()
+            await server.aclose()
+            await listener.aclose()
+
+    trio.run(main)
+
+
+async def receive_exactly(stream: Stream, count: int) -> bytes:
+    memory = memoryview(bytearray(count))
+    left = memory
+    while left:
+        received = await stream.receive_into(left)
+        assert received, "the stream ended early"
+        left = left[received:]
+    return bytes(memory)
