@@ -140,10 +140,10 @@ class Committer:
         if sequence <= self.durable_sequence:
             return
         if self.failed is not None:
-            raise self._refusal()
+            raise self._refusal("what this answer rests on could not be made durable, and ")
         await self._group(sequence).waiters.park()
         if sequence > self.durable_sequence:
-            raise self._refusal()
+            raise self._refusal("what this answer rests on could not be made durable, and ")
 
     @property
     def last_sequence(self) -> Sequence:
@@ -254,6 +254,13 @@ class Committer:
         try:
             with trio.CancelScope(shield=True):
                 await self._offload.run(self._append_blocking, group)
+        except StoreFull as error:
+            self.fail(
+                StoreFull(
+                    f"its disk is full and the reserve is used up; make room on the disk first ({error})"
+                )
+            )
+            return
         except LakeError as error:
             self.fail(error)
             return
@@ -290,11 +297,8 @@ class Committer:
         overlay = self._tables.overlay
         return overlay.entry_count >= self._sizes.overlay_entries_max or overlay.nbytes >= OVERLAY_BYTES_MAX
 
-    def _refusal(self) -> StoreReadOnly:
+    def _refusal(self, because: str = "") -> StoreReadOnly:
         cause = self.failed
-        reason = "its disk is full and the reserve is used up; make room on the disk first"
-        if not isinstance(cause, StoreFull):
-            reason = str(cause)
-        refusal = StoreReadOnly(f"the store takes no writes until the engine is restarted: {reason}")
+        refusal = StoreReadOnly(f"{because}the store takes no writes until the engine is restarted: {cause}")
         refusal.__cause__ = cause
         return refusal

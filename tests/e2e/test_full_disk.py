@@ -1,0 +1,181 @@
+"""Full disks, for real: loop devices and tmpfs of a few MiB.
+
+Full means full, not stuck: a put says so, what was acknowledged is there, `rm` and `gc` work, and the store goes on
+when there is room.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from lakefs.client.connect import connect
+from lakefs.errors import StoreFull, StoreReadOnly
+from tests.e2e.served import Finished, Served, lake
+from tests.e2e.small_disk import ext4, fill, tmpfs
+
+MIB = 1 << 20
+Contents = dict[str, bytes]
+MakeDisk = Callable[[Path, int], AbstractContextManager[Path]]
+
+
+@contextmanager
+def engine_on(disk: Path) -> Iterator[Served]:
+    """An engine whose store is on the small disk, and its socket too."""
+    engine = Served(disk)
+    try:
+        yield engine
+    finally:
+        assert engine.process is not None
+        if engine.process.poll() is None:
+            engine.stop()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="lake-") as name:
+        yield Path(name)
+
+
+def put_until_full(engine: Served, prefix: str, size_bytes: int) -> Contents:
+    """Objects put until one is refused; those that were acknowledged."""
+    generator = random.Random(prefix)
+    stored: Contents = {}
+    with connect(engine.server) as client:
+        while True:
+            name, content = f"b/{prefix}{len(stored)}", generator.randbytes(size_bytes)
+            try:
+                client.put(name, content)
+            except StoreFull:
+                return stored
+            stored[name] = content
+
+
+def check_all(engine: Served, stored: Contents) -> None:
+    """Exactly these names are there, with their bytes, and nothing is damaged."""
+    with connect(engine.server) as client:
+        assert sorted(f"b/{entry.key}" for entry in client.ls("b/")) == sorted(stored)
+        for name, content in stored.items():
+            assert client.get(name) == content
+        assert client.fsck(full=True)["damage"] == 0
+
+
+def remove_half(engine: Served, stored: Contents) -> None:
+    with connect(engine.server) as client:
+        for name in list(stored)[::2]:
+            assert client.remove(name)
+            del stored[name]
+
+
+@pytest.mark.parametrize(
+    ("make", "disk_mib", "object_bytes"),
+    [(ext4, 192, 10_000_000), (ext4, 64, 3_000_000), (tmpfs, 64, 60_000)],
+    ids=["large objects on ext4", "a small ext4", "packed objects on tmpfs"],
+)
+def test_a_store_that_fills_its_disk_loses_nothing_and_goes_on(
+    folder: Path, make: MakeDisk, disk_mib: int, object_bytes: int
+) -> None:
+    with make(folder, disk_mib * MIB) as disk, engine_on(disk) as engine:
+        stored = put_until_full(engine, "first", object_bytes)
+        assert len(stored) > 4
+        check_all(engine, stored)
+        refused = engine("put", "-", "b/refused", stdin=os.urandom(8 * MIB))
+        assert refused.code == 74, refused
+        assert "no room" in refused.err
+        assert "lake gc" in refused.err
+
+        remove_half(engine, stored)
+        engine.good("gc")
+        again = put_until_full(engine, "again", object_bytes)
+        assert len(again) >= len(stored) // 2
+        stored |= again
+        check_all(engine, stored)
+
+        assert engine.stop() == 0
+        engine.start()
+        check_all(engine, stored)
+
+
+def test_a_disk_that_others_filled_takes_rm_and_gc_and_serves_reads(folder: Path) -> None:
+    with ext4(folder, 128 * MIB) as disk, engine_on(disk) as engine:
+        stored: Contents = {f"b/{i}": os.urandom(3 * MIB) for i in range(16)}
+        with connect(engine.server) as client:
+            for name, content in stored.items():
+                client.put(name, content)
+        fill(disk / "others")
+        refused = engine("put", "-", "b/refused", stdin=os.urandom(40 * MIB))
+        assert refused.code == 74, refused
+        assert "no room" in refused.err
+
+        for name in list(stored)[::2]:
+            engine.good("rm", name)
+            del stored[name]
+        before = os.statvfs(disk).f_bavail
+        engine.good("gc")
+        assert os.statvfs(disk).f_bavail > before
+        check_all(engine, stored)
+        engine.good("put", "-", "b/later", stdin=b"there is room again")
+        stored["b/later"] = b"there is room again"
+
+        fill(disk / "others")
+        engine.kill()
+        engine.start()
+        check_all(engine, stored)
+        engine.good("rm", next(iter(stored)))
+
+
+def test_a_reserve_that_is_used_up_makes_the_store_read_only_until_there_is_room(folder: Path) -> None:
+    with tmpfs(folder, 24 * MIB) as disk, engine_on(disk) as engine:
+        stored: Contents = {f"b/{i}": os.urandom(100) for i in range(3)}
+        with connect(engine.server) as client:
+            client.put_many(list(stored.items()))
+        fill(disk / "others")
+        refused = put_names_until_refused(engine, stored)
+        assert refused.code == 74
+        assert "make room on the disk" in refused.err
+        with connect(engine.server) as client:
+            assert all(client.get(name) == content for name, content in stored.items())
+        status = engine("status")
+        assert status.code == 74, status
+        assert "read-only" in status.text
+        assert "make room on the disk" in status.text
+
+        engine.stop()
+        fill(disk / "others")
+        stuck = lake("serve", "--data", engine.data, "--socket", engine.socket, "--admin", "off")
+        if stuck.code:  # the little that the stop gave back may have been enough
+            assert "make a few MiB of room" in stuck.err, stuck
+        (disk / "others").unlink()
+        engine.start()
+        check_all(engine, stored)
+        engine.good("put", "-", "b/later", stdin=b"there is room again")
+
+
+def put_names_until_refused(engine: Served, stored: Contents) -> Finished:
+    """Names without content, each a group of the journal, until the reserve is used up."""
+    with connect(engine.server) as client:
+        for number in range(100_000):
+            try:
+                client.put(f"b/name{number}", b"")
+            except (StoreFull, StoreReadOnly):
+                return engine("put", "-", "b/one-more", stdin=b"")
+            stored[f"b/name{number}"] = b""
+    raise AssertionError("a full disk took names for ever")
+
+
+def test_a_first_start_on_a_full_disk_says_so_and_succeeds_later(folder: Path) -> None:
+    with ext4(folder, 16 * MIB) as disk:
+        fill(disk / "others")
+        refused = lake("serve", "--data", disk / "store", "--socket", folder / "s", "--admin", "off")
+        assert refused.code == 74, refused
+        assert "No space left" in refused.err or "no room" in refused.err
+        (disk / "others").unlink()
+        with engine_on(disk) as engine:
+            engine.good("put", "-", "b/x", stdin=b"content")
+            assert engine.good("cat", "b/x").out == b"content"
