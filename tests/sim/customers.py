@@ -6,17 +6,20 @@ bytes, and which failures it may meet (`Weather`).  A put that fails is one whos
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import trio
 
 from lakefs.client.trio_lake import OpenedObject, TrioLake
 from lakefs.errors import (
+    BugError,
+    ChunkNotFound,
     DiskFailed,
     EngineUnreachable,
-    InternalError,
     LakeError,
     SessionLost,
     StoreFull,
@@ -48,34 +51,44 @@ FOLDERS = ("d/", "d/e/", "f/", "g/", "g/h/", "a/", "m/", "m/n/", "d/m/")
 BUCKETS = ("left", "right")
 
 
+Connect = Callable[[], AbstractAsyncContextManager[TrioLake]]
+
+
 @dataclass
 class Weather:
     """Which failures of the service a customer must put up with now."""
 
     disk: SimDisk
     disk_full: bool = False
+    """Nothing new may fit; removing, renaming and collecting must work."""
     disk_failing: bool = False
     cuts: bool = False
+    leases_end: bool = False
+    """A connection that is made again has lost its leases: what was open for reading may be gone."""
 
-    def excuses(self, error: LakeError) -> bool:
+    def excuses(self, error: LakeError, *, storing: bool) -> bool:
         """Whether the error is one that has a cause outside the engine."""
         if self.disk.is_dead:
             return True
         if isinstance(error, UserError):
             return True  # the witness has seen to it
-        if self.disk_full and isinstance(error, (StoreFull, StoreReadOnly)):
+        if self.disk_full and storing and isinstance(error, StoreFull):
             return True
         if self.disk_failing and isinstance(error, (DiskFailed, StoreReadOnly)):
+            return True
+        if self.leases_end and not storing and isinstance(error, ChunkNotFound):
             return True
         return self.cuts and isinstance(error, (EngineUnreachable, SessionLost))
 
 
 class Customer:
-    """One client, doing `work` operations of random kinds."""
+    """One client, doing operations of random kinds over one connection after the other."""
+
+    _lake: TrioLake
 
     def __init__(
         self,
-        lake: TrioLake,
+        connect: Connect,
         history: History,
         contents: Contents,
         weather: Weather,
@@ -83,7 +96,7 @@ class Customer:
         *,
         slowest_s: float,
     ) -> None:
-        self._lake = lake
+        self._connect = connect
         self._history = history
         self._contents = contents
         self._weather = weather
@@ -108,21 +121,48 @@ class Customer:
             (4, self.stat),
             (1, self.bucket),
             (4, self.collect),
+            (5, self.put_again_beside_gc),
+            (4, self.commit_beside_gc),
             (2, self.check),
         ]
+        self._storing = (
+            self.put,
+            self.put_many,
+            self.conditional_put,
+            self.compose,
+            self.adopt,
+            self.abandon,
+            self.put_again_beside_gc,
+            self.commit_beside_gc,
+        )
 
     async def work(self, count: int) -> None:
         """Do that many operations."""
         kinds = [kind for _, kind in self._kinds]
         weights = [weight for weight, _ in self._kinds]
-        for _ in range(count):
-            (kind,) = self._rng.choices(kinds, weights)
+        while count > 0:
+            on_this_connection = min(count, self._rng.randint(1, 30))
+            count -= on_this_connection
+            try:
+                async with self._connect() as self._lake:
+                    for kind in self._rng.choices(kinds, weights, k=on_this_connection):
+                        await self._do(kind)
+            except LakeError as error:
+                self._judge(error, "connect", storing=False)
+
+    async def _do(self, kind: Callable[[], Awaitable[None]]) -> None:
+        """One operation, which may be given up on the way."""
+        patience_s = self._rng.uniform(0.0, 3 * self._slowest_s) if self._rng.random() < 0.1 else math.inf
+        with trio.move_on_after(patience_s):
             try:
                 await kind()
             except LakeError as error:
-                if isinstance(error, InternalError) or not self._weather.excuses(error):
-                    raise SimFailure(f"{kind.__name__}: {error!r}") from error
-            await self._pause()
+                self._judge(error, kind.__name__, storing=kind in self._storing)
+        await self._pause()
+
+    def _judge(self, error: LakeError, what: str, *, storing: bool) -> None:
+        if isinstance(error, BugError) or not self._weather.excuses(error, storing=storing):
+            raise SimFailure(f"{what}: {error!r}") from error
 
     # --- storing -----------------------------------------------------------------------------------
 
@@ -218,8 +258,7 @@ class Customer:
         try:
             await self._lake.run(send(SessionEnd(session)))
         except LakeError as error:
-            if not self._weather.excuses(error):
-                raise
+            self._judge(error, "end of a session", storing=False)
 
     # --- reading -----------------------------------------------------------------------------------
 
@@ -237,10 +276,20 @@ class Customer:
 
     async def hold_open(self) -> None:
         """Read an object in ranges, over some time: all must be of the version that was opened."""
-        async with await self._lake.open(self._name()) as opened:
+        name = self._name()
+        async with await self._lake.open(name) as opened:
             content = self._contents.by_blob[BlobId(opened.stat.blob)]
+            if self._rng.random() < 0.7:
+                replacement = self._contents.take_small()
+                self._contents.register_chunk(replacement)
+                try:
+                    await self._lake.put(name, replacement)
+                except LakeError as error:
+                    self._judge(error, "put beside an open object", storing=True)
             for _ in range(self._rng.randint(1, 5)):
                 await self._read_range(opened, content)
+                if self._rng.random() < 0.3:
+                    await self._lake.gc()
                 await trio.sleep(self._rng.choice((0.0, self._slowest_s, 3.0)))
 
     async def _read_range(self, opened: OpenedObject, content: bytes) -> None:
@@ -301,6 +350,48 @@ class Customer:
 
     async def collect(self) -> None:
         await self._lake.gc()
+
+    async def put_again_beside_gc(self) -> None:
+        """Contents that nothing refers to any more come back while gc is about to free them."""
+        contents = [self._contents.take_small() for _ in range(3)]
+        for content in contents:
+            self._contents.register_chunk(content)
+        name = self._name()
+        for content in contents:
+            await self._lake.put(name, content)
+        await self._lake.remove(name)
+
+        async def put_again() -> None:
+            await self._pause()
+            await self._lake.put_many([(self._name(), content) for content in contents])
+
+        await self._beside_gc(put_again)
+
+    async def commit_beside_gc(self) -> None:
+        """A session commits and ends while gc runs."""
+        parts, tree = self._contents.compose()
+        session = await self._open_session()
+        try:
+            await self._bring(session, [(ChunkKind.DATA, part) for part in parts])
+            await self._bring(session, [(ChunkKind.MANIFEST, payload) for _, payload in tree.manifests])
+            await self._beside_gc(lambda: self._commit(session, tree.blob))
+        finally:
+            await self._end_session(session)
+
+    async def _beside_gc(self, work: Callable[[], Awaitable[None]]) -> None:
+        errors: list[LakeError] = []
+
+        async def guarded(call: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await call()
+            except LakeError as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(guarded, self.collect)
+            nursery.start_soon(guarded, work)
+        if errors:
+            raise errors[0]
 
     async def check(self) -> None:
         report = await self._lake.fsck(full=self._rng.random() < 0.5)

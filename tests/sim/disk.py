@@ -79,6 +79,10 @@ class SimDisk:
         """
         self._faults.plant(operation, path, error, skip)
 
+    def forget_failures(self) -> None:
+        """What was told to fail and has not yet does not."""
+        self._faults = PlantedFaults()
+
     @property
     def is_dead(self) -> bool:
         """Whether the power is gone."""

@@ -10,8 +10,8 @@ import trio
 
 from tests.sim.history import SimFailure
 
-PATIENCE_S = 4 * 3600.0
-"""Simulated seconds; the longest life lasts some minutes."""
+PATIENCE_S = 1800.0
+"""Simulated seconds; the longest life lasts a few minutes."""
 
 
 async def watch_for_standstill() -> None:

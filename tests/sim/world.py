@@ -23,7 +23,7 @@ from engine.service import Service
 from engine.sizes import MetadataSizes, SegmentSizes, StoreSizes
 from engine.store import Store, open_store
 from lakefs.client.trio_lake import TrioLake
-from lakefs.errors import LakeError, OperationalError
+from lakefs.errors import DiskFailed, LakeError, OperationalError, StoreReadOnly
 from lakefs.ids import BlobId
 from lakefs.limits import KIB, MIB, PAGE_BYTES
 from tests.sim.clock import SimClock
@@ -31,13 +31,17 @@ from tests.sim.contents import Contents
 from tests.sim.customers import Customer, Weather
 from tests.sim.determinism import run_seeded
 from tests.sim.disk import SimCrashed, SimDisk
+from tests.sim.gate import Gate
 from tests.sim.history import History, SimFailure
 from tests.sim.model import Model, State
+from tests.sim.network import SimulatedNetwork
 from tests.sim.offload import SimOffload
 from tests.sim.standstill import watch_for_standstill
+from tests.sim.upkeep import Upkeep
 from tests.sim.witness import Witness, WitnessedService
 
 ROUNDS = 4
+CAPACITY_BYTES = 256 * MIB
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,10 @@ class Life:
 
     ending: str
     """stop, kill or crash"""
+    trouble: str
+    """none, full, sync or write: a disk that fills up, or fails once"""
+    wire: str
+    """embedded, remote or reconnecting"""
     crash_at: int | None
     customers: int
     operations: int
@@ -75,7 +83,7 @@ class World:
         self.huge = self.rng.random() < 0.04
         self.disk = SimDisk(
             random.Random(self.rng.getrandbits(64)),
-            capacity_bytes=256 * MIB,
+            capacity_bytes=CAPACITY_BYTES,
             supports_direct=self.rng.random() < 0.8,
         )
         self.sizes = self._draw_sizes()
@@ -110,9 +118,10 @@ class World:
         """Live all lives; SimFailure when the engine broke a promise."""
         for _ in range(self.rounds):
             self._live(self._draw_life())
-        self.disk.crash_at = None
-        self._live(Life("stop", None, 0, 0, 0.001, 0.0), quiet=True)
-        self._live(Life("stop", None, 0, 0, 0.001, 0.0), quiet=True)
+        quiet = Life("stop", "none", "embedded", None, 0, 0, 0.001, 0.0)
+        self.disk.capacity_bytes = CAPACITY_BYTES
+        self._live(quiet, quiet=True)
+        self._live(quiet, quiet=True)
         self.result.trace = self.disk.trace.hexdigest()
         return self.result
 
@@ -124,6 +133,8 @@ class World:
             crash_at = rng.choice((rng.randint(1, 40), rng.randint(20, 200), rng.randint(100, 1200)))
         return Life(
             ending,
+            rng.choices(("none", "full", "sync", "write"), (12, 2, 1, 1))[0],
+            rng.choices(("embedded", "remote", "reconnecting"), (8, 1, 1))[0],
             crash_at,
             customers=rng.randint(1, 4),
             operations=rng.randint(5, 40),
@@ -137,6 +148,7 @@ class World:
         self.result.lives += 1
         self.disk.operation_count = 0
         self.disk.crash_at = life.crash_at
+        self._plant(life)
         crashed = False
         try:
             with self._determined():
@@ -149,12 +161,30 @@ class World:
             crashed = True
         except BaseExceptionGroup as group:
             crashed, others = _knocked_on(group)
-            if others is not None:
+            if others is not None and not self._is_excused(life, others):
                 raise others from None
+        except OperationalError as error:
+            if not self._is_excused(life, error):
+                raise
         self.result.disk_operations += self.disk.operation_count
         if crashed or life.ending != "stop":
             self.result.crashes += 1
             self.disk = self.disk.kill() if life.ending == "kill" else self.disk.crash()
+
+    def _plant(self, life: Life) -> None:
+        """One failure of the disk, somewhere in this life."""
+        self.disk.forget_failures()
+        if life.trouble in ("sync", "write"):
+            operation = "sync_data" if life.trouble == "sync" else "pwrite"
+            folder = self.rng.choice(("segments/", "journal/", ""))
+            error = DiskFailed(f"planted failure of {operation} in {folder}")
+            self.disk.fail_next(operation, error, path=folder, skip=self.rng.randint(0, 30))
+
+    def _is_excused(self, life: Life, error: BaseException) -> bool:
+        """Whether a life may end like this: the disk has failed it."""
+        if life.trouble not in ("sync", "write") or self.disk.faults_to_come:
+            return False
+        return all(isinstance(cause, (DiskFailed, StoreReadOnly)) for cause in causes_of(error))
 
     @contextmanager
     def _determined(self) -> Iterator[None]:
@@ -191,21 +221,38 @@ class World:
             if quiet:
                 await self._tidy(store)
                 return
-            weather = Weather(self.disk)
-            async with trio.open_nursery() as nursery:
-                for _ in range(life.customers):
-                    engine = EmbeddedEngine(service, descriptors=False)
-                    lake = TrioLake(engine, offload, network=self.rng.random() < 0.5)
-                    customer = Customer(
-                        lake,
-                        self.history,
-                        self.contents,
-                        weather,
-                        random.Random(self.rng.getrandbits(64)),
-                        slowest_s=life.slowest_s,
-                    )
-                    nursery.start_soon(customer.work, life.operations)
+            await self._serve(life, store, service, offload)
         self.result.decisions += len(self.history.points)
+
+    async def _serve(self, life: Life, store: Store, service: WitnessedService, offload: SimOffload) -> None:
+        network = SimulatedNetwork(random.Random(self.rng.getrandbits(64)), latency_s=life.slowest_s)
+        weather = Weather(self.disk, disk_failing=life.trouble in ("sync", "write"))
+        weather.cuts = life.wire != "embedded"
+        weather.leases_end = life.wire == "reconnecting"
+        weather.disk_full = self.disk.capacity_bytes < CAPACITY_BYTES
+        gate = Gate(life.wire, service, network, offload, random.Random(self.rng.getrandbits(64)))
+        upkeep = Upkeep(
+            store,
+            self.disk,
+            network,
+            weather,
+            random.Random(self.rng.getrandbits(64)),
+            life.slowest_s * 20,
+            fills_up=life.trouble == "full",
+            cuts=weather.cuts,
+            room_bytes=CAPACITY_BYTES,
+        )
+        async with trio.open_nursery() as nursery:
+            await gate.open(nursery)
+            nursery.start_soon(upkeep.run)
+            async with trio.open_nursery() as customers:
+                for _ in range(life.customers):
+                    rng = random.Random(self.rng.getrandbits(64))
+                    customer = Customer(
+                        gate.connect, self.history, self.contents, weather, rng, slowest_s=life.slowest_s
+                    )
+                    customers.start_soon(customer.work, life.operations)
+            nursery.cancel_scope.cancel()
 
     # --- what must hold ----------------------------------------------------------------------------
 
@@ -238,6 +285,8 @@ async def check_whole(store: Store) -> dict[str, object]:
     try:
         report = await store.check(full=True)
     except LakeError as error:
+        if isinstance(store.disk, SimDisk) and store.disk.is_dead:
+            raise
         raise SimFailure(f"fsck failed: {error!r}") from error
     if report["damage"]:
         raise SimFailure(f"fsck found damage: {report['findings']}")

@@ -1,0 +1,176 @@
+"""Bugs put into the engine on purpose, to see that the simulator would notice them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import trio
+
+from engine.commit import Committer
+from engine.extents import Extent, Place
+from engine.format import ChunkRecord
+from engine.gc import _Cycle
+from engine.holds import Holds, Session
+from engine.journal import Journal
+from engine.large_segments import LargeWriter
+from engine.segment_maker import OpenSegment
+from engine.segments import Segments
+from lakefs.ids import Birth, SegmentId, Sequence
+from tests.sim.disk import SimDisk, SimFile
+from tests.sim.world import causes_of, run_seed
+
+Plant = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug, and the number of seeds within which it must be noticed."""
+
+    what: str
+    plant: Plant
+    seeds: int
+
+
+def _skip_large_sync() -> AbstractContextManager[Any]:
+    async def sync(self: LargeWriter, segment: SegmentId) -> None:
+        await trio.lowlevel.checkpoint()
+
+    return mock.patch.object(LargeWriter, "sync", sync)
+
+
+def _skip_small_sync() -> AbstractContextManager[Any]:
+    return _file_sync_without(".small")
+
+
+def _file_sync_without(suffix: str) -> AbstractContextManager[Any]:
+    original = SimFile.sync_data
+
+    def sync_data(self: SimFile) -> None:
+        if not self._path.endswith(suffix):
+            original(self)
+
+    return mock.patch.object(SimFile, "sync_data", sync_data)
+
+
+def _skip_journal_sync() -> AbstractContextManager[Any]:
+    return _file_sync_without(".journal.new")
+
+
+def _skip_segment_folder_sync() -> AbstractContextManager[Any]:
+    original = SimDisk.sync_folder
+
+    def sync_folder(self: SimDisk, path: str) -> None:
+        if path != "segments":
+            original(self, path)
+
+    return mock.patch.object(SimDisk, "sync_folder", sync_folder)
+
+
+def _acknowledge_before_durable() -> AbstractContextManager[Any]:
+    async def wait_durable(self: Committer, sequence: Sequence) -> None:
+        await trio.lowlevel.checkpoint()
+
+    return mock.patch.object(Committer, "wait_durable", wait_durable)
+
+
+def _reuse_an_offset() -> AbstractContextManager[Any]:
+    """The second payload in a page of its own begins where the first did."""
+    original = OpenSegment.take
+
+    def take(self: OpenSegment, length: int) -> Place:
+        place = original(self, length)
+        if place.offset % 7 == 0:
+            self.cursor = place.offset + length // 2
+        return place
+
+    return mock.patch.object(OpenSegment, "take", take)
+
+
+def _punch_a_live_extent() -> AbstractContextManager[Any]:
+    """gc forgets every fifth live extent."""
+    original = _Cycle.note_live
+
+    def note_live(self: _Cycle, record: ChunkRecord) -> None:
+        if record.birth % 5:
+            original(self, record)
+
+    return mock.patch.object(_Cycle, "note_live", note_live)
+
+
+def _punch_too_much() -> AbstractContextManager[Any]:
+    """A freed extent takes the page behind it along."""
+    original = Segments.punch
+
+    async def punch(self: Segments, extents: Iterable[Extent]) -> None:
+        await original(self, [(segment, offset, length + 4096) for segment, offset, length in extents])
+
+    return mock.patch.object(Segments, "punch", punch)
+
+
+def _forget_session_holds() -> AbstractContextManager[Any]:
+    def is_held(self: Holds, birth: Birth) -> bool:
+        return False
+
+    return mock.patch.object(Holds, "is_held", is_held)
+
+
+def _drop_the_barrier() -> AbstractContextManager[Any]:
+    def keep(self: Holds, birth: Birth) -> None:
+        return
+
+    return mock.patch.object(Holds, "keep", keep)
+
+
+def _end_sessions_without_a_word_to_gc() -> AbstractContextManager[Any]:
+    def leave(self: Holds, session: Session) -> None:
+        return
+
+    return mock.patch.object(Holds, "_leave_to_gc", leave)
+
+
+def _forget_leases() -> AbstractContextManager[Any]:
+    def leased_blobs(self: Holds) -> Iterable[Any]:
+        return ()
+
+    return mock.patch.object(Holds, "leased_blobs", leased_blobs)
+
+
+def _lose_the_carried_group() -> AbstractContextManager[Any]:
+    original = Journal.begin_file
+
+    def begin_file(self: Journal, first_sequence: Sequence, carried: Any = None) -> None:
+        original(self, first_sequence if carried is None else Sequence(first_sequence + 1))
+
+    return mock.patch.object(Journal, "begin_file", begin_file)
+
+
+BUGS = [
+    Bug("a large segment is not synced", _skip_large_sync, 10),
+    Bug("a small segment is not synced", _skip_small_sync, 10),
+    Bug("the folder of a new segment is not synced", _skip_segment_folder_sync, 10),
+    Bug("a new journal file is not synced", _skip_journal_sync, 10),
+    Bug("answers leave before they are durable", _acknowledge_before_durable, 10),
+    Bug("an offset is given out twice", _reuse_an_offset, 10),
+    Bug("gc punches extents that live", _punch_a_live_extent, 10),
+    Bug("gc punches a page too much", _punch_too_much, 10),
+    Bug("gc forgets what sessions hold", _forget_session_holds, 15),
+    Bug("gc forgets what is found present while it runs", _drop_the_barrier, 40),
+    Bug("gc forgets what an ended session held", _end_sessions_without_a_word_to_gc, 40),
+    Bug("gc forgets what is open for reading", _forget_leases, 40),
+    Bug("the last group is not carried into the new journal file", _lose_the_carried_group, 60),
+]
+
+
+def seeds_to_notice(bug: Bug, *, first: int = 0) -> tuple[int, str] | None:
+    """How many seeds it takes, and what the last one said; None when the bug passes all of them."""
+    with bug.plant():
+        for count in range(bug.seeds):
+            try:
+                run_seed(first + count)
+            except Exception as error:  # noqa: BLE001 - a planted bug may break anything
+                return count + 1, "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes_of(error))
+    return None
