@@ -15,6 +15,7 @@ All methods are synchronous and called on the loop.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -35,6 +36,11 @@ class Session:
     expires_at: float | None = None
 
 
+def _first_number() -> int:
+    """Random, so that a number of a lost connection names nothing on the next one; 0 is no lease."""
+    return 1 + secrets.randbits(40)
+
+
 @dataclass
 class Client:
     """What the engine keeps for one connection."""
@@ -45,10 +51,10 @@ class Client:
     sessions: set[SessionId] = field(default_factory=set)
     leases: dict[int, BlobId] = field(default_factory=dict)
     sources: dict[int, int] = field(default_factory=dict)
-    next_number: int = 1
+    next_number: int = field(default_factory=_first_number)
 
     def number(self) -> int:
-        """A number for a lease or source, not used before on this connection."""
+        """A number for a lease or source, not used before on this connection, and most likely on no other."""
         self.next_number += 1
         return self.next_number - 1
 

@@ -134,7 +134,10 @@ def test_a_blocking_client_waits_for_an_engine_that_restarts(unix: str) -> None:
         successor.stop()
 
 
-def test_an_idle_blocking_client_notices_a_restart_before_it_asks(unix: str) -> None:
+def test_an_idle_blocking_client_notices_a_restart_before_it_asks(
+    unix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakefs.client.blocking_link._IDLE_S", -1.0)
     with connect_blocking_to_first(unix) as client:
         successor = InThread(unix)
         successor.start()
