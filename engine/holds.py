@@ -15,7 +15,6 @@ All methods are synchronous and called on the loop.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -38,7 +37,7 @@ class Session:
 
 def _first_number() -> int:
     """Random, so that a number of a lost connection names nothing on the next one; 0 is no lease."""
-    return 1 + secrets.randbits(40)
+    return 1 + int.from_bytes(new_id16()[:5], "little")
 
 
 @dataclass
