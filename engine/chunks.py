@@ -25,7 +25,7 @@ from engine.quarantine import Quarantine
 from engine.segments import Place, Segments, seal_payload
 from engine.tasks import run_all
 from engine.views import Transaction, View
-from lakefs.errors import ChunkDamaged, LakeError
+from lakefs.errors import ChunkDamaged, LakeError, StaleGrant, StoreDamaged
 from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, Sequence, chunk_id_of, id_text, kind_of
 from lakefs.limits import SMALL_PAYLOAD_BYTES
 from lakefs.ports import Offload
@@ -264,8 +264,21 @@ class Chunks:
         try:
             return bytes(await self._segments.read_chunk(record))
         except LakeError as error:
-            await self._quarantine.note(chunk, record, error)
-            raise
+            raise await self.judged(chunk, record, error) from error
+
+    async def judged(self, chunk: ChunkId, record: ChunkRecord, error: LakeError) -> LakeError:
+        """What it means that reading the chunk at its record's place failed; damage is noted.
+
+        StaleGrant stays only when the chunk was freed or stored anew meanwhile; else its segment is missing.
+        """
+        if isinstance(error, StaleGrant):
+            with self._metadata.view() as view:
+                if find_chunk(view, chunk) != record:
+                    return error
+            path = f"segment {record.segment:016x}"
+            error = StoreDamaged(f"{path} is missing; put its file back", subject=path)
+        await self._quarantine.note(chunk, record, error)
+        return error
 
     async def verify(self, chunk: ChunkId, record: ChunkRecord) -> None:
         """Read the payload, and compare it with its CRC32C and its id; what is damaged is noted.  ChunkDamaged, ..."""

@@ -37,6 +37,7 @@ from lakefs.errors import (
     OperationalError,
     PermissionDenied,
     RequestTooLarge,
+    StaleGrant,
     UserError,
 )
 from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, id_text, kind_of
@@ -150,8 +151,9 @@ class Reads:
         offset = 0
         for item, record, payload in zip(chosen, records, payloads, strict=True):
             if isinstance(payload, LakeError):
-                await self._store.quarantine.note(item.chunks[0], record, payload)
-                opening[opening.index(item)] = _damaged(item, payload)
+                error = await self._store.chunks.judged(item.chunks[0], record, payload)
+                if not isinstance(error, StaleGrant):
+                    opening[opening.index(item)] = _damaged(item, error)
                 continue
             assert item.small is not None
             item.grants = [m.Grant(2, 0, offset, len(payload), len(payload), 0, item.small.crc, 0)]
@@ -210,9 +212,8 @@ class Reads:
             try:
                 begin, payload, crcs = await self._read_piece(chunk, record, offset, length, room)
             except (UserError, OperationalError, CorruptionError) as error:
-                if record is not None:
-                    await self._store.quarantine.note(chunk, record, error)
-                pieces.append(m.ReadPiece(0, 0, b"", failure_of(error)))
+                told = error if record is None else await self._store.chunks.judged(chunk, record, error)
+                pieces.append(m.ReadPiece(0, 0, b"", failure_of(told)))
                 continue
             room -= len(payload)
             pieces.append(m.ReadPiece(begin, len(payload), crcs))
