@@ -197,7 +197,12 @@ async def _running(
             sizes=sizes.metadata,
         )
         metadata.on_durable(watchers.publish)
-        await offload.run(_write_superblock, disk, unclean, reserve)
+        try:
+            await offload.run(_write_superblock, disk, unclean, reserve)
+        except BaseException:
+            await metadata.close(clean=False)  # or the index stays open, and the opening cannot be tried anew
+            reserve.close()
+            raise
     segments = Segments(
         disk,
         offload,
