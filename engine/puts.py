@@ -26,7 +26,15 @@ from engine.sources import check_source, filler
 from engine.store import Store
 from engine.tree import Resolved
 from engine.views import Transaction
-from lakefs.errors import ChunkNotFound, EngineBusy, InvalidArgument, LakeError, RequestTooLarge, UserError
+from lakefs.errors import (
+    ChunkDamaged,
+    ChunkNotFound,
+    EngineBusy,
+    InvalidArgument,
+    LakeError,
+    RequestTooLarge,
+    UserError,
+)
 from lakefs.ids import (
     EMPTY_BLOB,
     EMPTY_CHUNK,
@@ -247,31 +255,37 @@ class Puts:
         if kind_of(top) is ChunkKind.DATA:
             return _Blob(BlobId(top), self._hold(session, top).logical_bytes, 1)
         self._hold(session, top)
-        root = await self._store.manifests.read(top)
+        root = await self._manifest(top)
         check_top(root)
-        chunk_count = 0
-        seen = {top}
-        pending = [root]
-        while pending:
-            manifest = pending.pop()
-            if manifest.level == 0:
-                await self._hold_data(session, manifest)
-                chunk_count += len(manifest.entries)
-                continue
-            pending.extend(await self._children(session, manifest, seen))
-        return _Blob(BlobId(top), root.size_bytes, chunk_count)
+        return _Blob(BlobId(top), root.size_bytes, await self._hold_below(session, root, {}))
 
-    async def _children(self, session: Session, manifest: Manifest, seen: set[ChunkId]) -> list[Manifest]:
-        children: list[Manifest] = []
+    async def _hold_below(self, session: Session, manifest: Manifest, counted: dict[ChunkId, int]) -> int:
+        """Hold all that a manifest refers to; the number of its data chunks.
+
+        A child that is named again, as in a large file of zeros, is walked once: so the work is bounded by what
+        the client has stored, whatever it makes of it.
+        """
+        if manifest.level == 0:
+            await self._hold_data(session, manifest)
+            return len(manifest.entries)
+        chunk_count = 0
         for entry in manifest.entries:
-            if entry.chunk in seen:
-                raise InvalidArgument(f"manifest {id_text(entry.chunk)} is named twice in one blob")
-            seen.add(entry.chunk)
             self._hold(session, entry.chunk)
-            child = await self._store.manifests.read(entry.chunk)
+            child = await self._manifest(entry.chunk)
             check_child(entry, manifest, child)
-            children.append(child)
-        return children
+            if entry.chunk not in counted:
+                counted[entry.chunk] = await self._hold_below(session, child, counted)
+            chunk_count += counted[entry.chunk]
+        return chunk_count
+
+    async def _manifest(self, chunk: ChunkId) -> Manifest:
+        """A manifest that a client stored.  InvalidArgument when its bytes are none: they are as they were sent."""
+        try:
+            return await self._store.manifests.read(chunk)
+        except ChunkDamaged as error:
+            if isinstance(error.__cause__, InvalidArgument):
+                raise error.__cause__ from None
+            raise
 
     async def _hold_data(self, session: Session, manifest: Manifest) -> None:
         for start in range(0, len(manifest.entries), CHECK_BATCH):
