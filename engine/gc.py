@@ -126,6 +126,8 @@ class Collector:
             finally:
                 self._holds.barrier = None
                 self._passed = NodeId(0)
+            # Frees of others that this walk has seen: an earlier cycle may have ended before they were durable.
+            await self._metadata.wait_durable(cycle.rests_on)
             await self._reclaim(cycle)
             report.disk_bytes_after = await self._segments.allocated_bytes()
             return report
@@ -175,7 +177,7 @@ class Collector:
     async def _sweep(self, cycle: _Cycle) -> None:
         after = b""
         while True:
-            page = self._chunk_page(after)
+            page = self._chunk_page(cycle, after)
             if not page:
                 return
             after = page[-1][0]
@@ -191,13 +193,14 @@ class Collector:
             await self._free(cycle, proposed)
             await trio.lowlevel.checkpoint()
 
-    def _chunk_page(self, after: bytes) -> list[tuple[bytes, ChunkRecord]]:
+    def _chunk_page(self, cycle: _Cycle, after: bytes) -> list[tuple[bytes, ChunkRecord]]:
         with self._metadata.view() as view:
             page: list[tuple[bytes, ChunkRecord]] = []
             for key, value in view.scan(Table.CHUNKS, after + b"\x00" if after else b"", b"\xff"):
                 page.append((key, unpack_chunk_record(value)))
                 if len(page) == self._batch:
                     break
+            cycle.rests_on = max(cycle.rests_on, view.sequence)
             return page
 
     async def _free(self, cycle: _Cycle, proposed: list[tuple[bytes, ChunkRecord]]) -> None:
@@ -246,6 +249,7 @@ class _Cycle:
         self.born_before = born_before
         self.marked = marked
         self.walked = NumberSet()
+        self.rests_on = Sequence(0)
         self.report = report
         self.live_extents: dict[SegmentId, array[int]] = {segment: array("Q") for segment in settled}
         self._extent_count = 0
