@@ -6,7 +6,7 @@ that runs `run`.  So a frame is never cut by the cancellation of whoever wanted 
 Rules kept here:
 - Frames leave in the order of the calls; corked ones before any later `send`.
 - `sent` of a frame is called exactly once: when its last byte is with the kernel, or when it is dropped.
-- Nothing is raised to senders.  When the stream breaks or stalls, everything queued is dropped and `run` raises.
+- Nothing is raised to senders.  When the stream breaks or stalls, `run` raises, and its owner calls `drop_all`.
 - The queue is bounded by its users: they look at `queued` before they make more, and wait with `wait_room`.
 """
 
@@ -115,16 +115,13 @@ class FrameSender:
 
         EngineUnreachable when the stream broke, DeadlineExceeded when one frame was not taken within 30 s.
         """
-        try:
-            while self._error is None:
-                if self._queue:
-                    await self._send_first()
-                else:
-                    self._work = trio.Event()
-                    await self._work.wait()
-            raise self._error
-        finally:
-            self.drop_all()
+        while self._error is None:
+            if self._queue:
+                await self._send_first()
+            else:
+                self._work = trio.Event()
+                await self._work.wait()
+        raise self._error
 
     def drop_all(self) -> None:
         """Give back the memory of everything queued, now and from here on; nothing more is sent."""

@@ -90,8 +90,8 @@ class FakeService:
 
     async def disconnected(self, client: ServedClient) -> None:
         assert isinstance(client, FakeClient)
-        self.clients.remove(client)
         await trio.lowlevel.checkpoint()
+        self.clients.remove(client)
 
     async def receive(self, client: ServedClient, request: Request, body_bytes: int) -> Body:
         if not isinstance(request, StoreChunks) and not body_bytes:

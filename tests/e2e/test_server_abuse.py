@@ -180,6 +180,20 @@ def test_small_answers_to_a_client_that_reads_nothing_are_bounded_too() -> None:
     simulated(test)
 
 
+def test_refusals_to_a_client_that_reads_nothing_are_bounded_too() -> None:
+    async def test(served: Running) -> None:
+        async with served.client() as client:
+            unknown = pack_frame(Kind.REQUEST, 4000, 9, Ping()) * 1000
+            sent = 0
+            with pytest.raises(EngineUnreachable):
+                while True:
+                    await client.send(unknown)
+                    sent += 1
+                    assert sent < 1000, "the engine piles up answers"
+
+    simulated(test)
+
+
 def test_requests_over_the_limit_wait_until_others_have_ended(unix: str) -> None:
     async def test(served: Running) -> None:
         async with served.client() as client:

@@ -87,7 +87,13 @@ def test_a_deadline_stops_a_request_and_says_so() -> None:
             assert trio.current_time() - began == pytest.approx(2.5)
             await client.ask(Ping(), deadline_ms=1)
             assert isinstance(await client.answer(), ReplyReceived)
+            stored, frame = client.wire.request(StoreChunks(b"s", [1], [4]), 4)
+            await client.send(frame, b"ab")
             await trio.sleep(10)
+            await client.send(b"cd")
+            answer = await client.answer()
+            assert isinstance(answer, ReplyReceived), "the deadline was another request's"
+            assert answer.stream_id == stored
             served.service.gate.set()
             await client.ask(Status())
             assert isinstance(await client.answer(), ReplyReceived)
