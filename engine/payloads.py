@@ -23,7 +23,6 @@ from lakefs.ids import ChunkKind
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES
 from lakefs.service import Body
 
-
 BUFFERS_PER_REQUEST_MAX = 9
 """Two buffers one behind the other hold more than one buffer's worth, or the second had not been begun: so 16 MiB and
 the room behind them, 17 MiB at most, fill fewer than 2 x 17 / 4 + 1."""

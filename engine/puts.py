@@ -21,7 +21,7 @@ from engine.format import ChunkRecord
 from engine.holds import Client, Session
 from engine.names import Binding, bind_many
 from engine.object_stat import new_object, to_object_stat
-from engine.payloads import ReceivedBody, check_lengths
+from engine.payloads import ReceivedBody
 from engine.sources import check_source, filler
 from engine.store import Store
 from engine.tree import Resolved
@@ -33,6 +33,7 @@ from lakefs.errors import (
     InvalidArgument,
     LakeError,
     RequestTooLarge,
+    SessionLost,
     UserError,
 )
 from lakefs.ids import (
@@ -46,9 +47,10 @@ from lakefs.ids import (
     is_well_formed,
     kind_of,
 )
-from lakefs.limits import BATCH_MAX, SOURCES_PER_CONNECTION_MAX
+from lakefs.limits import BATCH_MAX, BLOB_BYTES_MAX, SOURCES_PER_CONNECTION_MAX
 from lakefs.manifest import Manifest, check_child, check_top
 from lakefs.service import Body, Reply
+from lakefs.sockets import duplicates
 from lakefs.wire import messages as m
 
 CHECK_BATCH = 1024
@@ -126,17 +128,20 @@ class Puts:
             raise InvalidArgument(f"SourceOpen takes one descriptor, {len(descriptors)} came with it")
         if len(client.sources) >= SOURCES_PER_CONNECTION_MAX:
             raise EngineBusy(f"{SOURCES_PER_CONNECTION_MAX} sources are open on this connection; close some")
-        await self._store.offload.run(check_source, descriptors[0])
+        (own,) = duplicates(descriptors)
         number = client.number()
-        client.sources[number] = descriptors[0]
+        client.sources[number] = own
+        try:
+            await self._store.offload.run(check_source, own)
+        except BaseException:
+            _close_source(client, number)
+            raise
         return Reply(m.SourceOpened(number))
 
     async def source_close(
         self, client: Client, request: m.SourceClose, body: Body, _: Sequence[int]
     ) -> Reply:
-        descriptor = client.sources.pop(request.source, None)
-        if descriptor is not None:
-            os.close(descriptor)
+        _close_source(client, request.source)
         return Reply(m.Done())
 
     async def store_from_source(
@@ -148,8 +153,9 @@ class Puts:
             raise InvalidArgument(f"source {request.source} is not open on this connection")
         if len(request.offsets) != len(request.lengths) or 0 in request.lengths:
             raise InvalidArgument("a source's offsets and lengths go in pairs, and no length is 0")
-        check_lengths(request.lengths)
-        descriptor = os.dup(opened)
+        if any(not 0 <= offset <= BLOB_BYTES_MAX for offset in request.offsets):
+            raise InvalidArgument(f"an offset in a source is from 0 to {BLOB_BYTES_MAX}")
+        (descriptor,) = duplicates([opened])
         try:
             taken = await self._store.payload_memory.take(
                 [ChunkKind.DATA] * len(request.lengths), request.lengths
@@ -177,11 +183,13 @@ class Puts:
                 blobs.append(error)
 
         def decide(txn: Transaction) -> list[m.NameResult]:
+            if not self._holds.is_open(session):
+                raise SessionLost("the put session ended before its commit; offer the chunks again")
             return self._bind(txn, request.changes, blobs)
 
         results, sequence = await self._metadata.commit(decide)
         await self._metadata.wait_durable(sequence)
-        if request.end_session:
+        if request.end_session and all(result.failure is None for result in results):
             self._holds.end_session(client, session.identifier)
         return Reply(m.NameResults(results))
 
@@ -326,6 +334,13 @@ def _binding(
         bucket = buckets[wanted] = found
     node = new_object(blob.blob, blob.size_bytes, blob.chunk_count, change.attributes, now_ns)
     return Binding(bucket, change.key, node, change.condition)
+
+
+def _close_source(client: Client, number: int) -> None:
+    """Forget a source, unless that has been done; reads that are under way have a descriptor of their own."""
+    descriptor = client.sources.pop(number, None)
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def checked_chunks(identifiers: Sequence[bytes]) -> list[ChunkId]:
