@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from itertools import pairwise
 
 import pytest
 import trio
@@ -58,7 +59,7 @@ def test_payloads_that_share_a_buffer_have_pages_of_their_own() -> None:
         assert len(payload.area) == large_extent_bytes(payload.length) <= BUFFER_BYTES
         taken.append((address, address + len(payload.area)))
     taken.sort()
-    assert all(end <= start for (_, end), (start, _) in zip(taken, taken[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in pairwise(taken))
 
 
 def test_requests_at_the_same_time_wait_in_turn_and_all_get_their_memory() -> None:
