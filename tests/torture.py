@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from tests.sim.__main__ import say
-from tests.sim.world import ROUNDS, Result, causes_of, run_seed
+from tests.sim.lives import Result
+from tests.sim.world import ROUNDS, causes_of, run_seed
 
 BATCH_PER_JOB = 50
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -59,6 +60,8 @@ class Weather:
     """Which failures of the service a customer must put up with now."""
 
     disk: SimDisk
+    met: Counter[str]
+    """What customers came across."""
     disk_full: bool = False
     """Nothing new may fit; removing, renaming and collecting must work."""
     disk_failing: bool = False
@@ -153,14 +156,17 @@ class Customer:
     async def _do(self, kind: Callable[[], Awaitable[None]]) -> None:
         """One operation, which may be given up on the way."""
         patience_s = self._rng.uniform(0.0, 3 * self._slowest_s) if self._rng.random() < 0.1 else math.inf
-        with trio.move_on_after(patience_s):
+        with trio.move_on_after(patience_s) as scope:
             try:
                 await kind()
+                self._weather.met[kind.__name__] += 1
             except LakeError as error:
                 self._judge(error, kind.__name__, storing=kind in self._storing)
+        self._weather.met["cancelled"] += scope.cancelled_caught
         await self._pause()
 
     def _judge(self, error: LakeError, what: str, *, storing: bool) -> None:
+        self._weather.met[type(error).__name__] += 1
         if isinstance(error, BugError) or not self._weather.excuses(error, storing=storing):
             raise SimFailure(f"{what}: {error!r}") from error
 

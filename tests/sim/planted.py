@@ -153,14 +153,14 @@ BUGS = [
     Bug("a small segment is not synced", _skip_small_sync, 10),
     Bug("the folder of a new segment is not synced", _skip_segment_folder_sync, 10),
     Bug("a new journal file is not synced", _skip_journal_sync, 10),
-    Bug("answers leave before they are durable", _acknowledge_before_durable, 10),
+    Bug("answers leave before they are durable", _acknowledge_before_durable, 15),
     Bug("an offset is given out twice", _reuse_an_offset, 10),
     Bug("gc punches extents that live", _punch_a_live_extent, 10),
     Bug("gc punches a page too much", _punch_too_much, 10),
     Bug("gc forgets what sessions hold", _forget_session_holds, 15),
     Bug("gc forgets what is found present while it runs", _drop_the_barrier, 40),
-    Bug("gc forgets what an ended session held", _end_sessions_without_a_word_to_gc, 40),
-    Bug("gc forgets what is open for reading", _forget_leases, 40),
+    Bug("gc forgets what an ended session held", _end_sessions_without_a_word_to_gc, 60),
+    Bug("gc forgets what is open for reading", _forget_leases, 80),
     Bug("the last group is not carried into the new journal file", _lose_the_carried_group, 60),
 ]
 

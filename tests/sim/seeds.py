@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+from tests.sim.lives import Result
 from tests.sim.world import run_seed
 
 GROUP = 10
@@ -15,4 +18,10 @@ def groups(first: int, end: int) -> list[range]:
 def run_group(seeds: range) -> None:
     """Run them; the first that fails says how to run it again."""
     for seed in seeds:
-        run_seed(seed)
+        result_of(seed)
+
+
+@cache
+def result_of(seed: int) -> Result:
+    """The run of a seed, once a process."""
+    return run_seed(seed)

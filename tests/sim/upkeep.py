@@ -31,7 +31,6 @@ class Upkeep:
     rng: random.Random
     pause_s: float
     fills_up: bool
-    cuts: bool
     room_bytes: int
     """Capacity of the disk when nobody else takes any."""
 
@@ -40,7 +39,7 @@ class Upkeep:
         kinds: list[Callable[[], Awaitable[None]]] = [self.checkpoint, self.verify, self.rebuild]
         if self.fills_up:
             kinds += [self.fill_up, self.fill_up]
-        if self.cuts:
+        if self.weather.cuts:
             kinds += [self.cut, self.cut, self.cut]
         if self.disk.capacity_bytes < self.room_bytes:
             await self.give_room_back()
@@ -49,6 +48,7 @@ class Upkeep:
             kind = self.rng.choice(kinds)
             try:
                 await kind()
+                self.weather.met[kind.__name__] += 1
             except LakeError as error:
                 if not self.weather.excuses(error, storing=True):
                     raise SimFailure(f"{kind.__name__}: {error!r}") from error

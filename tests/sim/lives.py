@@ -1,0 +1,87 @@
+"""What lives of a store are like, drawn from a seed, and what came of them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from engine.sizes import MetadataSizes, SegmentSizes, StoreSizes
+from lakefs.limits import KIB, MIB
+
+
+@dataclass(frozen=True)
+class Life:
+    """What one life of the store is like."""
+
+    ending: str
+    """stop, kill or crash"""
+    trouble: str
+    """none, full, sync or write: a disk that fills up, or fails once"""
+    wire: str
+    """embedded, remote or reconnecting"""
+    crash_at: int | None
+    """Operation of the disk at which the process or the power goes"""
+    patience_s: float
+    """When the customers are sent away, whatever they are doing"""
+    customers: int
+    operations: int
+    slowest_s: float
+    grace_s: float
+
+
+QUIET = Life("stop", "none", "embedded", None, 1.0, 0, 0, 0.001, 0.0)
+
+
+@dataclass
+class Result:
+    """What a run was: its trace, and counts for people.  `met`: things that happened, and how often."""
+
+    trace: str = ""
+    lives: int = 0
+    crashes: int = 0
+    disk_operations: int = 0
+    decisions: int = 0
+    met: Counter[str] = field(default_factory=Counter)
+
+
+def draw_life(rng: random.Random) -> Life:
+    """A life."""
+    ending = rng.choices(("stop", "kill", "crash"), (3, 1, 6))[0]
+    crash_at = None
+    if ending != "stop":
+        crash_at = rng.choice((rng.randint(1, 40), rng.randint(20, 200), rng.randint(100, 1200)))
+    slowest_s = rng.choice((0.0005, 0.02, 0.3))
+    return Life(
+        ending,
+        rng.choices(("none", "full", "sync", "write"), (12, 2, 1, 1))[0],
+        rng.choices(("embedded", "remote", "reconnecting"), (8, 1, 1))[0],
+        crash_at,
+        patience_s=rng.uniform(0.0, 100 * slowest_s) if rng.random() < 0.2 else 1e6,
+        customers=rng.randint(1, 4),
+        operations=rng.randint(5, 40),
+        slowest_s=slowest_s,
+        grace_s=rng.choice((0.0, 0.0, 5.0)),
+    )
+
+
+def draw_sizes(rng: random.Random, *, huge: bool) -> StoreSizes:
+    """Bounds so small that a life meets them; `huge`: with room for the greatest chunk."""
+    return StoreSizes(
+        metadata=MetadataSizes(
+            group_bytes=rng.choice((16 * KIB, 64 * KIB)),
+            journal_file=rng.choice((32 * KIB, 128 * KIB)),
+            journal_fill=rng.choice((16 * KIB, 64 * KIB)),
+            overlay_entries_apply=rng.choice((10, 60, 1000)),
+            overlay_entries_max=rng.choice((100, 10_000)),
+            checkpoint_journal=rng.choice((32 * KIB, 256 * KIB)),
+        ),
+        segments=SegmentSizes(
+            large_segment=6 * MIB if huge else rng.choice((400 * KIB, 2 * MIB)),
+            small_segment=rng.choice((96 * KIB, 256 * KIB)),
+            large_extend=rng.choice((64 * KIB, 256 * KIB)),
+            small_fill=rng.choice((4 * KIB, 64 * KIB)),
+        ),
+        gc_batch=rng.choice((3, 10, 2048)),
+        buffer_bytes=rng.choice((37, 64)) * MIB,
+    )
