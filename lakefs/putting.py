@@ -19,7 +19,7 @@ from itertools import islice
 from typing import BinaryIO
 
 from lakefs.chunking import CutPlan, iter_extents, plan_file
-from lakefs.errors import LakeError, SessionLost, from_wire
+from lakefs.errors import EngineUnreachable, LakeError, SessionLost, from_wire
 from lakefs.ids import BlobId, ChunkId, ChunkKind, SessionId, data_chunk_id
 from lakefs.limits import CHUNK_BYTES
 from lakefs.manifest import CutKind, ManifestBuilder, ManifestTree
@@ -156,6 +156,8 @@ def put_stream(
             )
         yield from pipeline.drain()
         return (yield from _commit(upload, change))
+    except EngineUnreachable:
+        raise  # it was waited for already, and the session ends by itself
     except BaseException:
         yield from _abandon(upload)
         raise
@@ -196,6 +198,8 @@ def _put_many_chunks(
             yield from _store_by_body(upload, source, plan)
         source.verify_unchanged()
         return (yield from _commit(upload, change))
+    except EngineUnreachable:
+        raise  # it was waited for already, and the session ends by itself
     except BaseException:
         yield from _abandon(upload)
         raise

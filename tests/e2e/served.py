@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 LAKE = [sys.executable, "-m", "cli.main"]
@@ -113,14 +114,16 @@ class Served:
         assert done.code == 0, done
         return done
 
-    def begin(self, *args: str | Path) -> subprocess.Popen[bytes]:
-        """Start a command that the test ends itself."""
+    def begin(
+        self, *args: str | Path, stdin: IO[bytes] | int = subprocess.DEVNULL, output: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
+        """Start a command that the test ends itself; `output` PIPE keeps both its outputs for the test."""
         return subprocess.Popen(
             [*LAKE, *map(str, args)],
             env=environment(self.server),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
         )
 
 
