@@ -345,12 +345,16 @@ def _look_behind(file: DiskFile, entry: JournalFile, offset: int, expected: Sequ
 
 
 def _last_group_before(disk: Disk, entry: JournalFile, following: Sequence) -> Group | None:
-    """The group before `following`, from the file that ends there; None when the file holds none."""
+    """The group before `following`, from the file before; None when it is not there.
+
+    That is no damage by itself: files that a checkpoint has superseded are removed in any order, as far as a crash is
+    concerned, so the one that held the group may be gone and an older one not.  Who needs the group will miss it.
+    """
     file = disk.open(entry.path, read_only=True)
     try:
-        final: _Header | None = None
-        for header in _walk(file, entry, Sequence(following - 1)):
-            final = header
-        return None if final is None else _read_body(file, entry, final)
+        for header in _hop(file, entry):
+            if header.sequence == following - 1:
+                return _read_body(file, entry, header)
+        return None
     finally:
         file.close()

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
 
 from engine.embedded import EmbeddedEngine
 from engine.service import Service
+from engine.sizes import MetadataSizes, StoreSizes
 from engine.store import Store, open_store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import DiskFailed, StoreReadOnly
-from lakefs.limits import MIB
+from lakefs.limits import KIB, MIB
 from lakefs.names import Name
 from lakefs.offload import InlineOffload
 from tests.sim.clock import SimClock
-from tests.sim.disk import SimDisk
+from tests.sim.disk import SimCrashed, SimDisk
+
+SIZES = StoreSizes(metadata=MetadataSizes(journal_file=16 * KIB, journal_fill=4 * KIB))
 
 
 @asynccontextmanager
 async def opened(disk: SimDisk) -> AsyncIterator[tuple[Store, TrioLake]]:
-    async with open_store(disk, SimClock(), InlineOffload(), grace_s=0.0, verify_index=False) as store:
+    async with open_store(
+        disk, SimClock(), InlineOffload(), grace_s=0.0, verify_index=False, sizes=SIZES
+    ) as store:
         engine = EmbeddedEngine(Service(store), descriptors=False)
         yield store, TrioLake(engine, InlineOffload())
         await engine.aclose()
@@ -54,3 +59,50 @@ def test_gc_frees_no_room_that_a_gc_before_it_has_freed_only_in_memory() -> None
     trio.run(collect_twice)
     disk = disk.crash()
     trio.run(look)
+
+
+def test_a_superseded_journal_file_that_a_crash_brought_back_is_no_damage() -> None:
+    """Without a sync between their removals, a power loss may bring back any of them, not just the newest."""
+    disk = SimDisk(3, capacity_bytes=64 * MIB)
+    oldest: list[tuple[str, bytes]] = []
+
+    async def put_and_rotate() -> None:
+        async with opened(disk) as (_, lake):
+            for number in range(12):
+                await lake.put(f"b/{number}", bytes([number]) * 100)
+            path = f"journal/{disk.list_folder('journal')[0]}"
+            oldest.append((path, read_whole(disk, path)))
+
+    async def open_and_die() -> None:
+        async with opened(disk):
+            raise SimCrashed
+
+    async def look() -> None:
+        async with opened(disk) as (store, lake):
+            assert len([entry async for entry in lake.ls("b")]) == 12
+            assert (await store.check(full=True))["damage"] == 0
+
+    trio.run(put_and_rotate)
+    with suppress(SimCrashed, BaseExceptionGroup):
+        trio.run(open_and_die)
+    disk = disk.kill()
+    superseded, empty = disk.list_folder("journal")
+    ((path, content),) = oldest
+    assert path < f"journal/{superseded}" < f"journal/{empty}"
+    disk.unlink(f"journal/{superseded}")
+    write_whole(disk, path, content)
+    trio.run(look)
+
+
+def read_whole(disk: SimDisk, path: str) -> bytes:
+    file = disk.open(path, read_only=True)
+    buffer = bytearray(file.size())
+    file.pread_into(memoryview(buffer), 0)
+    file.close()
+    return bytes(buffer)
+
+
+def write_whole(disk: SimDisk, path: str, content: bytes) -> None:
+    file = disk.open(path, create=True)
+    file.pwrite(content, 0)
+    file.close()
