@@ -74,6 +74,8 @@ class FakeService:
     served: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     bodies_out: int = 0
+    bodies_max: int = 1000
+    body_back: trio.Event = field(default_factory=trio.Event)
     bytes_out: int = 0
     source_text: bytes = b""
     joined: list[bytes] = field(default_factory=list)
@@ -98,6 +100,9 @@ class FakeService:
             return Body()
         if not isinstance(request, StoreChunks) or sum(request.lengths) != body_bytes:
             raise InvalidArgument(f"{type(request).__name__} does not come with {body_bytes} bytes")
+        while self.bodies_out >= self.bodies_max:
+            self.body_back = trio.Event()
+            await self.body_back.wait()
         return self.body([memoryview(bytearray(length)) for length in request.lengths])
 
     def body(self, parts: Sequence[Buffer]) -> Body:
@@ -110,6 +115,7 @@ class FakeService:
             assert not released, "a body is released once"
             released = True
             self.bodies_out -= 1
+            self.body_back.set()
 
         return Body(parts, release)
 

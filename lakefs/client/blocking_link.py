@@ -170,7 +170,6 @@ class Link:
     def cancel(self, ticket: Ticket) -> None:
         """Drop a ticket's reply when it comes."""
         ticket.dropped = True
-        ticket.into = ()
         if self.error is None and ticket.stream_id in self._tickets:
             self._send([self._wire.cancel(ticket.stream_id)], ())
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -60,6 +62,7 @@ def test_the_blocking_client_finishes_tickets_in_any_order(engine_thread: InThre
 
 def test_many_large_bodies_both_ways_cannot_block_each_other(engine_thread: InThread) -> None:
     payload = random.Random(5).randbytes(3_000_000)
+    engine_thread.service.bodies_max = 4
     with connect_blocking(engine_thread.address) as client:
         client.call(store(payload), [payload])
         memories = [bytearray(len(payload)) for _ in range(20)]
@@ -256,3 +259,8 @@ def test_a_blocking_client_finds_out_what_is_no_engine(
         with pytest.raises(ProtocolError if payload else EngineUnreachable):
             connect_blocking(unix)
         thread.join()
+
+
+def test_the_blocking_client_starts_without_trio() -> None:
+    program = "import sys, lakefs.client.blocking_remote; sys.exit('trio' in sys.modules or 'asyncio' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

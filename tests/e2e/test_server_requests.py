@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
 from engine.served_connection import ServerLimits
+from engine.server import Server
 from lakefs.errors import (
     BucketNotFound,
     DeadlineExceeded,
@@ -19,6 +21,7 @@ from lakefs.errors import (
 )
 from lakefs.ids import data_chunk_id
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX, WATCHES_PER_CONNECTION_MAX
+from lakefs.net import TrioNetwork
 from lakefs.wire.connection import (
     EventReceived,
     FailureReceived,
@@ -39,6 +42,7 @@ from lakefs.wire.messages import (
     Watch,
     WatchEvent,
 )
+from tests.fake_service import FakeService
 from tests.raw_client import RawClient, Running, open_descriptors, real, simulated
 from tests.sim.network import SimulatedNetwork
 
@@ -275,3 +279,26 @@ def test_cutting_every_connection_at_random_leaves_nothing() -> None:
             assert served.service.bodies_out == 0
 
     simulated(test)
+
+
+def test_a_server_that_is_cancelled_tells_the_service_of_every_end(unix: str) -> None:
+    service = FakeService()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            server = Server(service, TrioNetwork(), token=None)
+            await nursery.start(server.listen_and_serve, unix)
+            clients = [RawClient(await TrioNetwork().connect(unix)) for _ in range(3)]
+            for client in clients:
+                await client.hello()
+                await client.ask(Status())
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            assert len(service.clients) == 3
+            nursery.cancel_scope.cancel()
+        for client in clients:
+            await client.stream.aclose()
+
+    trio.run(main)
+    assert not service.clients
+    assert service.cancelled == ["Status"] * 3
+    assert not Path(unix.removeprefix("unix:")).exists()
