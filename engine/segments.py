@@ -182,9 +182,11 @@ class Segments:
     async def punch(self, extents: Iterable[Extent]) -> None:
         """Free the whole pages inside the extents, neighbours taken together.  Their frees are durable.
 
-        Not synced: after a power loss some may be there again, for `punch_gaps`.
+        Not synced: after a power loss some may be there again, for `punch_gaps`.  So is an extent that its owner has
+        not settled yet, which happens when record and free were one group: both owners wake at the same moment.
         """
-        for segment, spans in coalesced(extents).items():
+        settled = [extent for extent in extents if not self._in_flight.touches(*extent)]
+        for segment, spans in coalesced(settled).items():
             kind = self._register.kinds.get(segment)
             if kind is not None:
                 await self._punch_pages(segment, whole_pages(owned_spans(kind, spans)))

@@ -297,6 +297,21 @@ def test_the_folder_of_a_new_store_is_durable_before_anything_in_it() -> None:
         trio.run(main)
 
 
+def test_an_extent_that_is_freed_before_its_owner_has_settled_it_is_left_for_the_next_cycle() -> None:
+    async def body(world: World) -> None:
+        place, _ = await world.write_large(world.payload(100_000))
+        await world.store_large(world.payload(70_000))
+        before = await world.segments.allocated_bytes()
+        await world.segments.punch([(place.segment, place.offset, 100_000)])
+        assert await world.segments.allocated_bytes() == before
+        world.segments.settle(place)
+        await world.segments.punch([(place.segment, place.offset, 100_000)])
+        assert await world.segments.allocated_bytes() == before - 102_400
+        await world.check()
+
+    drive(body)
+
+
 # --- cancellation --------------------------------------------------------------------------------------
 
 
