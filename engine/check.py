@@ -14,7 +14,7 @@ walk goes on is looked at again before it is called damage.
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -141,14 +141,19 @@ class _Check:
 
     async def nodes(self) -> None:
         """Every node's blob is there, its manifest's children with it."""
-        async for node_id, node in self._all_nodes():
-            self._nodes.add(node_id)
-            self.report.count("nodes", 1)
-            if node.blob is not None:
-                await self._blob(node_id, node.blob, node.size_bytes)
+        await self._walk_nodes(self._node)
         self._bad_before_walk = len(self._bad)
 
-    async def _all_nodes(self) -> AsyncIterator[tuple[NodeId, Node]]:
+    async def _node(self, node_id: NodeId, node: Node) -> None:
+        self._nodes.add(node_id)
+        self.report.count("nodes", 1)
+        await self._content_of(node_id, node)
+
+    async def _content_of(self, node_id: NodeId, node: Node) -> None:
+        if node.blob is not None:
+            await self._blob(node_id, node.blob, node.size_bytes)
+
+    async def _walk_nodes(self, visit: Callable[[NodeId, Node], Awaitable[None]]) -> None:
         after = NodeId(0)
         while True:
             with self._metadata.view() as view:
@@ -157,7 +162,7 @@ class _Check:
                 return
             after = page[-1][0]
             for node_id, node in page:
-                yield node_id, node
+                await visit(node_id, node)
             await trio.lowlevel.checkpoint()
 
     async def _blob(self, node_id: NodeId, blob: BlobId, size_bytes: int) -> None:
@@ -237,9 +242,7 @@ class _Check:
         """Name the objects that damage touches: those met by the walk, and those whose chunks turned out bad later."""
         if len(self._bad) > self._bad_before_walk:
             self._whole = NumberSet()
-            async for node_id, node in self._all_nodes():
-                if node.blob is not None:
-                    await self._blob(node_id, node.blob, node.size_bytes)
+            await self._walk_nodes(self._content_of)
         wanted = {*self._damaged, *(parent for parent, _, _ in self._bad_names)}
         paths = await paths_of(self._metadata, wanted) if wanted else {}
         for node_id, problem in self._damaged.items():
