@@ -138,14 +138,8 @@ def _key_of(source: str, key: str, *, alone: bool, recursive: bool) -> str:
     if not os.path.lexists(source):
         raise LocalFileError(f"{source}: No such file or directory", subject=source)
     in_folder = not key or key.endswith("/")
-    base = os.path.basename(os.path.abspath(source))
-    try:
-        base.encode()
-    except UnicodeEncodeError:
-        shown = os.fsencode(source).decode(errors="backslashreplace")
-        raise InvalidArgument(f"{shown}: the name is not UTF-8; give a key for it", subject=shown) from None
     if os.path.isfile(source):
-        return key + base if in_folder else key
+        return key + _base_of(source) if in_folder else key
     if not os.path.isdir(source):
         reason = (
             f"{source} is not a regular file; give what it holds to stdin: lake put - {key or 'BUCKET/KEY'}"
@@ -154,8 +148,19 @@ def _key_of(source: str, key: str, *, alone: bool, recursive: bool) -> str:
     if not recursive:
         raise LocalFileError(f"{source}: is a folder; use -r", subject=source)
     if not alone:
-        return f"{key}{base}/"
+        return f"{key}{_base_of(source)}/"
     return key if in_folder else key + "/"
+
+
+def _base_of(source: str) -> str:
+    """The last name of a source, as a part of a key."""
+    base = os.path.basename(os.path.abspath(source))
+    try:
+        base.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(source).decode(errors="backslashreplace")
+        raise InvalidArgument(f"{shown}: the name is not UTF-8; give a key for it", subject=shown) from None
+    return base
 
 
 def _refused(lake: Lake, where: Target, recursive: bool) -> frozenset[tuple[int, int]]:

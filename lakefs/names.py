@@ -33,6 +33,10 @@ def parse_name(text: str) -> Name:
     bucket, _, key = bare.partition("/")
     if not bucket:
         raise InvalidName(f"{text!r} names no bucket; write BUCKET/KEY", subject=text)
+    try:
+        bare.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidName(f"{text!a} is not UTF-8, as names in the lake are", subject=ascii(text)) from error
     return Name(bucket, key)
 
 

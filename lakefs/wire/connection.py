@@ -41,6 +41,8 @@ _decode_reply: Final[dict[int, Callable[[bytes], Message]]] = {
 }
 _decode_failure: Final = msgspec.msgpack.Decoder(Failure).decode
 _decode_event: Final = msgspec.msgpack.Decoder(WatchEvent).decode
+_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoding raises: for other shapes, for text that is not UTF-8, for nesting without end."""
 _REQUEST: Final = int(Kind.REQUEST)
 _REPLY: Final = int(Kind.REPLY)
 
@@ -181,7 +183,7 @@ class ServerConnection:
             return self._refuse(frame, ProtocolError("a connection has one Hello"))
         try:
             request = decode(frame.message)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             name = REQUESTS[op].__name__
             return self._refuse(frame, ProtocolError(f"the message is no {name} request: {error}"))
         self._open[stream_id] = op
@@ -367,8 +369,13 @@ def _same_token(given: str, expected: str | None) -> bool:
 
 
 def _pack_failure(op: int, stream_id: int, error: LakeError) -> bytes:
-    failure = Failure(error.wire_code, error.message[:ERROR_TEXT_MAX], error.subject[:ERROR_TEXT_MAX])
+    failure = Failure(error.wire_code, _sendable(error.message), _sendable(error.subject))
     return pack_frame(Kind.FAILURE, op, stream_id, failure)
+
+
+def _sendable(text: str) -> str:
+    """A text short enough, and without the halves of characters that file names may bring."""
+    return text[:ERROR_TEXT_MAX].encode(errors="backslashreplace").decode()
 
 
 def _failure_of(frame: FrameStart) -> LakeError:
@@ -379,5 +386,5 @@ def _failure_of(frame: FrameStart) -> LakeError:
 def _decoded(decode: Callable[[bytes], Any], message: bytes) -> Any:
     try:
         return decode(message)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProtocolError(f"the engine's message cannot be read: {error}") from error

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from lakefs.crc import crc32c
-from lakefs.errors import ProtocolError, RequestTooLarge
+from lakefs.errors import InvalidArgument, ProtocolError, RequestTooLarge
 from lakefs.ids import Buffer
 from lakefs.layout import Layout
 from lakefs.limits import (
@@ -103,9 +103,16 @@ def pack_frame(
 ) -> bytes:
     """Header and control part as one bytes object; the caller sends body and descriptors along.
 
-    RequestTooLarge when control part, body or descriptors pass what any receiver accepts.
+    InvalidArgument for text that UTF-8 cannot say; RequestTooLarge when control part, body or descriptors pass what
+    any receiver accepts.
     """
-    control = _encode(message) + extension if message is not None else extension
+    try:
+        try:
+        control = _encode(message) + extension if message is not None else extension
+    except UnicodeEncodeError as error:
+        raise InvalidArgument("a text of the message is not UTF-8", subject=ascii(error.object)) from error
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{error.object!a} is no text that UTF-8 can say; rename it") from error
     if len(control) > CONTROL_BYTES_MAX or body_bytes > BODY_BYTES_MAX:
         raise RequestTooLarge(
             f"a frame of {len(control)} bytes of control part and {body_bytes} of body passes the limits of "
