@@ -107,10 +107,7 @@ def pack_frame(
     any receiver accepts.
     """
     try:
-        try:
         control = _encode(message) + extension if message is not None else extension
-    except UnicodeEncodeError as error:
-        raise InvalidArgument("a text of the message is not UTF-8", subject=ascii(error.object)) from error
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"{error.object!a} is no text that UTF-8 can say; rename it") from error
     if len(control) > CONTROL_BYTES_MAX or body_bytes > BODY_BYTES_MAX:

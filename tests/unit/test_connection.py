@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lakefs.errors import (
     ERROR_TABLE,
     EngineBusy,
+    InvalidArgument,
     KeyNotFound,
     LakeError,
     PermissionDenied,
@@ -263,7 +264,17 @@ def test_long_error_texts_are_shortened() -> None:
     assert len(failure.message) == len(failure.subject) == 4096
 
 
+def test_file_names_that_are_not_utf8_can_be_in_errors_and_not_in_requests() -> None:
+    name = b"caf\xe9".decode(errors="surrogateescape")
+    _, failure = failure_in(farewell(KeyNotFound(f"no {name}", subject=name)))
+    assert (failure.message, failure.subject) == ("no caf\\udce9", "caf\\udce9")
+    with pytest.raises(InvalidArgument, match="UTF-8"):
+        ClientConnection().request(BucketList(name))
+
+
 @given(st.sampled_from(sorted(REQUESTS)), st.binary(max_size=100))
+@example(24, b"\x94\xa1\x80")
+@example(2, b"\xdc\x00\x01" + b"\x91" * 10_000)
 def test_no_message_bytes_end_a_connection_that_has_begun(op: int, message: bytes) -> None:
     frame = bytearray(pack_frame(Kind.REQUEST, op, 3, extension=message))
     frame[24:26] = bytes(2)  # the message, not an extension
