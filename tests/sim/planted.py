@@ -19,6 +19,8 @@ from engine.journal import Journal
 from engine.large_segments import LargeWriter
 from engine.segment_maker import OpenSegment
 from engine.segments import Segments
+from engine.tree import NameEvent
+from engine.watch import Watchers
 from lakefs.ids import Birth, SegmentId, Sequence
 from tests.sim.disk import SimDisk, SimFile
 from tests.sim.world import causes_of, run_seed
@@ -148,6 +150,16 @@ def _lose_the_carried_group() -> AbstractContextManager[Any]:
     return mock.patch.object(Journal, "begin_file", begin_file)
 
 
+def _tell_nobody_of_moves() -> AbstractContextManager[Any]:
+    original = Watchers._tell
+
+    def tell(self: Watchers, sequence: Sequence, note: NameEvent) -> None:
+        if note.kind != "rename":
+            original(self, sequence, note)
+
+    return mock.patch.object(Watchers, "_tell", tell)
+
+
 BUGS = [
     Bug("a large segment is not synced", _skip_large_sync, 10),
     Bug("a small segment is not synced", _skip_small_sync, 10),
@@ -161,6 +173,7 @@ BUGS = [
     Bug("gc forgets what is found present while it runs", _drop_the_barrier, 40),
     Bug("gc forgets what an ended session held", _end_sessions_without_a_word_to_gc, 60),
     Bug("gc forgets what is open for reading", _forget_leases, 80),
+    Bug("watchers are not told of moves", _tell_nobody_of_moves, 20),
     Bug("the last group is not carried into the new journal file", _lose_the_carried_group, 60),
 ]
 

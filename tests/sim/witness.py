@@ -20,6 +20,7 @@ from lakefs.ids import BlobId, data_chunk_id
 from lakefs.ids import Sequence as GroupSequence
 from lakefs.service import Body, EngineService, Reply, ServedClient
 from lakefs.wire import messages as m
+from tests.sim.contents import Contents
 from tests.sim.history import History, SimFailure
 from tests.sim.model import Answer, Model, State, look_open, look_up, page_of
 
@@ -53,7 +54,8 @@ _serving: ContextVar[_Serving | None] = ContextVar("serving", default=None)
 class Witness:
     """Watches the decisions of one store."""
 
-    def __init__(self, store: Store, history: History, model: Model) -> None:
+    def __init__(self, store: Store, history: History, model: Model, contents: Contents) -> None:
+        self._contents = contents
         self._history = history
         self._model = model
         self._commit = store.metadata.commit
@@ -104,10 +106,12 @@ class Witness:
         elif isinstance(request, m.StatNames):
             assert isinstance(message, m.NameResults)
             for name, result in zip(request.names, message.results, strict=True):
+                self._check_facts(result.stat)
                 self._looked(serving, name, _answer(result), look_up)
         elif isinstance(request, m.OpenObjects):
             assert isinstance(message, m.OpenResults)
             for name, opened in zip(request.names, message.results, strict=True):
+                self._check_facts(opened.opened.stat if opened.opened else None)
                 self._looked(serving, name, _opened(opened), look_open)
         elif isinstance(request, m.ListNames):
             assert isinstance(message, m.Listed)
@@ -143,6 +147,15 @@ class Witness:
             return  # whether there is an excuse for it, the customer decides
         what = f"{type(serving.request).__name__} {name} gave {answer!r}"
         self._history.observed(serving.since, lambda state: look(state, *name) == answer, what)
+
+    def _check_facts(self, stat: m.ObjectStat | None) -> None:
+        """Size and ETag follow from the blob."""
+        if stat is None or not stat.blob:
+            return
+        blob = BlobId(stat.blob)
+        expected = (len(self._contents.by_blob[blob]), self._contents.etag_of(blob))
+        if (stat.size_bytes, stat.etag) != expected:
+            raise SimFailure(f"{stat}: its content has size and ETag {expected}")
 
     def serving(self, request: m.Request, body: Body) -> _Serving:
         """A request arrives; its body is whole."""

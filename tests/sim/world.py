@@ -22,7 +22,7 @@ from lakefs.errors import DiskFailed, OperationalError, StoreReadOnly
 from lakefs.limits import MIB
 from tests.sim.clock import SimClock
 from tests.sim.contents import Contents
-from tests.sim.customers import Customer, Weather
+from tests.sim.customers import BUCKETS, Customer, Weather
 from tests.sim.determinism import run_seeded
 from tests.sim.disk import SimCrashed, SimDisk
 from tests.sim.gate import Gate
@@ -32,8 +32,9 @@ from tests.sim.lives import QUIET, Life, Result, draw_life, draw_sizes
 from tests.sim.model import Model
 from tests.sim.network import SimulatedNetwork
 from tests.sim.offload import SimOffload
+from tests.sim.onlooker import Onlooker
 from tests.sim.standstill import watch_for_standstill
-from tests.sim.upkeep import Upkeep
+from tests.sim.upkeep import SETTLING_S, Upkeep
 from tests.sim.witness import Witness, WitnessedService
 
 ROUNDS = 4
@@ -180,7 +181,7 @@ class World:
         await check_whole(store)
 
     async def _serve(self, life: Life, store: Store, offload: SimOffload) -> None:
-        service = WitnessedService(Service(store), Witness(store, self.history, self.model))
+        service = WitnessedService(Service(store), Witness(store, self.history, self.model, self.contents))
         network = SimulatedNetwork(self._random(), latency_s=life.slowest_s)
         weather = Weather(
             self.disk,
@@ -201,9 +202,12 @@ class World:
             room_bytes=CAPACITY_BYTES,
         )
         gate = Gate(life.wire, service, network, offload, self._random())
+        onlookers = [Onlooker(store, self.history, bucket) for bucket in BUCKETS]
         async with trio.open_nursery() as nursery:
             await gate.open(nursery)
             nursery.start_soon(upkeep.run)
+            for onlooker in onlookers:
+                nursery.start_soon(onlooker.run)
             with trio.move_on_after(life.patience_s):
                 async with trio.open_nursery() as customers:
                     for _ in range(life.customers):
@@ -216,6 +220,10 @@ class World:
                             slowest_s=life.slowest_s,
                         )
                         customers.start_soon(customer.work, life.operations)
+            await trio.sleep(SETTLING_S)  # what was given up on the way, and what it decided, has ended
+            if not store.read_only_because:
+                for onlooker in onlookers:
+                    onlooker.compare()
             nursery.cancel_scope.cancel()
         self.result.decisions += len(self.history.points) - 1
 
