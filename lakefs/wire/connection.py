@@ -183,7 +183,7 @@ class ServerConnection:
             return self._refuse(frame, ProtocolError("a connection has one Hello"))
         try:
             request = decode(frame.message)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except _UNREADABLE as error:
             name = REQUESTS[op].__name__
             return self._refuse(frame, ProtocolError(f"the message is no {name} request: {error}"))
         self._open[stream_id] = op
@@ -386,5 +386,5 @@ def _failure_of(frame: FrameStart) -> LakeError:
 def _decoded(decode: Callable[[bytes], Any], message: bytes) -> Any:
     try:
         return decode(message)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise ProtocolError(f"the engine's message cannot be read: {error}") from error
