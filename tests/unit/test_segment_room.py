@@ -101,8 +101,6 @@ def test_a_segment_being_written_or_with_extents_in_flight_is_not_reclaimed() ->
         assert world.segments.inflight(place.segment) == 1
         with pytest.raises(AssertionError):
             await world.segments.remove(place.segment)
-        with pytest.raises(AssertionError):
-            await world.segments.punch([(place.segment, place.offset, 500_000)])
         await world.segments.sync({place.segment})
         world.segments.settle(place)
         with pytest.raises(AssertionError):
