@@ -92,6 +92,10 @@ class Served:
         """SIGTERM; the exit code."""
         return self._end(signal.SIGTERM)
 
+    def interrupt(self) -> int:
+        """SIGINT; the exit code."""
+        return self._end(signal.SIGINT)
+
     def kill(self) -> int:
         """SIGKILL."""
         return self._end(signal.SIGKILL)

@@ -1,0 +1,275 @@
+"""Ctrl-C, at any moment: the command ends with 130, no name is half there, no part file is left, no room is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from lakefs.client.blocking import Lake
+from lakefs.client.connect import connect
+from lakefs.errors import LakeError
+from tests.crash.quiet_store import inspect
+from tests.e2e.served import WAIT_S, Served
+
+MIB = 1 << 20
+LARGE_BYTES = 192 * MIB
+LINES_TRIED = 1500 if os.environ.get("LAKE_TORTURE") else 25
+INTERRUPTED = (130, -signal.SIGINT)
+"""The second before the command has begun: Python's own start takes its time."""
+
+
+@pytest.fixture
+def engine() -> Iterator[Served]:
+    with TemporaryDirectory(prefix="lake-") as name:
+        served = Served(Path(name))
+        try:
+            yield served
+        finally:
+            if served.process is not None and served.process.poll() is None:
+                served.kill()
+
+
+@pytest.fixture(scope="module")
+def tree() -> Iterator[Path]:
+    """A large file, a small one, and many small ones."""
+    with TemporaryDirectory(prefix="lake-") as name:
+        folder = Path(name)
+        generator = random.Random(3)
+        (folder / "large").write_bytes(b"".join(generator.randbytes(MIB) for _ in range(LARGE_BYTES // MIB)))
+        (folder / "small").write_bytes(generator.randbytes(10_000))
+        (folder / "many").mkdir()
+        for number in range(3000):
+            (folder / "many" / f"{number}").write_bytes(generator.randbytes(20_000))
+        yield folder
+
+
+def interrupt_when(command: subprocess.Popen[bytes], reached: Callable[[], bool]) -> tuple[int, bytes]:
+    """SIGINT when something has come about; exit code and what was said."""
+    while command.poll() is None and not reached():
+        pass
+    command.send_signal(signal.SIGINT)
+    out, err = command.communicate(timeout=WAIT_S)
+    return command.returncode, out + err
+
+
+def begin(engine: Served, *args: str | Path) -> subprocess.Popen[bytes]:
+    return engine.begin(*args, output=subprocess.PIPE)
+
+
+def written_by(engine: Served) -> int:
+    """Bytes that the engine's process has written, by the kernel's count."""
+    assert engine.process is not None
+    lines = Path(f"/proc/{engine.process.pid}/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("wchar:"))
+
+
+def check_nothing_leaked(engine: Served, names: dict[str, bytes]) -> None:
+    """The names there are whole; after gc nothing else takes room."""
+    with connect(engine.server) as client:
+        for name, content in names.items():
+            assert not client.exists(name) or client.get(name) == content
+        assert client.status()["clients"]["sessions"] == 0
+    assert engine.stop() == 0
+    left = inspect(engine.data)
+    assert left.fsck["damage"] == 0, left.fsck
+    assert left.fsck["notes"] == 0, left.fsck
+    assert left.leaked_bytes <= 0, left
+
+
+def test_an_interrupted_put_of_a_large_file_leaves_nothing(engine: Served, tree: Path) -> None:
+    command = begin(engine, "put", tree / "large", "b/large")
+    code, said = interrupt_when(command, lambda: written_by(engine) > 48 * MIB)
+    assert code == 130, said
+    assert b"Traceback" not in said
+    with connect(engine.server) as client:
+        assert not client.exists("b/large")
+        # The put's session has ended with it: what it stored is garbage at once.
+        assert client.status()["clients"]["sessions"] == 0
+        assert client.gc()["live_bytes"] == 0
+    check_nothing_leaked(engine, {})
+
+
+def test_an_interrupted_put_of_stdin_leaves_nothing(engine: Served, tree: Path) -> None:
+    with (tree / "large").open("rb") as source:
+        command = engine.begin("put", "-", "b/large", stdin=source, output=subprocess.PIPE)
+        code, said = interrupt_when(command, lambda: written_by(engine) > 48 * MIB)
+    assert code == 130, said
+    with connect(engine.server) as client:
+        assert not client.exists("b/large")
+    check_nothing_leaked(engine, {})
+
+
+def test_an_interrupted_put_of_a_tree_leaves_whole_files_only(engine: Served, tree: Path) -> None:
+    command = begin(engine, "put", "-r", tree / "many", "b/many")
+    code, said = interrupt_when(command, lambda: written_by(engine) > 10 * MIB)
+    assert code == 130, said
+    assert b"Traceback" not in said
+    with connect(engine.server) as client:
+        names = [entry.key for entry in client.ls("b/")]
+        assert 0 < len(names) < 3000
+        for key in names:
+            assert client.get(f"b/{key}") == (tree / key).read_bytes()
+    check_nothing_leaked(engine, {})
+
+
+@pytest.mark.parametrize("moment", range(3))
+def test_a_small_put_is_whole_or_absent_whenever_it_is_interrupted(
+    engine: Served, tree: Path, moment: int
+) -> None:
+    command = begin(engine, "put", tree / "small", "b/small")
+    assert engine.process is not None
+    descriptors = Path(f"/proc/{engine.process.pid}/fd")
+    before = len(list(descriptors.iterdir()))
+    moments: list[Callable[[], bool]] = [
+        lambda: b"cli.main" in Path(f"/proc/{command.pid}/cmdline").read_bytes(),
+        lambda: len(list(descriptors.iterdir())) > before,  # it is connected
+        lambda: written_by(engine) > 10_000,
+    ]
+    code, said = interrupt_when(command, moments[moment])
+    assert code in (0, *INTERRUPTED), said
+    check_nothing_leaked(engine, {"b/small": (tree / "small").read_bytes()})
+
+
+def test_an_interrupted_get_leaves_the_old_file_and_no_part(engine: Served, tree: Path) -> None:
+    engine.good("put", tree / "large", "b/large")
+    with TemporaryDirectory(prefix="lake-") as name:
+        target = Path(name) / "target"
+        target.write_bytes(b"old")
+        command = begin(engine, "get", "b/large", target)
+
+        def is_under_way() -> bool:
+            parts = [entry for entry in target.parent.iterdir() if entry.name.endswith(".lake-part")]
+            return any(entry.stat().st_blocks * 512 > 16 * MIB for entry in parts)
+
+        code, said = interrupt_when(command, is_under_way)
+        assert code == 130, said
+        assert b"Traceback" not in said
+        assert [entry.name for entry in target.parent.iterdir()] == ["target"]
+        assert target.read_bytes() == b"old"
+        with connect(engine.server) as client:
+            assert client.status()["clients"]["leases"] == 0
+
+
+def test_an_interrupted_get_of_a_tree_leaves_whole_files_only(engine: Served, tree: Path) -> None:
+    engine.good("put", "-r", tree / "many", "b/many")
+    with TemporaryDirectory(prefix="lake-") as name:
+        target = Path(name) / "out"
+        command = begin(engine, "get", "-r", "b/many", target)
+        code, said = interrupt_when(command, lambda: target.exists() and len(list(target.iterdir())) > 100)
+        assert code == 130, said
+        for entry in target.iterdir():
+            assert not entry.name.endswith(".lake-part")
+            assert entry.read_bytes() == (tree / "many" / entry.name).read_bytes()
+
+
+def test_an_interrupted_engine_finishes_what_it_has_begun_and_exits_with_0(
+    engine: Served, tree: Path
+) -> None:
+    command = begin(engine, "put", tree / "large", "b/large")
+    while written_by(engine) < 48 * MIB and command.poll() is None:
+        pass
+    assert engine.interrupt() == 0
+    _, said = command.communicate(timeout=WAIT_S)
+    # The put was not done when its engine went; it says so, or it was in time.
+    assert command.returncode in (0, 69, 75), said
+    assert b"Traceback" not in said
+    assert not engine.socket.exists()
+    left = inspect(engine.data)
+    assert left.fsck["damage"] == 0, left.fsck
+    assert left.leaked_bytes <= 0, left
+
+
+# --- at every line ------------------------------------------------------------------------------------------
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt at the n-th line of `lakefs` that the main thread runs, as the handler would."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+        self.lines = 0
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if "/lakefs/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            self.lines += 1
+            self._left -= 1
+            if self._left == 0:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self
+
+
+def interrupted(operation: Callable[[], object], at: int) -> Interrupter:
+    """Run an operation and interrupt it at a line; anything but KeyboardInterrupt out of it is a failure."""
+    tracer = Interrupter(at)
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        operation()
+    except KeyboardInterrupt:
+        pass
+    except BaseException as error:
+        raise AssertionError(f"interrupted at {tracer.where}: {error!r}") from error
+    finally:
+        sys.settrace(before)
+    return tracer
+
+
+# An interrupt between opening a socket and keeping it leaves the closing to the collector of Python.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("what", ["put a buffer", "put a file", "put a stream", "get", "get a file"])
+def test_an_interrupt_at_any_line_of_the_client_is_only_an_interrupt(
+    engine: Served, tmp_path: Path, what: str
+) -> None:
+    content = os.urandom(9 * MIB)
+    (tmp_path / "file").write_bytes(content)
+    chance = random.Random(what)
+
+    def operate(lake: Lake) -> None:
+        if what == "put a buffer":
+            lake.put("b/x", content)
+        elif what == "put a file":
+            lake.put("b/x", tmp_path / "file")
+        elif what == "put a stream":
+            with (tmp_path / "file").open("rb") as stream:
+                lake.put("b/x", stream)
+        elif what == "get":
+            lake.get("b/there")
+        else:
+            lake.get_file("b/there", tmp_path / "out")
+
+    with connect(engine.server) as watcher, connect(engine.server) as lake:
+        watcher.put("b/there", content)
+        lines = interrupted(lambda: operate(lake), 1 << 30).lines
+        assert lines > 100
+        for at in sorted(chance.sample(range(1, lines), min(lines - 1, LINES_TRIED))):
+            watcher.remove("b/x")
+            (tmp_path / "out").unlink(missing_ok=True)
+            tracer = interrupted(lambda: operate(lake), at)
+            where = f"at line {at} of {lines}, {tracer.where}"
+            assert not watcher.exists("b/x") or watcher.get("b/x") == content, where
+            assert not (tmp_path / "out").exists() or (tmp_path / "out").read_bytes() == content, where
+            assert [entry.name for entry in tmp_path.iterdir() if "part" in entry.name] == [], where
+            # The same client goes on, with a new connection where the old one was in doubt.
+            try:
+                assert lake.get("b/there") == content, where
+            except LakeError as error:
+                raise AssertionError(f"{where}: {error!r}") from error
+    assert engine.stop() == 0
+    left = inspect(engine.data)
+    assert (left.fsck["damage"], left.fsck["notes"]) == (0, 0), left.fsck
+    assert left.leaked_bytes <= 0, left
