@@ -106,20 +106,20 @@ class Chunks:
         hashed = await self.hash(payloads)
         fresh = [False] * len(hashed)
         claimed: dict[ChunkId, int] = {}
-        waited: list[ChunkId] = []
+        waited: dict[ChunkId, int] = {}
         seen = Sequence(0)
-        for index, item in enumerate(hashed):
-            if item.chunk == EMPTY_CHUNK or item.chunk in claimed:
-                continue
-            present = self._hold_present(session, item.chunk)
-            if present is not None:
-                seen = max(seen, present)
-            elif item.chunk in self._under_way:
-                waited.append(item.chunk)
-            else:
-                claimed[item.chunk] = index
-                self._under_way[item.chunk] = trio.Event()
         try:
+            for index, item in enumerate(hashed):
+                if item.chunk == EMPTY_CHUNK or item.chunk in claimed:
+                    continue
+                present = self._hold_present(session, item.chunk)
+                if present is not None:
+                    seen = max(seen, present)
+                elif item.chunk in self._under_way:
+                    waited[item.chunk] = index
+                else:
+                    claimed[item.chunk] = index
+                    self._under_way[item.chunk] = trio.Event()
             written = await self.write([hashed[index] for index in claimed.values()])
             await self._record(session, written)
             for index in claimed.values():
@@ -127,8 +127,8 @@ class Chunks:
         finally:
             for chunk in claimed:
                 self._under_way.pop(chunk).set()
-        for chunk in waited:
-            await self._await_other(session, chunk, hashed)
+        for index in waited.values():
+            fresh[index] = await self._await_other(session, hashed[index])
         await self._metadata.wait_durable(seen)
         return [(item.chunk, is_fresh) for item, is_fresh in zip(hashed, fresh, strict=True)]
 
@@ -242,20 +242,21 @@ class Chunks:
         self._holds.hold(session, record.birth)
         return sequence
 
-    async def _await_other(self, session: Session, chunk: ChunkId, hashed: list[Hashed]) -> None:
-        """Another request is storing the same chunk: wait for it; when it failed, store it ourselves."""
+    async def _await_other(self, session: Session, item: Hashed) -> bool:
+        """Another request is storing the same chunk: wait for it; when it failed, store it ourselves (true)."""
+        chunk = item.chunk
         while (event := self._under_way.get(chunk)) is not None:
             await event.wait()
         present = self._hold_present(session, chunk)
         if present is not None:
             await self._metadata.wait_durable(present)
-            return
-        item = next(item for item in hashed if item.chunk == chunk)
+            return False
         self._under_way[chunk] = trio.Event()
         try:
             await self._record(session, await self.write([item]))
         finally:
             self._under_way.pop(chunk).set()
+        return True
 
     # --- reading -----------------------------------------------------------------------------------
 
@@ -269,12 +270,12 @@ class Chunks:
     async def judged(self, chunk: ChunkId, record: ChunkRecord, error: LakeError) -> LakeError:
         """What it means that reading the chunk at its record's place failed; damage is noted.
 
-        StaleGrant stays only when the chunk was freed or stored anew meanwhile; else its segment is missing.
+        StaleGrant when the chunk was freed or stored anew meanwhile: what was read is another's room, or zeros.
         """
+        with self._metadata.view() as view:
+            if find_chunk(view, chunk) != record:
+                return StaleGrant(f"chunk {id_text(chunk)} was freed while it was read", subject=id_text(chunk))
         if isinstance(error, StaleGrant):
-            with self._metadata.view() as view:
-                if find_chunk(view, chunk) != record:
-                    return error
             path = f"segment {record.segment:016x}"
             error = StoreDamaged(f"{path} is missing; put its file back", subject=path)
         await self._quarantine.note(chunk, record, error)

@@ -12,7 +12,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import structlog
@@ -40,14 +40,17 @@ from lakefs.errors import (
     StaleGrant,
     UserError,
 )
-from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, id_text, kind_of
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, SMALL_PAYLOAD_BYTES
+from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, Sequence, id_text, kind_of
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, GRANULE_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
 
 NO_GRANT = m.Grant(0)
 SEGMENTS_PER_REQUEST_MAX = 64
 LAYOUT_MAX = 4096
+"""Chunks of one object's layout."""
+LAYOUTS_MAX = 32_768
+"""Chunks of all layouts of one reply: at most 85 bytes each, 2.7 MiB of a control part's 4 MiB."""
 _log = structlog.get_logger(__name__)
 
 
@@ -74,24 +77,27 @@ class Reads:
     # --- opening -----------------------------------------------------------------------------------
 
     async def open_objects(
-        self, client: Client, request: m.OpenObjects, body: Body, _: Sequence[int]
+        self, client: Client, request: m.OpenObjects, body: Body, _: Seq[int]
     ) -> Reply:
         if len(request.names) > BATCH_MAX:
             raise RequestTooLarge(f"{len(request.names)} names in one request; the limit is {BATCH_MAX}")
-        layout_max = min(request.layout_max, LAYOUT_MAX)
         with self._metadata.view() as view:
             opening = [self._open(view, client, bucket, key, request.lease) for bucket, key in request.names]
             sequence = view.sequence
-        for index, item in enumerate(opening):
-            if isinstance(item, _Opening):
-                opening[index] = await self._with_layout(item, layout_max)
-        self._grant_all(opening)
-        parts = await self._inline(opening, min(request.inline_bytes, BODY_BYTES_MAX))
-        await self._metadata.wait_durable(sequence)
+        leases = {item.lease for item in opening if isinstance(item, _Opening)}
+        try:
+            await self._add_layouts(opening, min(request.layout_max, LAYOUT_MAX))
+            sequence = max(sequence, self._grant_all(opening))
+            parts = await self._inline(opening, min(request.inline_bytes, BODY_BYTES_MAX))
+            await self._metadata.wait_durable(sequence)
+            leases -= {item.lease for item in opening if isinstance(item, _Opening)}
+        finally:
+            for lease in leases:  # nobody is told of them
+                client.leases.pop(lease, None)
         return Reply(m.OpenResults([_open_result(item) for item in opening]), Body(parts))
 
     async def close_leases(
-        self, client: Client, request: m.CloseLeases, body: Body, _: Sequence[int]
+        self, client: Client, request: m.CloseLeases, body: Body, _: Seq[int]
     ) -> Reply:
         for lease in request.leases:
             client.leases.pop(lease, None)
@@ -115,6 +121,14 @@ class Reads:
             opening.chunks, opening.lengths = [chunk], [found.node.size_bytes]
         return opening
 
+    async def _add_layouts(self, opening: list[_Opening | LakeError], layout_max: int) -> None:
+        """Layouts while they fit the reply; who gets none reads the manifest as any chunk."""
+        room = LAYOUTS_MAX
+        for index, item in enumerate(opening):
+            if isinstance(item, _Opening):
+                opened = opening[index] = await self._with_layout(item, min(layout_max, room))
+                room -= len(opened.chunks) if isinstance(opened, _Opening) else 0
+
     async def _with_layout(self, item: _Opening, layout_max: int) -> _Opening | LakeError:
         chunk = ChunkId(item.stat.blob)
         if kind_of(chunk) is not ChunkKind.MANIFEST or item.stat.chunk_count > layout_max:
@@ -127,7 +141,8 @@ class Reads:
             item.chunks, item.lengths = layout
         return item
 
-    def _grant_all(self, opening: Sequence[_Opening | LakeError]) -> None:
+    def _grant_all(self, opening: Seq[_Opening | LakeError]) -> Sequence:
+        """Places of all chunks; the sequence that they rest on."""
         with self._metadata.view() as view:
             for item in opening:
                 if not isinstance(item, _Opening):
@@ -136,34 +151,32 @@ class Reads:
                 item.grants = [grant_of(record) for record in records]
                 if len(records) == 1 and records[0] is not None and item.lengths[0] < SMALL_PAYLOAD_BYTES:
                     item.small = records[0]
+            return view.sequence
 
     async def _inline(self, opening: list[_Opening | LakeError], budget: int) -> list[bytes]:
         """Small payloads, read in one go while the budget lasts; their grants point into the body."""
-        chosen: list[_Opening] = []
-        records: list[ChunkRecord] = []
-        for item in opening:
+        chosen: list[tuple[int, _Opening, ChunkRecord]] = []
+        for index, item in enumerate(opening):
             if isinstance(item, _Opening) and item.small is not None and item.small.logical_bytes <= budget:
                 budget -= item.small.logical_bytes
-                chosen.append(item)
-                records.append(item.small)
-        payloads = await self._segments.read_small(records)
+                chosen.append((index, item, item.small))
+        payloads = await self._segments.read_small([record for _, _, record in chosen])
         parts: list[bytes] = []
         offset = 0
-        for item, record, payload in zip(chosen, records, payloads, strict=True):
+        for (index, item, record), payload in zip(chosen, payloads, strict=True):
             if isinstance(payload, LakeError):
                 error = await self._store.chunks.judged(item.chunks[0], record, payload)
                 if not isinstance(error, StaleGrant):
-                    opening[opening.index(item)] = _damaged(item, error)
+                    opening[index] = _damaged(item, error)
                 continue
-            assert item.small is not None
-            item.grants = [m.Grant(2, 0, offset, len(payload), len(payload), 0, item.small.crc, 0)]
+            item.grants = [m.Grant(2, 0, offset, len(payload), len(payload), 0, record.crc, 0)]
             parts.append(payload)
             offset += len(payload)
         return parts
 
     # --- places ------------------------------------------------------------------------------------
 
-    async def locate(self, client: Client, request: m.Locate, body: Body, _: Sequence[int]) -> Reply:
+    async def locate(self, client: Client, request: m.Locate, body: Body, _: Seq[int]) -> Reply:
         chunks = checked_chunks(request.chunks)
         with self._metadata.view() as view:
             grants = [grant_of(find_chunk(view, chunk)) for chunk in chunks]
@@ -172,7 +185,7 @@ class Reads:
         return Reply(m.Located(grants))
 
     async def open_segments(
-        self, client: Client, request: m.OpenSegments, body: Body, _: Sequence[int]
+        self, client: Client, request: m.OpenSegments, body: Body, _: Seq[int]
     ) -> Reply:
         if not (client.descriptors and client.trusted):
             raise PermissionDenied("descriptors are given on the Unix socket only; ask for the bytes instead")
@@ -195,7 +208,7 @@ class Reads:
 
     # --- streamed ranges ---------------------------------------------------------------------------
 
-    async def read_chunks(self, client: Client, request: m.ReadChunks, body: Body, _: Sequence[int]) -> Reply:
+    async def read_chunks(self, client: Client, request: m.ReadChunks, body: Body, _: Seq[int]) -> Reply:
         chunks = checked_chunks(request.chunks)
         if not len(chunks) == len(request.offsets) == len(request.lengths):
             raise InvalidArgument("chunks, offsets and lengths go together")
@@ -230,7 +243,8 @@ class Reads:
             raise InvalidArgument(
                 f"range {offset}+{length} is outside a chunk of {record.logical_bytes} bytes"
             )
-        if end - offset > room:
+        first, behind = offset // GRANULE_BYTES, -(-end // GRANULE_BYTES)
+        if min(behind * GRANULE_BYTES, record.logical_bytes) - first * GRANULE_BYTES > room:
             raise RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes")
         return await self._segments.read_range(record, offset, end - offset)
 
