@@ -73,9 +73,10 @@ class Upkeep:
         """After a while there is room again, and the store must work."""
         await trio.sleep(self.rng.uniform(0.0, 20 * self.pause_s))
         self.disk.capacity_bytes = self.room_bytes
+        await self.store.offload.run(self.store.reserve.restore)
         await trio.sleep(SETTLING_S)
         self.weather.disk_full = False
-        if self.store.metadata.failed is not None:
+        if self.store.metadata.failed is not None and not self.weather.disk_failing:
             raise SimFailure(f"a full disk made the store read-only: {self.store.metadata.failed}")
 
     async def cut(self) -> None:

@@ -16,10 +16,11 @@ from unittest import mock
 import trio
 from trio.testing import MockClock
 
+from engine.reserve import RESERVE_PATH
 from engine.service import Service
 from engine.store import Store, open_store
-from lakefs.errors import DiskFailed, OperationalError, StoreReadOnly
-from lakefs.limits import MIB
+from lakefs.errors import DiskFailed, OperationalError, StoreFull, StoreReadOnly
+from lakefs.limits import KIB, MIB
 from tests.sim.clock import SimClock
 from tests.sim.contents import Contents
 from tests.sim.customers import BUCKETS, Customer, Weather
@@ -110,10 +111,24 @@ class World:
             self.disk.fail_next(operation, error, path=folder, skip=self.rng.randint(0, 30))
 
     def _is_excused(self, life: Life, error: BaseException) -> bool:
-        """Whether a life may end like this: the disk has failed it."""
+        """Whether a life may end like this: the disk has failed it, or has not a page of room left."""
+        if isinstance(error, StoreFull) and self._stage == "opening" and self._is_reserve_used_up():
+            self.result.met["too full to open"] += 1
+            self.disk.capacity_bytes = CAPACITY_BYTES
+            return True
         if life.trouble not in ("sync", "write") or self.disk.faults_to_come:
             return False
         return all(isinstance(cause, (DiskFailed, StoreReadOnly)) for cause in causes_of(error))
+
+    def _is_reserve_used_up(self) -> bool:
+        """Others took all room each time that some was released, until nothing was left to release."""
+        if self.disk.capacity_bytes == CAPACITY_BYTES or self.disk.free_bytes() > 64 * KIB:
+            return False
+        file = self.disk.open(RESERVE_PATH, read_only=True)
+        try:
+            return file.size() < 64 * KIB
+        finally:
+            file.close()
 
     def _note_end(self, life: Life, *, crashed: bool, failed: bool) -> None:
         self.result.lives += 1
