@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.format import BucketRecord, Node, NodeKind, Table, node_key, unpack_name
+from engine.format import BucketRecord, Node, NodeKind, Table, node_key, pack_name, unpack_name
 from engine.name_keys import check_bucket_name, name_key, range_end, shown
-from engine.tree import NameEvent, add_node, child, has_children, new_folder
+from engine.tree import NameEvent, child, has_children, new_folder
 from engine.views import Transaction, View
 from lakefs.errors import (
     AlreadyExists,
@@ -19,7 +19,7 @@ from lakefs.errors import (
     InvalidArgument,
     StoreUnusable,
 )
-from lakefs.ids import EMPTY_BLOB, ROOT_NODE, DomainIndex, NodeId
+from lakefs.ids import DEFAULT_DOMAIN, EMPTY_BLOB, ROOT_NODE, DomainIndex, NodeId
 from lakefs.limits import BUCKETS_MAX
 from lakefs.wire.messages import BucketStat
 
@@ -56,29 +56,64 @@ def find_bucket(view: View, name: str) -> BucketRef:
 
 def ensure_bucket(txn: Transaction, name: str, now_ns: int) -> BucketRef:
     """The bucket of that name, made if it is missing.  InvalidName, InvalidArgument past 10,000 buckets."""
-    node = child(txn, ROOT_NODE, check_bucket_name(name) + b"/")
-    return _add_bucket(txn, name, now_ns) if node is None else _bucket_ref(txn, name, node)
+    planned = PlannedBuckets(txn, now_ns)
+    bucket = planned.ensure(name)
+    planned.make(name)
+    return bucket
+
+
+class PlannedBuckets:
+    """Buckets that one transaction makes if something is bound in them: a name that is refused makes none."""
+
+    def __init__(self, txn: Transaction, now_ns: int) -> None:
+        self._txn = txn
+        self._now_ns = now_ns
+        self._planned: dict[str, BucketRef] = {}
+
+    def ensure(self, name: str) -> BucketRef:
+        """The bucket of that name, or the one that `make` makes.  InvalidName, InvalidArgument past 10,000."""
+        planned = self._planned.get(name)
+        if planned is not None:
+            return planned
+        node = child(self._txn, ROOT_NODE, check_bucket_name(name) + b"/")
+        if node is not None:
+            return _bucket_ref(self._txn, name, node)
+        _check_count(self._txn, name, len(self._planned))
+        bucket = BucketRef(name, self._txn.new_node_id(), DEFAULT_DOMAIN, self._now_ns)
+        self._planned[name] = bucket
+        return bucket
+
+    def make(self, name: str) -> None:
+        """Make the bucket, unless it is there."""
+        bucket = self._planned.pop(name, None)
+        if bucket is not None:
+            _add_bucket(self._txn, bucket)
 
 
 def create_bucket(txn: Transaction, name: str, now_ns: int) -> BucketRef:
     """Make a bucket.  AlreadyExists, InvalidName, InvalidArgument past 10,000 buckets."""
     if child(txn, ROOT_NODE, check_bucket_name(name) + b"/") is not None:
         raise AlreadyExists(f"bucket {shown(name)} exists already", subject=name)
-    return _add_bucket(txn, name, now_ns)
+    return ensure_bucket(txn, name, now_ns)
 
 
-def _add_bucket(txn: Transaction, name: str, now_ns: int) -> BucketRef:
-    if sum(1 for _ in txn.scan(Table.NAMES, node_key(ROOT_NODE), range_end(ROOT_NODE, b""))) >= BUCKETS_MAX:
+def _check_count(txn: Transaction, name: str, planned: int) -> None:
+    there = sum(1 for _ in txn.scan(Table.NAMES, node_key(ROOT_NODE), range_end(ROOT_NODE, b"")))
+    if there + planned >= BUCKETS_MAX:
         raise InvalidArgument(
             f"bucket {shown(name)} was not made: there are {BUCKETS_MAX} already, the most that a store has; "
             "use folders in a bucket instead",
             subject=name,
         )
-    record = BucketRecord(created_ns=now_ns)
-    folder = new_folder(now_ns, EMPTY_BLOB).pack()
-    node = add_node(txn, name_key(ROOT_NODE, name.encode() + b"/"), NodeKind.FOLDER, folder)
-    txn.insert(Table.BUCKETS, node_key(node), _encoder.encode(record))
-    return BucketRef(name, node, DomainIndex(record.domain), record.created_ns)
+
+
+def _add_bucket(txn: Transaction, bucket: BucketRef) -> None:
+    record = BucketRecord(domain=bucket.domain, created_ns=bucket.created_ns)
+    folder = new_folder(bucket.created_ns, EMPTY_BLOB).pack()
+    txn.insert(Table.NODES, node_key(bucket.node), folder)
+    key = name_key(ROOT_NODE, bucket.name.encode() + b"/")
+    txn.insert(Table.NAMES, key, pack_name(NodeKind.FOLDER, bucket.node))
+    txn.insert(Table.BUCKETS, node_key(bucket.node), _encoder.encode(record))
 
 
 def remove_bucket(txn: Transaction, name: str) -> BucketRef:

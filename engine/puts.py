@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import trio
 
-from engine.buckets import BucketRef, ensure_bucket, find_bucket
+from engine.buckets import BucketRef, PlannedBuckets, find_bucket
 from engine.chunks import Hashed, Written, find_chunk
 from engine.format import ChunkRecord
 from engine.holds import Client, Session
@@ -237,7 +237,7 @@ class Puts:
     ) -> list[m.NameResult]:
         """Bind what can be bound; every change gets its result."""
         now_ns = self._store.clock.wall_ns()
-        buckets: dict[tuple[str, bool], BucketRef] = {}
+        buckets = _Buckets(txn, PlannedBuckets(txn, now_ns))
         results: list[m.NameResult | None] = [None] * len(changes)
         bindings: list[Binding] = []
         places: list[int] = []
@@ -245,12 +245,14 @@ class Puts:
             try:
                 if isinstance(blob, LakeError):
                     raise blob
-                bindings.append(_binding(txn, change, blob, buckets, now_ns))
+                bindings.append(_binding(change, blob, buckets, now_ns))
                 places.append(index)
             except (UserError, ChunkNotFound) as error:
                 results[index] = failed(error)
         for index, outcome in zip(places, bind_many(txn, bindings, now_ns), strict=True):
             results[index] = _result(changes[index], outcome)
+            if isinstance(outcome, Resolved):
+                buckets.planned.make(changes[index].bucket)
         return [result for result in results if result is not None]
 
     # --- what a blob consists of -------------------------------------------------------------------
@@ -315,25 +317,28 @@ class Puts:
         return record
 
 
-def _binding(
-    txn: Transaction,
-    change: m.NameChange,
-    blob: _Blob,
-    buckets: dict[tuple[str, bool], BucketRef],
-    now_ns: int,
-) -> Binding:
-    """A change as a binding; buckets found so far in this transaction are remembered in `buckets`."""
-    wanted = (change.bucket, change.create_bucket)
-    bucket = buckets.get(wanted)
-    if bucket is None:
-        found = (
-            ensure_bucket(txn, change.bucket, now_ns)
-            if change.create_bucket
-            else find_bucket(txn, change.bucket)
-        )
-        bucket = buckets[wanted] = found
+class _Buckets:
+    """The buckets of one transaction's changes, each looked up once."""
+
+    def __init__(self, txn: Transaction, planned: PlannedBuckets) -> None:
+        self._txn = txn
+        self.planned = planned
+        self._found: dict[tuple[str, bool], BucketRef] = {}
+
+    def of(self, change: m.NameChange) -> BucketRef:
+        """The change's bucket; when it is missing and may be made, the one that is planned."""
+        wanted = (change.bucket, change.create_bucket)
+        bucket = self._found.get(wanted)
+        if bucket is None:
+            planned = change.create_bucket
+            bucket = self.planned.ensure(wanted[0]) if planned else find_bucket(self._txn, wanted[0])
+            self._found[wanted] = bucket
+        return bucket
+
+
+def _binding(change: m.NameChange, blob: _Blob, buckets: _Buckets, now_ns: int) -> Binding:
     node = new_object(blob.blob, blob.size_bytes, blob.chunk_count, change.attributes, now_ns)
-    return Binding(bucket, change.key, node, change.condition)
+    return Binding(buckets.of(change), change.key, node, change.condition)
 
 
 def _close_source(client: Client, number: int) -> None:

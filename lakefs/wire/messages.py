@@ -296,7 +296,7 @@ class StatNames(Request, frozen=True):
 
 
 class DeleteNames(Request, frozen=True):
-    """Remove names.  A missing one is no failure (`stat` is then absent).  A folder must be empty."""
+    """Remove names; a missing one is no failure (no `stat`).  A key `F/` is the folder's own blob; names in F stay."""
 
     OP = 23
     REPLY = NameResults
