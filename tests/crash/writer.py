@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lakefs.client.blocking import Lake
 from lakefs.client.connect import connect
-from lakefs.errors import OperationalError
+from lakefs.errors import EngineUnreachable, OperationalError
 
 KEYS = 12
 BATCH = 10
@@ -106,7 +106,11 @@ def write(address: str, writer: str, seed: str, journal_path: Path, told: int) -
     """Change names until the engine is gone; a byte goes to the pipe `told` for each acknowledgement."""
     generator = random.Random(f"{writer} {seed}")
     state = dict(read_journal(journal_path).state) if journal_path.exists() else {}
-    with journal_path.open("ab", buffering=0) as journal, connect(address) as lake:
+    try:
+        lake = connect(address)
+    except EngineUnreachable:
+        return  # the engine was killed while this writer said hello
+    with journal_path.open("ab", buffering=0) as journal, lake:
         for number in range(1 << 30):
             try:
                 _change(lake, generator, writer, f"{writer} {seed} {number}", state, journal.fileno())

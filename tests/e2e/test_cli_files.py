@@ -270,7 +270,7 @@ def test_a_terminal_gets_a_bar_and_the_same_last_line(served: Served, tmp_path: 
 
 
 def test_an_interrupt_removes_the_part_and_exits_with_130(served: Served, tmp_path: Path) -> None:
-    getting = _long_get(served, tmp_path)
+    getting = _long_get(served, tmp_path, 8 * LONG)
     getting.send_signal(signal.SIGINT)
     assert getting.wait(60) == 130
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
@@ -315,10 +315,10 @@ LONG = 1 << 30
 """All holes: quick to put, and long enough to get that a signal always finds the get at work."""
 
 
-def _long_get(served: Served, folder: Path) -> subprocess.Popen[bytes]:
+def _long_get(served: Served, folder: Path, size: int = LONG) -> subprocess.Popen[bytes]:
     """A get into `out` that has begun to write its part."""
     with (folder / "in").open("wb") as file:
-        file.truncate(LONG)
+        file.truncate(size)
     served.good("put", folder / "in", "long/x")
     getting = served.begin("get", "long/x", folder / "out")
     while not parts_in(folder):
