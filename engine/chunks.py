@@ -274,7 +274,9 @@ class Chunks:
         """
         with self._metadata.view() as view:
             if find_chunk(view, chunk) != record:
-                return StaleGrant(f"chunk {id_text(chunk)} was freed while it was read", subject=id_text(chunk))
+                return StaleGrant(
+                    f"chunk {id_text(chunk)} was freed while it was read", subject=id_text(chunk)
+                )
         if isinstance(error, StaleGrant):
             path = f"segment {record.segment:016x}"
             error = StoreDamaged(f"{path} is missing; put its file back", subject=path)

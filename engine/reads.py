@@ -76,9 +76,7 @@ class Reads:
 
     # --- opening -----------------------------------------------------------------------------------
 
-    async def open_objects(
-        self, client: Client, request: m.OpenObjects, body: Body, _: Seq[int]
-    ) -> Reply:
+    async def open_objects(self, client: Client, request: m.OpenObjects, body: Body, _: Seq[int]) -> Reply:
         if len(request.names) > BATCH_MAX:
             raise RequestTooLarge(f"{len(request.names)} names in one request; the limit is {BATCH_MAX}")
         with self._metadata.view() as view:
@@ -96,9 +94,7 @@ class Reads:
                 client.leases.pop(lease, None)
         return Reply(m.OpenResults([_open_result(item) for item in opening]), Body(parts))
 
-    async def close_leases(
-        self, client: Client, request: m.CloseLeases, body: Body, _: Seq[int]
-    ) -> Reply:
+    async def close_leases(self, client: Client, request: m.CloseLeases, body: Body, _: Seq[int]) -> Reply:
         for lease in request.leases:
             client.leases.pop(lease, None)
         return Reply(m.Done())
@@ -184,9 +180,7 @@ class Reads:
         await self._metadata.wait_durable(sequence)
         return Reply(m.Located(grants))
 
-    async def open_segments(
-        self, client: Client, request: m.OpenSegments, body: Body, _: Seq[int]
-    ) -> Reply:
+    async def open_segments(self, client: Client, request: m.OpenSegments, body: Body, _: Seq[int]) -> Reply:
         if not (client.descriptors and client.trusted):
             raise PermissionDenied("descriptors are given on the Unix socket only; ask for the bytes instead")
         if len(request.segments) > SEGMENTS_PER_REQUEST_MAX:
