@@ -162,7 +162,10 @@ class Chunks:
         return [result for result in results if result is not None]
 
     async def write(self, items: Seq[Hashed]) -> list[Written]:
-        """Write and sync payloads; their extents are in flight until `settle`."""
+        """Write and sync payloads; their extents are in flight until `settle`.
+
+        A write or sync that fails, but for want of room, makes the whole store read-only.
+        """
         written: list[Written] = []
         small = [item for item in items if item.payload.area is None]
         large = [item for item in items if item.payload.area is not None]
@@ -186,6 +189,8 @@ class Chunks:
             )
         except BaseException:
             self.settle(written)
+            if self._segments.failure:
+                self._metadata.stop_writing(self._segments.failure)
             raise
         return written
 

@@ -35,7 +35,7 @@ from engine.recovery import INDEX_FOLDER, Recovered, build_index, recover, verif
 from engine.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.tables import Tables
 from engine.views import Transaction, View
-from lakefs.errors import LakeError, StoreFull
+from lakefs.errors import DiskFailed, LakeError, StoreFull
 from lakefs.ids import Birth, Sequence
 from lakefs.limits import VERIFY_BATCH
 from lakefs.ports import Clock, Disk, Offload
@@ -120,6 +120,10 @@ class Metadata:
     def next_birth(self) -> Birth:
         """The birth that the next new chunk gets; all chunks there are have smaller ones."""
         return Birth(self._tables.counters.birth.next)
+
+    def stop_writing(self, reason: str) -> None:
+        """Something else of the store failed: nothing is committed any more, until the engine is restarted."""
+        self._committer.fail(DiskFailed(reason))
 
     def on_joined(self, observer: Observer) -> None:
         """Call `observer(sequence, notes)` in the step in which a decision with notes joins its group."""

@@ -26,21 +26,22 @@ class WriteGate:
     """Whether payload may be written: shut by the first failed write or sync, until restart."""
 
     def __init__(self) -> None:
-        self._reason = ""
+        self.reason = ""
+        """What failed first; empty while the gate is open."""
 
     @property
     def failed(self) -> bool:
         """Whether a write or sync has failed."""
-        return bool(self._reason)
+        return bool(self.reason)
 
     def check(self) -> None:
         """StoreReadOnly once shut."""
-        if self._reason:
-            raise StoreReadOnly(f"no write is accepted until restart, because: {self._reason}")
+        if self.reason:
+            raise StoreReadOnly(f"no write is accepted until restart, because: {self.reason}")
 
     def shut(self, error: LakeError) -> None:
         """A sync failed, for whatever reason: what was written since the last may be gone.  The first one stays."""
-        self._reason = self._reason or error.message
+        self.reason = self.reason or error.message
 
     def note(self, error: BaseException) -> None:
         """A write failed: shut, unless there was merely no room."""

@@ -144,6 +144,11 @@ class Segments:
         """Whether a write or sync has failed, so that nothing is written any more."""
         return self._maker.gate.failed
 
+    @property
+    def failure(self) -> str:
+        """What has failed; empty while all is well."""
+        return self._maker.gate.reason
+
     # --- reading -------------------------------------------------------------------------------------
 
     async def read(self, segment: SegmentId, offset: int, length: int) -> bytes:

@@ -23,7 +23,7 @@ from tests.e2e.served import WAIT_S, Served
 
 MIB = 1 << 20
 LARGE_BYTES = 192 * MIB
-LINES_TRIED = 1500 if os.environ.get("LAKE_TORTURE") else 25
+LINES_TRIED = 300 if os.environ.get("LAKE_TORTURE") else 25
 INTERRUPTED = (130, -signal.SIGINT)
 """The second before the command has begun: Python's own start takes its time."""
 
