@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import trio
@@ -27,6 +27,8 @@ from lakefs.ids import Buffer
 from lakefs.service import Body, EngineService, Reply
 from lakefs.sockets import duplicates
 from lakefs.wire.messages import Request, Watch, WatchEvent
+
+_ENDED = "the engine in this process has ended; open the store again"
 
 
 class EmbeddedEngine:
@@ -108,7 +110,10 @@ class EmbeddedBlockingEngine:
         if self._closed:
             ticket.set_exception(EngineUnreachable("the store was closed"))
             return ticket
-        self._token.run_sync_soon(self._spawn, ticket, request, body, descriptors, into)
+        try:
+            self._token.run_sync_soon(self._spawn, ticket, request, body, descriptors, into)
+        except trio.RunFinishedError:
+            ticket.set_exception(EngineUnreachable(_ENDED))
         return ticket
 
     def finish(self, ticket: object) -> Reply:
@@ -128,7 +133,8 @@ class EmbeddedBlockingEngine:
         if self._closed:
             return
         self._closed = True
-        self._token.run_sync_soon(self._stop)
+        with suppress(trio.RunFinishedError):  # it has ended by itself; its error is raised below
+            self._token.run_sync_soon(self._stop)
         self._thread.join()
         self._ended.result()
 
@@ -168,7 +174,10 @@ class EmbeddedBlockingEngine:
         descriptors: Sequence[int],
         into: Sequence[memoryview],
     ) -> None:
-        self._nursery.start_soon(self._call, ticket, request, body, descriptors, into)
+        try:
+            self._nursery.start_soon(self._call, ticket, request, body, descriptors, into)
+        except RuntimeError:  # closed to new tasks: the engine is ending
+            ticket.set_exception(EngineUnreachable(_ENDED))
 
     async def _call(
         self,
@@ -184,6 +193,9 @@ class EmbeddedBlockingEngine:
             reply = await self._engine.call(request, body, descriptors, into=into)
         except Exception as error:  # noqa: BLE001 - goes to the caller's thread, whatever it is
             ticket.set_exception(error)
+        except BaseException:
+            ticket.set_exception(EngineUnreachable(_ENDED))
+            raise
         else:
             ticket.set_result(reply)
 

@@ -52,6 +52,17 @@ def get_to_file(
         yield from close_object(opened)
 
 
+def replace_file(lake: LakeSteps, name: Name, target: str, observer: Observer) -> Steps[ObjectStat]:
+    """As `get_to_file`, whatever the target holds; what the object was."""
+    access = lake.access(observer.progress)
+    opened = yield from open_object(access, name)
+    try:
+        yield from get_opened(access, opened, target, GetOptions(compare=False), observer)
+        return opened.stat
+    finally:
+        yield from close_object(opened)
+
+
 def stream_range(
     access: Access, opened: Opened, offset: int, length: int, write: Callable[[bytes], None]
 ) -> Steps[int]:

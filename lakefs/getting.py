@@ -14,9 +14,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-import os
-import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -26,13 +24,13 @@ from lakefs.errors import (
     ChunkNotFound,
     CorruptionError,
     InternalError,
+    InvalidArgument,
     LakeError,
-    LocalFileError,
     StaleGrant,
     from_wire,
 )
 from lakefs.ids import ChunkId, ChunkKind, SegmentId, kind_of
-from lakefs.limits import BATCH_MAX, CHUNK_BYTES
+from lakefs.limits import BATCH_MAX
 from lakefs.manifest import Manifest, check_child, parse
 from lakefs.movers import (
     MEDIUM_INLINE,
@@ -57,6 +55,7 @@ from lakefs.wire.messages import (
     ObjectStat,
     OpenedObject,
     OpenObjects,
+    OpenResult,
     OpenResults,
     OpenSegments,
     ReadChunks,
@@ -109,22 +108,21 @@ class Opened:
         """Pieces that hold bytes of [offset, offset + length)."""
         if length <= 0 or not self.pieces:
             return []
-        first = bisect_right(self._starts(), offset) - 1
-        found: list[Piece] = []
-        for piece in self.pieces[first:]:
-            if piece.offset >= offset + length:
-                break
-            found.append(piece)
-        return found
+        first = bisect_right(self.pieces, offset, key=_start_of) - 1
+        return self.pieces[first : bisect_left(self.pieces, offset + length, lo=first, key=_start_of)]
 
-    def _starts(self) -> list[int]:
-        if not hasattr(self, "_start_offsets"):
-            self._start_offsets = [piece.offset for piece in self.pieces]
-        return self._start_offsets
+
+def _start_of(piece: Piece) -> int:
+    return piece.offset
 
 
 class Sink(Protocol):
     """Where whole chunks go.  Called from several threads, each time for another place."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether each piece has memory of its own; else a thread has one, good until `deliver`."""
+        ...
 
     def memory_for(self, piece: Piece) -> memoryview:
         """Memory of `piece.length` bytes to fetch into."""
@@ -138,6 +136,8 @@ class Sink(Protocol):
 class BufferSink:
     """One buffer for the whole blob; chunks land in it directly."""
 
+    in_place = True
+
     def __init__(self, target: memoryview) -> None:
         self._target = target
 
@@ -146,29 +146,6 @@ class BufferSink:
 
     def deliver(self, piece: Piece, payload: memoryview) -> None:
         return None
-
-
-class FileSink:
-    """A file; chunks pass through one 4 MiB buffer per thread and are written at their offsets."""
-
-    def __init__(self, descriptor: int, path: str) -> None:
-        self._descriptor = descriptor
-        self._path = path
-        self._local = threading.local()
-
-    def memory_for(self, piece: Piece) -> memoryview:
-        buffer: bytearray | None = getattr(self._local, "buffer", None)
-        if buffer is None:
-            buffer = self._local.buffer = bytearray(CHUNK_BYTES)
-        return memoryview(buffer)[: piece.length]
-
-    def deliver(self, piece: Piece, payload: memoryview) -> None:
-        done = 0
-        try:
-            while done < len(payload):
-                done += os.pwrite(self._descriptor, payload[done:], piece.offset + done)
-        except OSError as error:
-            raise LocalFileError(f"{self._path}: {error.strerror}", subject=self._path) from error
 
 
 def open_objects(
@@ -183,14 +160,28 @@ def open_objects(
         assert isinstance(reply.message, OpenResults)
         body = memoryview(reply.body.joined())
         reply.body.release()
-        for name, result in zip(batch, reply.message.results, strict=True):
-            if result.opened is None:
-                failure = result.failure
-                assert failure is not None
-                opened.append(from_wire(failure.wire_code, failure.message, failure.subject))
-            else:
-                opened.append((yield from _opened(access, name, result.opened, body)))
+        try:
+            for name, result in zip(batch, reply.message.results, strict=True):
+                opened.append((yield from _opened_or_error(access, name, result, body)))
+        except BaseException:
+            found = [result.opened for result in reply.message.results if result.opened]
+            yield from close_leases([answer.lease for answer in found])
+            raise
     return opened
+
+
+def _opened_or_error(
+    access: Access, name: Name, result: OpenResult, body: memoryview
+) -> Steps[Opened | LakeError]:
+    if result.opened is None:
+        failure = result.failure
+        assert failure is not None
+        return from_wire(failure.wire_code, failure.message, failure.subject)
+    try:
+        return (yield from _opened(access, name, result.opened, body))
+    except CorruptionError as error:
+        yield from close_leases([result.opened.lease])
+        return error
 
 
 def open_object(
@@ -205,10 +196,16 @@ def open_object(
 
 def close_object(opened: Opened) -> Steps[None]:
     """Give the lease back; a lost connection has given it back already."""
-    if not opened.lease:
+    yield from close_leases([opened.lease])
+
+
+def close_leases(leases: Sequence[int]) -> Steps[None]:
+    """Give leases back, 0 being none."""
+    held = [lease for lease in leases if lease]
+    if not held:
         return
     try:
-        yield from send(CloseLeases([opened.lease]))
+        yield from send(CloseLeases(held))
     except LakeError:
         return
 
@@ -234,7 +231,9 @@ def fetch_pieces(access: Access, opened: Opened, pieces: Sequence[Piece], sink: 
 
 
 def read_range(access: Access, opened: Opened, offset: int, length: int) -> Steps[bytes]:
-    """The bytes [offset, offset + length), cut at the blob's end, each checked."""
+    """The bytes [offset, offset + length), cut at the blob's end, each checked.  InvalidArgument before its start."""
+    if offset < 0:
+        raise InvalidArgument(f"{opened.name}: there is nothing at {offset}", subject=str(opened.name))
     length = max(0, min(length, opened.stat.size_bytes - offset))
     target = bytearray(length)
     view = memoryview(target)
@@ -261,20 +260,16 @@ def get_many(access: Access, names: Sequence[Name]) -> Steps[list[bytes | LakeEr
     for start in range(0, len(names), GET_MANY_BATCH):
         batch = names[start : start + GET_MANY_BATCH]
         opened_batch = yield from open_objects(access, batch, inline_bytes=GET_MANY_INLINE_BYTES)
-        leases: list[int] = []
         try:
             for opened in opened_batch:
-                if isinstance(opened, LakeError):
-                    contents.append(opened)
-                    continue
-                leases.extend([opened.lease] if opened.lease else [])
                 try:
+                    if isinstance(opened, LakeError):
+                        raise opened
                     contents.append((yield from read_whole(access, opened)))
                 except LakeError as error:
                     contents.append(error)
         finally:
-            if leases:
-                yield from send(CloseLeases(leases))
+            yield from close_leases([opened.lease for opened in opened_batch if isinstance(opened, Opened)])
     return contents
 
 
@@ -285,6 +280,7 @@ GET_MANY_INLINE_BYTES = 8 << 20
 def read_whole(access: Access, opened: Opened) -> Steps[bytes]:
     """The whole blob as bytes."""
     if len(opened.pieces) == 1 and opened.pieces[0].chunk in opened.inline:
+        access.progress(opened.pieces[0].length, 0)
         return opened.inline[opened.pieces[0].chunk]
     target = bytearray(opened.stat.size_bytes)
     yield from fetch_pieces(access, opened, opened.pieces, BufferSink(memoryview(target)))
@@ -293,6 +289,8 @@ def read_whole(access: Access, opened: Opened) -> Steps[bytes]:
 
 class _ShiftedSink:
     """Whole chunks into a buffer that begins at `offset` of the blob."""
+
+    in_place = True
 
     def __init__(self, target: memoryview, offset: int) -> None:
         self._target = target
@@ -459,7 +457,7 @@ def _fetch_local(access: Access, piece: Piece, grant: Grant, sink: Sink) -> None
 
 
 def _memory_to_stream(piece: Piece, sink: Sink) -> memoryview:
-    return memoryview(bytearray(piece.length)) if isinstance(sink, FileSink) else sink.memory_for(piece)
+    return sink.memory_for(piece) if sink.in_place else memoryview(bytearray(piece.length))
 
 
 def _check_streamed(opened: Opened, piece: Piece, reply: Reply, memory: memoryview, sink: Sink) -> None:

@@ -18,11 +18,10 @@ from typing import BinaryIO
 
 import msgspec
 
-from lakefs.errors import BucketNotFound, InvalidArgument, KeyNotFound, LakeError, LocalFileError
+from lakefs.errors import BucketNotFound, InvalidArgument, KeyNotFound, LakeError
 from lakefs.getting import (
     Access,
     BufferSink,
-    FileSink,
     Opened,
     close_object,
     fetch_pieces,
@@ -32,6 +31,7 @@ from lakefs.getting import (
     read_whole,
 )
 from lakefs.ids import Buffer
+from lakefs.limits import CHUNK_BYTES
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.names import Name, parse_name, parse_object_name
 from lakefs.putting import PutResult, Transfer, only_result, put, put_stream, result_of
@@ -166,7 +166,8 @@ class LakeSteps:
         """Store many small objects (each at most 4 MiB) in few journal groups; durable on return.
 
         At most `in_flight` objects are under way, in two requests: one is received and decided while the other is
-        synced.  Each name is atomic by itself.  The first failure is raised after all have been tried.
+        synced.  Each name is atomic by itself.  The first failure is raised after all have been tried; what cannot
+        be asked (InvalidName, InvalidArgument) is raised before anything is.
         """
         now_ns = time.time_ns()
         stats: list[ObjectStat] = []
@@ -181,7 +182,8 @@ class LakeSteps:
                     failures.append(error)
 
         pipeline = Pipeline(2)
-        for batch in _batches_by_size(objects, max(1, in_flight // 2)):
+        parsed = [(_checked_object(name, payload), payload) for name, payload in objects]
+        for batch in _batches_by_size(parsed, max(1, in_flight // 2)):
             yield from pipeline.submit(_put_objects(batch, now_ns, create_bucket), done)
         yield from pipeline.drain()
         if failures:
@@ -222,19 +224,6 @@ class LakeSteps:
                 raise content
             good.append(content)
         return good
-
-    def get_file(
-        self, name: str, descriptor: int, path: str, *, progress: Progress | None = None
-    ) -> Steps[ObjectStat]:
-        """The whole content into an open, empty local file; what is on the local disk is not synced."""
-        access = self.access(progress)
-        opened = yield from open_object(access, parse_object_name(name))
-        try:
-            yield from work(_set_length, descriptor, opened.stat.size_bytes, path)
-            yield from fetch_pieces(access, opened, opened.pieces, FileSink(descriptor, path))
-            return opened.stat
-        finally:
-            yield from close_object(opened)
 
     def open(self, name: str) -> Steps[Opened]:
         """Open an object: its content stays readable, whole, until `close`, whatever happens to the name."""
@@ -361,10 +350,17 @@ class LakeSteps:
 PUT_MANY_BYTES = 4 << 20
 
 
+def _checked_object(name: str, payload: Buffer) -> Name:
+    """Where a small object goes.  InvalidName, InvalidArgument."""
+    if memoryview(payload).nbytes > CHUNK_BYTES:
+        raise InvalidArgument(f"{name} is longer than {CHUNK_BYTES} bytes; put it by itself", subject=name)
+    return parse_object_name(name)
+
+
 def _batches_by_size(
-    objects: Sequence[tuple[str, Buffer]], count_max: int
-) -> Iterator[list[tuple[str, memoryview]]]:
-    batch: list[tuple[str, memoryview]] = []
+    objects: Sequence[tuple[Name, Buffer]], count_max: int
+) -> Iterator[list[tuple[Name, memoryview]]]:
+    batch: list[tuple[Name, memoryview]] = []
     size = 0
     for name, payload in objects:
         view = memoryview(payload).cast("B")
@@ -377,12 +373,9 @@ def _batches_by_size(
         yield batch
 
 
-def _put_objects(batch: Sequence[tuple[str, memoryview]], now_ns: int, create_bucket: bool) -> Send:
+def _put_objects(batch: Sequence[tuple[Name, memoryview]], now_ns: int, create_bucket: bool) -> Send:
     attributes = ObjectAttributes(mtime_ns=now_ns)
-    changes = [
-        NameChange(*parse_object_name(name), b"", attributes, NO_CONDITION, create_bucket)
-        for name, _ in batch
-    ]
+    changes = [NameChange(*name, b"", attributes, NO_CONDITION, create_bucket) for name, _ in batch]
     payloads = [payload for _, payload in batch]
     return Send(PutObjects([len(payload) for payload in payloads], changes), body=payloads)
 
@@ -390,10 +383,3 @@ def _put_objects(batch: Sequence[tuple[str, memoryview]], now_ns: int, create_bu
 def _bucket_list(message: object) -> list[BucketStat]:
     assert isinstance(message, Buckets)
     return message.buckets
-
-
-def _set_length(descriptor: int, size: int, path: str) -> None:
-    try:
-        os.ftruncate(descriptor, size)
-    except OSError as error:
-        raise LocalFileError(f"{path}: {error.strerror}", subject=path) from error

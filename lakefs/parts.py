@@ -21,8 +21,9 @@ import threading
 from typing import Protocol
 
 from lakefs.errors import AlreadyExists, LocalFileError, PermissionDenied
-from lakefs.getting import FileSink, Piece
+from lakefs.getting import Piece
 from lakefs.ids import data_chunk_id
+from lakefs.limits import CHUNK_BYTES
 
 PART_SUFFIX = ".lake-part"
 NAME_BYTES_MAX = 255
@@ -49,8 +50,10 @@ def part_path(target: str) -> str:
     return os.path.join(folder, f".{name}{PART_SUFFIX}")
 
 
-class PartFile(FileSink):
+class PartFile:
     """A target being written; the sink of its object's chunks."""
+
+    in_place = False
 
     def __init__(self, target: str) -> None:
         """Create or take over the part.  LocalFileError, AlreadyExists (the target is being written elsewhere)."""
@@ -61,7 +64,8 @@ class PartFile(FileSink):
         self._ended = True  # until there is something to end
         if os.path.isdir(target):
             raise LocalFileError(f"{target}: is a folder", subject=target)
-        super().__init__(_open_locked(self.path, target), target)
+        self._local = threading.local()
+        self._descriptor = _open_locked(self.path, target)
         self._ended = False
         self.found_bytes = os.fstat(self._descriptor).st_size
         """Length of what an earlier, killed process had left."""
@@ -84,12 +88,23 @@ class PartFile(FileSink):
             raise self._failure(error) from error
         return count == piece.length and data_chunk_id(memory) == piece.chunk
 
+    def memory_for(self, piece: Piece) -> memoryview:
+        """One buffer of 4 MiB for each thread."""
+        buffer: bytearray | None = getattr(self._local, "buffer", None)
+        if buffer is None:
+            buffer = self._local.buffer = bytearray(CHUNK_BYTES)
+        return memoryview(buffer)[: piece.length]
+
     def deliver(self, piece: Piece, payload: memoryview) -> None:
         """Write the piece; nothing happens after the part has ended."""
         if not self._enter():
             return
+        done = 0
         try:
-            super().deliver(piece, payload)
+            while done < len(payload):
+                done += os.pwrite(self._descriptor, payload[done:], piece.offset + done)
+        except OSError as error:
+            raise self._failure(error) from error
         finally:
             self._leave()
 

@@ -61,7 +61,8 @@ WINDOW_REQUESTS = 6
 class Transfer:
     """How a client moves bytes: what its connection can do, and who is told of progress.
 
-    `progress(bytes_done, bytes_already_there)` is called with increments, from the driver's own thread.
+    `progress(bytes_done, bytes_already_there)` is called with increments, from the driver's own thread; negative
+    ones when a put begins again.
     """
 
     descriptors: bool
@@ -87,13 +88,24 @@ class _Upload:
     builder: ManifestBuilder
     new_bytes: int = 0
     manifests: list[tuple[ChunkId, bytes]] = field(default_factory=list)
+    told_done: int = 0
+    told_there: int = 0
 
     def stored(self, ids: list[bytes], lengths: list[int], fresh: list[bool]) -> None:
         """Note data chunks, in order."""
         for identifier, length, is_fresh in zip(ids, lengths, fresh, strict=True):
             self.manifests.extend(self.builder.add(ChunkId(identifier), length))
             self.new_bytes += length if is_fresh else 0
-            self.transfer.progress(length, 0 if is_fresh else length)
+            self._tell(length, 0 if is_fresh else length)
+
+    def untell(self) -> None:
+        """Take back what was told of progress: the put begins again."""
+        self._tell(-self.told_done, -self.told_there)
+
+    def _tell(self, done: int, there: int) -> None:
+        self.told_done += done
+        self.told_there += there
+        self.transfer.progress(done, there)
 
 
 def put(
@@ -150,6 +162,7 @@ def put_stream(
         following = second
         while piece:
             yield from pipeline.submit(*_store_payloads(upload, [memoryview(piece)]))
+            yield from _store_manifests(upload, pipeline)
             piece = following
             following = (
                 (yield from work(read_stream, stream, CHUNK_BYTES)) if len(piece) == CHUNK_BYTES else b""
@@ -200,6 +213,9 @@ def _put_many_chunks(
         return (yield from _commit(upload, change))
     except EngineUnreachable:
         raise  # it was waited for already, and the session ends by itself
+    except SessionLost:
+        upload.untell()
+        raise
     except BaseException:
         yield from _abandon(upload)
         raise
@@ -213,8 +229,13 @@ def _open_upload(transfer: Transfer, cut_kind: CutKind) -> Steps[_Upload]:
 
 def _abandon(upload: _Upload) -> Steps[None]:
     """End the session after a failure; when the engine is gone the session ends by itself."""
+    yield from _forget(SessionEnd(upload.session))
+
+
+def _forget(request: SessionEnd | SourceClose) -> Steps[None]:
+    """Give something back after a failure, which is what is raised."""
     try:
-        yield from send(SessionEnd(upload.session))
+        yield from send(request)
     except LakeError:
         return
 
@@ -232,13 +253,19 @@ def _store_by_descriptor(upload: _Upload, source: Source, plan: CutPlan) -> Step
     assert isinstance(reply.message, SourceOpened)
     number = reply.message.source
     pipeline = Pipeline(WINDOW_REQUESTS)
-    for batch in _batches(plan):
-        offsets = [offset for offset, _ in batch]
-        lengths = [length for _, length in batch]
-        request = StoreFromSource(upload.session, number, offsets, lengths)
-        yield from pipeline.submit(Send(request), _note_stored(upload, lengths))
-        yield from _store_manifests(upload, pipeline)
-    yield from pipeline.drain()
+    try:
+        for batch in _batches(plan):
+            offsets = [offset for offset, _ in batch]
+            lengths = [length for _, length in batch]
+            request = StoreFromSource(upload.session, number, offsets, lengths)
+            yield from pipeline.submit(Send(request), _note_stored(upload, lengths))
+            yield from _store_manifests(upload, pipeline)
+        yield from pipeline.drain()
+    except EngineUnreachable:
+        raise  # the source ends with the connection
+    except BaseException:
+        yield from _forget(SourceClose(number))
+        raise
     yield from send(SourceClose(number))
 
 

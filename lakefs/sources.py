@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from lakefs.errors import LocalFileError, SourceChanged
+from lakefs.errors import InvalidArgument, LocalFileError, SourceChanged
 from lakefs.ids import Buffer
 
 
@@ -133,13 +133,21 @@ class FileSource:
 
 
 def read_stream(stream: BinaryIO, length: int) -> bytes:
-    """Up to `length` bytes of a stream, fewer only at its end.  Blocks."""
-    pieces: list[bytes] = []
+    """Up to `length` bytes of a stream, fewer only at its end.  Blocks.  LocalFileError, InvalidArgument."""
+    pieces: list[bytes | bytearray] = []
     missing = length
     while missing:
-        piece = stream.read(missing)
+        try:
+            piece: object = stream.read(missing)
+        except OSError as error:
+            raise LocalFileError(f"the stream cannot be read: {error}") from error
+        if not isinstance(piece, (bytes, bytearray)) or len(piece) > missing:
+            kind = type(piece).__name__
+            raise InvalidArgument(
+                f"a stream gave {kind}; put a binary stream, of which reading waits for bytes"
+            )
         if not piece:
             break
         pieces.append(piece)
         missing -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)

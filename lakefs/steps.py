@@ -8,6 +8,8 @@ blocking client, the trio client, and the trio client over an embedded engine.
 Rules kept here:
 - An operation never blocks and never touches trio or sockets.
 - When an operation ends, by return or raise, its driver waits for all `Work` still running and forgets `Send`s.
+- A cancellation does not come between a request that takes something of the engine (`takes`) and its answer: what
+  was taken can then be given back.
 - `Pipeline` keeps at most `window` effects in flight and completes them in the order they were started.
 """
 
@@ -16,11 +18,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from lakefs.ids import Buffer
 from lakefs.service import Reply
-from lakefs.wire.messages import Request
+from lakefs.wire.messages import OpenObjects, OpenSegments, Request, SessionOpen, SourceOpen
 
 T = TypeVar("T")
 Ticket = object
@@ -45,6 +47,14 @@ class Work:
 
 
 Effect = Send | Work
+
+
+_TAKING: Final = (SessionOpen, SourceOpen, OpenObjects, OpenSegments)
+
+
+def takes(effect: Effect) -> bool:
+    """Whether the answer is something that the operation has to give back: a session, a lease, a descriptor."""
+    return isinstance(effect, Send) and isinstance(effect.request, _TAKING)
 
 
 class Start(NamedTuple):

@@ -29,6 +29,7 @@ from lakefs.file_getting import GetOptions, get_opened
 from lakefs.getting import (
     Opened,
     Piece,
+    close_leases,
     close_object,
     fetch_pieces,
     open_objects,
@@ -38,7 +39,7 @@ from lakefs.limits import CHUNK_BYTES
 from lakefs.names import Name
 from lakefs.parts import restore_attributes, write_whole
 from lakefs.sources import FileSource
-from lakefs.steps import Pipeline, Steps, Work, send, work
+from lakefs.steps import Pipeline, Steps, Work, work
 from lakefs.trees import (
     FRAME_BYTES,
     Fate,
@@ -48,7 +49,7 @@ from lakefs.trees import (
     file_holds_blob,
     is_fatal,
 )
-from lakefs.wire.messages import CloseLeases, ListEntry, ObjectStat
+from lakefs.wire.messages import ListEntry, ObjectStat
 
 OPEN_BATCH = 256
 WRITE_BATCH = 32
@@ -230,7 +231,7 @@ class _TreeGet:
             yield from self._fetch_small([pair for pair in small if not pair[1].inline])
             yield from self._write_inline([pair for pair in small if pair[1].inline])
         finally:
-            yield from _close_all([opened for opened in answers if isinstance(opened, Opened)])
+            yield from close_leases([opened.lease for opened in answers if isinstance(opened, Opened)])
         for found in missing:
             if found.wanted.entry.size_bytes > OPEN_TOGETHER_BYTES:
                 yield from self._open_and_fetch(found)
@@ -328,6 +329,8 @@ class _JoinedSink:
     is in neither was not fetched, or has no bytes.
     """
 
+    in_place = True
+
     def __init__(self, targets: Sequence[tuple[str, Opened]], *, replace: bool) -> None:
         self.written: set[int] = set()
         self.failures: dict[int, LakeError] = {}
@@ -390,16 +393,6 @@ def _write_batch(batch: Sequence[tuple[_Wanted, Opened]], replace: bool) -> list
         except LakeError as error:
             failures.append(error)
     return failures
-
-
-def _close_all(answers: Sequence[Opened]) -> Steps[None]:
-    leases = [opened.lease for opened in answers if opened.lease]
-    if not leases:
-        return
-    try:
-        yield from send(CloseLeases(leases))
-    except LakeError:
-        return
 
 
 def _make_folders(path: str) -> None:

@@ -20,14 +20,17 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from lakefs.errors import EngineUnreachable, LocalFileError
+from lakefs.errors import EngineUnreachable
+from lakefs.file_getting import replace_file
 from lakefs.getting import Opened
 from lakefs.ids import Buffer
 from lakefs.lake import LakeSteps, Progress, PutData
 from lakefs.movers import Check, SegmentDescriptors
+from lakefs.names import parse_object_name
 from lakefs.putting import PutResult
 from lakefs.service import BlockingEngineClient
 from lakefs.steps import Send, Start, Steps, Ticket, Wait
+from lakefs.trees import Observer
 from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat
 
 T = TypeVar("T")
@@ -56,6 +59,7 @@ class Lake:
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.RLock()
         self._epoch = engine.epoch
+        self._closed = False
         self.steps = LakeSteps(
             self._descriptors,
             engine.carries_descriptors,
@@ -74,6 +78,7 @@ class Lake:
     def close(self) -> None:
         """Close the connection; unfinished puts and leases end with it."""
         with self._lock:
+            self._closed = True
             if self._threads is not None:
                 self._threads.shutdown(wait=True, cancel_futures=True)
                 self._threads = None
@@ -85,6 +90,9 @@ class Lake:
     def run(self, steps: Steps[T]) -> T:
         """Drive an operation of `LakeSteps` (or of your own making) to its end."""
         with self._lock:
+            if self._closed:
+                steps.close()
+                raise EngineUnreachable("this lake was closed")
             flight = _Flight()
             try:
                 self._forget_old_descriptors()
@@ -172,19 +180,9 @@ class Lake:
     def get_file(
         self, name: str, path: os.PathLike[str] | str, *, progress: Progress | None = None
     ) -> ObjectStat:
-        """The whole content into a new local file, complete or absent: it is written beside and renamed."""
-        target = os.fspath(path)
-        part = f"{target}.lake-part"
-        descriptor = _create_part(part)
-        try:
-            stat = self.run(self.steps.get_file(name, descriptor, target, progress=progress))
-            os.replace(part, target)
-        except BaseException:
-            os.unlink(part)
-            raise
-        finally:
-            os.close(descriptor)
-        return stat
+        """The whole content into a local file, complete or absent, with the object's mode and time."""
+        observer = Observer(progress=progress or (lambda done, present: None))
+        return self.run(replace_file(self.steps, parse_object_name(name), os.fspath(path), observer))
 
     def open(self, name: str) -> io.BufferedReader:
         """A readable, seekable binary file.  It keeps the content it was opened on, whatever happens to the name."""
@@ -318,10 +316,3 @@ class ObjectReader(io.RawIOBase):
             with contextlib.suppress(EngineUnreachable):  # the lease ended with the connection
                 self._lake.run(self._lake.steps.close(self._opened))
         super().close()
-
-
-def _create_part(part: str) -> int:
-    try:
-        return os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise LocalFileError(f"{part}: {error.strerror}", subject=part) from error

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 import trio
 
-from lakefs.errors import EngineUnreachable, LakeError
+from lakefs.errors import EngineUnreachable
 from lakefs.getting import Opened
 from lakefs.ids import Buffer
 from lakefs.lake import LakeSteps, Progress, PutData
@@ -25,7 +25,7 @@ from lakefs.movers import Check, SegmentDescriptors
 from lakefs.ports import Offload
 from lakefs.putting import PutResult
 from lakefs.service import EngineClient
-from lakefs.steps import Send, Start, Steps, Wait, Work
+from lakefs.steps import Send, Start, Steps, Wait, Work, takes
 from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat, WatchEvent
 
 T = TypeVar("T")
@@ -35,12 +35,14 @@ _CLEANUP_STEPS_MAX = 1000
 
 
 class _Ticket:
-    """One effect in flight."""
+    """One effect in flight.  `scope` is shielded where the answer must not get lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes: bool) -> None:
         self.done = trio.Event()
+        self.scope = trio.CancelScope(shield=takes)
+        self.takes = takes
         self.result: Any = None
-        self.error: LakeError | None = None
+        self.error: Exception | None = None
 
 
 @dataclass(frozen=True)
@@ -71,20 +73,23 @@ class TrioLake:
     async def run(self, steps: Steps[T]) -> T:
         """Drive an operation of `LakeSteps` to its end."""
         outcome: list[T] = []
-        failure: LakeError | None = None
+        failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             try:
                 outcome.append(await self._drive(steps, nursery))
-            except LakeError as error:
+            except Exception as error:  # noqa: BLE001 - raised below: not wrapped in the nursery's group
                 failure = error
             nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # no cycle of frame and traceback
         return outcome[0]
 
     async def _drive(self, steps: Steps[T], nursery: trio.Nursery) -> T:
         answer: Any = None
-        error: LakeError | None = None
+        error: Exception | None = None
         while True:
             step = _advance(steps, answer, error)
             if isinstance(step, _Ended):
@@ -95,15 +100,20 @@ class TrioLake:
                 await self._clean_up(steps, cancelled)
                 raise
 
-    async def _take(self, step: Start | Wait, nursery: trio.Nursery) -> tuple[Any, LakeError | None]:
+    async def _take(self, step: Start | Wait, nursery: trio.Nursery) -> tuple[Any, Exception | None]:
         """Answer or error of one step."""
         if isinstance(step, Start):
-            ticket = _Ticket()
-            nursery.start_soon(self._effect, ticket, step.effect)
-            return ticket, None
-        assert isinstance(step.ticket, _Ticket)
-        await step.ticket.done.wait()
-        return step.ticket.result, step.ticket.error
+            started = _Ticket(takes=takes(step.effect))
+            nursery.start_soon(self._effect, started, step.effect)
+            return started, None
+        ticket = step.ticket
+        assert isinstance(ticket, _Ticket)
+        try:
+            await ticket.done.wait()
+        except trio.Cancelled:
+            if not await _answered(ticket):
+                raise
+        return ticket.result, ticket.error
 
     async def _clean_up(self, steps: Steps[Any], cancelled: trio.Cancelled) -> None:
         """Let a cancelled operation end by itself: closing it would not do, for its end asks the engine, too."""
@@ -114,7 +124,7 @@ class TrioLake:
                     while not isinstance(step, _Ended):
                         answer, failure = await self._take(step, nursery)
                         step = _advance(steps, answer, failure)
-                except LakeError as error:
+                except Exception as error:  # noqa: BLE001 - what counts is that the operation was cancelled
                     cancelled.add_note(f"while the operation cleaned up: {error!r}")
                 except trio.Cancelled as ended:
                     if ended is not cancelled:
@@ -125,15 +135,17 @@ class TrioLake:
 
     async def _effect(self, ticket: _Ticket, effect: Send | Work) -> None:
         try:
-            if isinstance(effect, Send):
-                ticket.result = await self._engine.call(
-                    effect.request, effect.body, effect.descriptors, into=effect.into
-                )
-            else:
-                ticket.result = await self._offload.run(effect.call, *effect.args)
-        except LakeError as error:
+            with ticket.scope:
+                if isinstance(effect, Send):
+                    ticket.result = await self._engine.call(
+                        effect.request, effect.body, effect.descriptors, into=effect.into
+                    )
+                else:
+                    ticket.result = await self._offload.run(effect.call, *effect.args)
+        except Exception as error:  # noqa: BLE001 - thrown into the operation, which raises it
             ticket.error = error
-        ticket.done.set()  # not when anything else was raised: that ends the nursery, and with it the operation
+        if not ticket.scope.cancelled_caught:
+            ticket.done.set()  # else nobody waits for it
 
     # --- writing -----------------------------------------------------------------------------------
 
@@ -267,6 +279,15 @@ class OpenedObject:
     ) -> None:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S):
             await self.aclose()
+
+
+async def _answered(ticket: _Ticket) -> bool:
+    """Wait for the answer in which something is taken, though the operation is cancelled; whether it came."""
+    if ticket.takes:
+        with trio.move_on_after(CLEANUP_S, shield=True):
+            await ticket.done.wait()
+        ticket.scope.cancel()
+    return ticket.done.is_set()
 
 
 def _advance(steps: Steps[Any], answer: Any, error: BaseException | None) -> Start | Wait | _Ended:

@@ -25,7 +25,7 @@ from lakefs.ids import Buffer
 from lakefs.net import TrioNetwork
 from lakefs.offload import ThreadOffload
 from lakefs.ports import Clock, Network
-from lakefs.service import EngineClient, Reply
+from lakefs.service import BlockingEngineClient, EngineClient, Reply
 from lakefs.wire.messages import Request
 from tests.sim.network import SimulatedNetwork
 from tests.store_rig import SMALL_SIZES, in_flight, open_descriptors, simulated_store
@@ -34,31 +34,15 @@ TOKEN = "secret"
 MEMORY_FOLDER = Path("/dev/shm")
 
 
-class _Blocking(Protocol):
-    @property
-    def carries_descriptors(self) -> bool: ...
-
-    def start(
-        self,
-        request: Request,
-        body: Sequence[Buffer] = (),
-        descriptors: Sequence[int] = (),
-        *,
-        into: Sequence[memoryview] = (),
-    ) -> Any: ...
-
-    def finish(self, ticket: Any) -> Reply: ...
-
-
 class InThreads:
     """A blocking client as an `EngineClient`: each call in a thread."""
 
-    def __init__(self, engine: _Blocking) -> None:
-        self._engine = engine
+    def __init__(self, engine: BlockingEngineClient) -> None:
+        self.engine = engine
 
     @property
     def carries_descriptors(self) -> bool:
-        return self._engine.carries_descriptors
+        return self.engine.carries_descriptors
 
     async def call(
         self,
@@ -69,7 +53,7 @@ class InThreads:
         into: Sequence[memoryview] = (),
     ) -> Reply:
         def blocking() -> Reply:
-            return self._engine.finish(self._engine.start(request, body, descriptors, into=into))
+            return self.engine.finish(self.engine.start(request, body, descriptors, into=into))
 
         return await trio.to_thread.run_sync(blocking)
 

@@ -158,11 +158,15 @@ def test_of_many_first_starts_at_once_one_serves_and_the_others_say_why(folder: 
         for number in range(4)
     ]
     ready: list[int] = []
+    one_is_ready = threading.Event()
 
     def watch(number: int) -> None:
         stdout = starts[number].stdout
         assert stdout is not None
-        ready.extend(number for line in stdout if line == "ready\n")
+        for line in stdout:
+            if line == "ready\n":
+                ready.append(number)
+                one_is_ready.set()
 
     watchers = [threading.Thread(target=watch, args=(number,)) for number in range(4)]
     for watcher in watchers:
@@ -174,6 +178,7 @@ def test_of_many_first_starts_at_once_one_serves_and_the_others_say_why(folder: 
         starts[number].returncode = os.waitstatus_to_exitcode(status)
         ended.append(number)
     (winner,) = set(range(4)) - set(ended)
+    assert one_is_ready.wait(60)
     with connect(f"unix:{folder / str(winner)}") as client:
         client.put("b/x", b"content")
     starts[winner].send_signal(signal.SIGTERM)
