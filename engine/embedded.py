@@ -128,6 +128,9 @@ class EmbeddedBlockingEngine:
         assert isinstance(ticket, Future)
         ticket.cancel() or ticket.exception()
 
+    def forget(self, ticket: object) -> None:
+        """Nobody will finish this request: it runs to its end."""
+
     def close(self) -> None:
         """Stop the engine cleanly; idempotent."""
         if self._closed:

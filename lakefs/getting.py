@@ -46,7 +46,7 @@ from lakefs.movers import (
 )
 from lakefs.names import Name
 from lakefs.service import Reply
-from lakefs.steps import Pipeline, Send, Steps, Work, send, work
+from lakefs.steps import Pipeline, Send, Steps, Tell, Work, send, work
 from lakefs.wire.messages import (
     CloseLeases,
     Grant,
@@ -205,7 +205,7 @@ def close_leases(leases: Sequence[int]) -> Steps[None]:
     if not held:
         return
     try:
-        yield from send(CloseLeases(held))
+        yield Tell(CloseLeases(held))
     except LakeError:
         return
 

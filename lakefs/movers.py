@@ -16,14 +16,15 @@ import os
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 
 from lakefs.crc import crc32c
 from lakefs.errors import ChunkDamaged, ChunkNotFound, StaleGrant
-from lakefs.ids import ChunkId, SegmentId, chunk_id_of, id_text, kind_of
+from lakefs.ids import Buffer, ChunkId, SegmentId, chunk_id_of, id_text, kind_of
 from lakefs.limits import GRANULE_BYTES
+from lakefs.sockets import after
 from lakefs.wire.messages import Grant
 
 MEDIUM_NONE = 0
@@ -104,13 +105,13 @@ def fetch_into(
     StaleGrant when the bytes are not the chunk's: freed, moved, or damaged.
     """
     assert len(target) == grant.logical_bytes
+    vector = memoryview(bytearray(0 if check is Check.BLAKE3 else _vector_bytes(grant)))
     with descriptors.use(SegmentId(grant.segment)) as descriptor:
-        _pread_full(descriptor, target, grant.offset, chunk)
-        if check is Check.BLAKE3:
-            check_digest(chunk, target)
-            return
-        crcs = _granule_crcs(descriptor, chunk, grant)
-    check_granules(chunk, target, crcs)
+        _pread_full(descriptor, [target, vector], grant.offset, chunk)
+    if check is Check.BLAKE3:
+        check_digest(chunk, target)
+    else:
+        check_granules(chunk, target, _checked_vector(vector, chunk, grant))
 
 
 def fetch_range(
@@ -121,8 +122,10 @@ def fetch_range(
     end = min(-(-(offset + length) // GRANULE_BYTES) * GRANULE_BYTES, grant.logical_bytes)
     target = memoryview(bytearray(end - begin))
     with descriptors.use(SegmentId(grant.segment)) as descriptor:
-        crcs = _granule_crcs(descriptor, chunk, grant)
-        _pread_full(descriptor, target, grant.offset + begin, chunk)
+        vector = memoryview(bytearray(_vector_bytes(grant)))
+        _pread_full(descriptor, [vector], grant.offset + grant.stored_bytes, chunk)
+        crcs = _checked_vector(vector, chunk, grant)
+        _pread_full(descriptor, [target], grant.offset + begin, chunk)
     first = begin // GRANULE_BYTES
     check_granules(chunk, target, crcs[4 * first : 4 * -(-end // GRANULE_BYTES)])
     return target[offset - begin : offset - begin + length]
@@ -164,26 +167,32 @@ def damaged(chunk: ChunkId, name: str, reason: str = "") -> ChunkDamaged:
     )
 
 
-def _granule_crcs(descriptor: int, chunk: ChunkId, grant: Grant) -> bytes:
-    """The vector behind the payload, checked by the grant's CRC; for one granule the grant's CRC itself."""
-    if grant.stored_bytes <= GRANULE_BYTES:
+def _vector_bytes(grant: Grant) -> int:
+    """Length of the vector of CRCs behind the payload; a payload of one granule has none."""
+    granules = -(-grant.stored_bytes // GRANULE_BYTES)
+    return 4 * granules if granules > 1 else 0
+
+
+def _checked_vector(vector: memoryview, chunk: ChunkId, grant: Grant) -> bytes:
+    """The vector that was read, checked by the grant's CRC; for one granule the grant's CRC itself.  StaleGrant."""
+    if not vector:
         return grant.crc.to_bytes(4, "little")
-    vector = bytearray(4 * -(-grant.stored_bytes // GRANULE_BYTES))
-    _pread_full(descriptor, memoryview(vector), grant.offset + grant.stored_bytes, chunk)
     if crc32c(vector) != grant.crc:
         raise StaleGrant(f"the checksums of chunk {id_text(chunk)} do not match", subject=id_text(chunk))
     return bytes(vector)
 
 
-def _pread_full(descriptor: int, target: memoryview, offset: int, chunk: ChunkId) -> None:
-    done = 0
-    while done < len(target):
+def _pread_full(descriptor: int, targets: Sequence[memoryview], offset: int, chunk: ChunkId) -> None:
+    """Fill memory, one piece behind the other, from the bytes at `offset`.  StaleGrant."""
+    missing: Sequence[Buffer] = [target for target in targets if target]
+    while missing:
         try:
-            count = os.preadv(descriptor, [target[done:]], offset + done)
+            count = os.preadv(descriptor, missing, offset)
         except OSError as error:
             raise StaleGrant(
                 f"chunk {id_text(chunk)} cannot be read: {error.strerror}", subject=id_text(chunk)
             ) from error
         if count == 0:
             raise StaleGrant(f"the segment ends inside chunk {id_text(chunk)}", subject=id_text(chunk))
-        done += count
+        offset += count
+        missing = after(missing, count)

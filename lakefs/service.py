@@ -164,6 +164,10 @@ class BlockingEngineClient(Protocol):
         """Nobody will finish this request; its memory is left alone from now on."""
         ...
 
+    def forget(self, ticket: Any) -> None:
+        """Nobody will finish this request; it is done all the same."""
+        ...
+
     def close(self) -> None:
         """Close the connection; idempotent."""
         ...

@@ -69,7 +69,14 @@ class Wait(NamedTuple):
     ticket: Ticket
 
 
-Steps = Generator[Start | Wait, Any, T]
+class Tell(NamedTuple):
+    """Send a request of which the answer does not matter; answered with None, by some drivers at once."""
+
+    request: Request
+
+
+Step = Start | Wait | Tell
+Steps = Generator[Step, Any, T]
 
 
 def send(

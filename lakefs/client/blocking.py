@@ -29,7 +29,7 @@ from lakefs.movers import Check, SegmentDescriptors
 from lakefs.names import parse_object_name
 from lakefs.putting import PutResult
 from lakefs.service import BlockingEngineClient
-from lakefs.steps import Send, Start, Steps, Ticket, Wait
+from lakefs.steps import Send, Start, Step, Steps, Ticket, Wait
 from lakefs.trees import Observer
 from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat
 
@@ -122,9 +122,13 @@ class Lake:
                     self._engine.close()
                 error = raised
 
-    def _take(self, step: Start | Wait, flight: _Flight) -> Any:
+    def _take(self, step: Step, flight: _Flight) -> Any:
         """The answer to one step of an operation."""
-        return self._start(step, flight) if isinstance(step, Start) else self._wait(step.ticket, flight)
+        if isinstance(step, Wait):
+            return self._wait(step.ticket, flight)
+        if isinstance(step, Start):
+            return self._start(step, flight)
+        return self._engine.forget(self._engine.start(step.request))
 
     def _start(self, step: Start, flight: _Flight) -> Ticket:
         effect = step.effect

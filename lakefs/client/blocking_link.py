@@ -164,8 +164,11 @@ class Link:
 
     def look(self) -> None:
         """When nothing was awaited for a while: notice a goodbye or an end that came meanwhile."""
-        if not self._tickets and time.monotonic() - self._heard_at > _IDLE_S:
-            self._receive(self._take_in_arrived, lambda: bool(self._tickets))
+        if not self._is_awaited() and time.monotonic() - self._heard_at > _IDLE_S:
+            self._receive(self._take_in_arrived, self._is_awaited)
+
+    def _is_awaited(self) -> bool:
+        return any(not ticket.dropped for ticket in self._tickets.values())
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop a ticket's reply when it comes."""

@@ -133,6 +133,10 @@ class BlockingEngine:
             if ticket.link is not None:
                 ticket.link.cancel(ticket)
 
+    def forget(self, ticket: Ticket) -> None:
+        """Nobody will finish this ticket: its reply is dropped, when it comes; the request is done all the same."""
+        ticket.dropped = True
+
     def _recover(self, ticket: Ticket, error: LakeError) -> None:
         """Send a request again whose connection was lost, or raise."""
         repeatable = type(ticket.request) in REPEATABLE and ticket.attempts < ATTEMPTS_MAX

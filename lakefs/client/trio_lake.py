@@ -25,7 +25,7 @@ from lakefs.movers import Check, SegmentDescriptors
 from lakefs.ports import Offload
 from lakefs.putting import PutResult
 from lakefs.service import EngineClient
-from lakefs.steps import Send, Start, Steps, Wait, Work, takes
+from lakefs.steps import Send, Start, Step, Steps, Tell, Work, takes
 from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat, WatchEvent
 
 T = TypeVar("T")
@@ -100,8 +100,12 @@ class TrioLake:
                 await self._clean_up(steps, cancelled)
                 raise
 
-    async def _take(self, step: Start | Wait, nursery: trio.Nursery) -> tuple[Any, Exception | None]:
+    async def _take(self, step: Step, nursery: trio.Nursery) -> tuple[Any, Exception | None]:
         """Answer or error of one step."""
+        if isinstance(step, Tell):
+            told = _Ticket(takes=False)
+            await self._effect(told, Send(step.request))
+            return None, told.error
         if isinstance(step, Start):
             started = _Ticket(takes=takes(step.effect))
             nursery.start_soon(self._effect, started, step.effect)
@@ -290,7 +294,7 @@ async def _answered(ticket: _Ticket) -> bool:
     return ticket.done.is_set()
 
 
-def _advance(steps: Steps[Any], answer: Any, error: BaseException | None) -> Start | Wait | _Ended:
+def _advance(steps: Steps[Any], answer: Any, error: BaseException | None) -> Step | _Ended:
     """The next step of an operation, or its end."""
     try:
         return steps.throw(error) if error is not None else steps.send(answer)
