@@ -35,17 +35,19 @@ async def serve_admin_port(
 async def notify_manager(
     engine: RunningEngine, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Tell systemd that the engine serves, and go on telling it that the loop is alive."""
+    """Tell systemd that the engine serves, that it stops, and all the time that the loop is alive."""
     notifier = notifier_from()
     notifier.ready(f"serving {engine.config.data}")
     task_status.started(None)
     interval_s = (notifier.watchdog_s or 2 * STATUS_INTERVAL_S) / 2
-    try:
-        while True:
-            notifier.watchdog()
-            await trio.sleep(interval_s)
-    finally:
-        notifier.stopping("finishing what is in flight")
+    while not engine.stopping.is_set():
+        notifier.watchdog()
+        with trio.move_on_after(interval_s):
+            await engine.stopping.wait()
+    notifier.stopping("finishing what is in flight")
+    while True:
+        notifier.watchdog()
+        await trio.sleep(interval_s)
 
 
 def readings(engine: RunningEngine) -> list[Reading]:

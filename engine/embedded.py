@@ -34,6 +34,8 @@ _ENDED = "the engine in this process has ended; open the store again"
 class EmbeddedEngine:
     """One client of a service in this process."""
 
+    epoch = 0
+
     def __init__(self, service: EngineService, *, descriptors: bool = True) -> None:
         self.carries_descriptors = descriptors
         self._service = service
@@ -155,7 +157,7 @@ class EmbeddedBlockingEngine:
         self._ended.set_result(None)
 
     async def _main(self) -> None:
-        async with open_local_store(self._data) as store:
+        async with open_local_store(self._data, grace_s=0.0) as store:  # nobody else is a client
             await self._serve(store)
 
     async def _serve(self, store: Store) -> None:

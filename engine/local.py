@@ -10,6 +10,7 @@ from engine.clock import SystemClock
 from engine.crash_note import noting_crashes
 from engine.disk import LocalDisk
 from engine.store import Store, open_store
+from lakefs.limits import GC_GRACE_S
 from lakefs.offload import ThreadOffload
 
 ENGINE_THREADS = 6
@@ -17,11 +18,13 @@ ENGINE_THREADS = 6
 
 
 @asynccontextmanager
-async def open_local_store(data: Path) -> AsyncIterator[Store]:
+async def open_local_store(data: Path, *, grace_s: float = GC_GRACE_S) -> AsyncIterator[Store]:
     """Open (or create) the store in a folder; stopped cleanly at the end.  Errors: see `open_store`."""
     disk = LocalDisk(data)
     async with (
         ThreadOffload(ENGINE_THREADS, "lake") as offload,
-        open_store(disk, SystemClock(), offload, while_locked=lambda: noting_crashes(disk)) as store,
+        open_store(
+            disk, SystemClock(), offload, grace_s=grace_s, while_locked=lambda: noting_crashes(disk)
+        ) as store,
     ):
         yield store

@@ -44,11 +44,12 @@ class RunningEngine:
     service: Service
     server: Server
     addresses: list[str] = field(default_factory=list)
-    stopping: bool = False
+    stopping: trio.Event = field(default_factory=trio.Event)
+    """Set when the stop begins: what is in flight is finished, and nothing new is begun."""
 
     def not_ready(self) -> str | None:
         """Why the engine does not serve, None when it does."""
-        if self.stopping:
+        if self.stopping.is_set():
             return "stopping"
         return self.store.read_only_because or None
 
@@ -70,7 +71,7 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
                 await _start_faces(engine, nursery, printer, faces)
                 nursery.start_soon(_collect_now_and_then, store)
                 await _wait_for_signal(signals)
-                engine.stopping = True
+                engine.stopping.set()
                 printer("stopping: finishing what is in flight")
                 with trio.CancelScope() as drain:
                     nursery.start_soon(_cancel_on_signal, signals, drain)

@@ -45,6 +45,7 @@ from lakefs.movers import (
     require_present,
 )
 from lakefs.names import Name
+from lakefs.new_bytes import NewBytes
 from lakefs.service import Reply
 from lakefs.steps import Pipeline, Send, Steps, Tell, Work, send, work
 from lakefs.wire.messages import (
@@ -235,8 +236,8 @@ def read_range(access: Access, opened: Opened, offset: int, length: int) -> Step
     if offset < 0:
         raise InvalidArgument(f"{opened.name}: there is nothing at {offset}", subject=str(opened.name))
     length = max(0, min(length, opened.stat.size_bytes - offset))
-    target = bytearray(length)
-    view = memoryview(target)
+    target = NewBytes(length)
+    view = target.view
     whole: list[Piece] = []
     for piece in opened.overlapping(offset, length):
         begin = max(offset, piece.offset)
@@ -248,7 +249,7 @@ def read_range(access: Access, opened: Opened, offset: int, length: int) -> Step
         view[begin - offset : end - offset] = part
     if whole:
         yield from fetch_pieces(access, opened, whole, _ShiftedSink(view, offset))
-    return bytes(target)
+    return target.take()
 
 
 def get_many(access: Access, names: Sequence[Name]) -> Steps[list[bytes | LakeError]]:
@@ -282,9 +283,9 @@ def read_whole(access: Access, opened: Opened) -> Steps[bytes]:
     if len(opened.pieces) == 1 and opened.pieces[0].chunk in opened.inline:
         access.progress(opened.pieces[0].length, 0)
         return opened.inline[opened.pieces[0].chunk]
-    target = bytearray(opened.stat.size_bytes)
-    yield from fetch_pieces(access, opened, opened.pieces, BufferSink(memoryview(target)))
-    return target  # type: ignore[return-value]  # a bytearray serves wherever bytes are read; no copy of GiBs
+    target = NewBytes(opened.stat.size_bytes)
+    yield from fetch_pieces(access, opened, opened.pieces, BufferSink(target.view))
+    return target.take()
 
 
 class _ShiftedSink:

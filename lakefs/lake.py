@@ -163,7 +163,7 @@ class LakeSteps:
     def put_many(
         self, objects: Sequence[tuple[str, Buffer]], *, create_bucket: bool = True, in_flight: int = 256
     ) -> Steps[list[ObjectStat]]:
-        """Store many small objects (each at most 4 MiB) in few journal groups; durable on return.
+        """Store many small objects (each at most 4 MiB, one chunk) in few journal groups; durable on return.
 
         At most `in_flight` objects are under way, in two requests: one is received and decided while the other is
         synced.  Each name is atomic by itself.  The first failure is raised after all have been tried; what cannot

@@ -18,6 +18,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 
 from lakefs.crc import crc32c
@@ -40,6 +41,15 @@ class Check(Enum):
     CRC32C = "crc32c"
 
 
+@dataclass
+class _Held:
+    """A descriptor, and how many fetches use it."""
+
+    descriptor: int
+    users: int = 0
+    dropped: bool = False
+
+
 class SegmentDescriptors:
     """Read-only descriptors of segments by id, at most 512; the least recently used idle one is closed first.
 
@@ -48,8 +58,7 @@ class SegmentDescriptors:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: OrderedDict[SegmentId, int] = OrderedDict()
-        self._users: dict[SegmentId, int] = {}
+        self._open: OrderedDict[SegmentId, _Held] = OrderedDict()
 
     def missing(self, segments: set[SegmentId]) -> list[SegmentId]:
         """Those of `segments` that no descriptor is held for."""
@@ -62,39 +71,42 @@ class SegmentDescriptors:
             if segment in self._open:
                 os.close(descriptor)
                 return
-            self._open[segment] = descriptor
+            self._open[segment] = _Held(descriptor)
             self._evict()
 
     @contextmanager
     def use(self, segment: SegmentId) -> Iterator[int]:
         """The descriptor, kept open meanwhile.  StaleGrant when it is not held."""
         with self._lock:
-            descriptor = self._open.get(segment)
-            if descriptor is None:
+            held = self._open.get(segment)
+            if held is None:
                 raise StaleGrant(f"no descriptor of segment {segment:x} is held", subject=f"{segment:x}")
             self._open.move_to_end(segment)
-            self._users[segment] = self._users.get(segment, 0) + 1
+            held.users += 1
         try:
-            yield descriptor
+            yield held.descriptor
         finally:
             with self._lock:
-                self._users[segment] -= 1
-                if not self._users[segment]:
-                    del self._users[segment]
+                held.users -= 1
+                if held.dropped and not held.users:
+                    os.close(held.descriptor)
 
     def close(self) -> None:
-        """Close all; the caller has waited for its fetches."""
+        """Close all; those that a fetch uses when it is done."""
         with self._lock:
-            for descriptor in self._open.values():
-                os.close(descriptor)
+            for held in self._open.values():
+                held.dropped = True
+                if not held.users:
+                    os.close(held.descriptor)
             self._open.clear()
 
     def _evict(self) -> None:
-        for segment in list(self._open):
+        for segment, held in list(self._open.items()):
             if len(self._open) <= DESCRIPTORS_MAX:
                 return
-            if segment not in self._users:
-                os.close(self._open.pop(segment))
+            if not held.users:
+                os.close(held.descriptor)
+                del self._open[segment]
 
 
 def fetch_into(

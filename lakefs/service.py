@@ -58,6 +58,11 @@ class EngineClient(Protocol):
     """Asks one engine.  Safe for use by many tasks at once."""
 
     @property
+    def epoch(self) -> int:
+        """Counts connections: descriptors, leases and sources of an earlier epoch are void."""
+        ...
+
+    @property
     def carries_descriptors(self) -> bool:
         """Whether OpenSegments and SourceOpen can work here."""
         ...

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from lakefs.client.address import resolve
-from lakefs.client.remote import connect_engine
+from lakefs.client.reconnecting import connect_reconnecting
 from lakefs.client.trio_lake import TrioLake
 from lakefs.movers import Check
 from lakefs.offload import ThreadOffload
@@ -18,11 +18,14 @@ WORK_THREADS = 2
 async def connect_trio(
     address: str | None = None, *, token: str | None = None, check: Check = Check.BLAKE3
 ) -> AsyncIterator[TrioLake]:
-    """Connect to an engine; the connection ends with the block.  Parameters and errors as `lakefs.connect`."""
+    """Connect to an engine until the block ends; when it is lost meanwhile it is waited for, at most 5 s.
+
+    Parameters and errors as `lakefs.connect`.
+    """
     where, secret = resolve(address, token)
     async with (
         ThreadOffload(WORK_THREADS, "lake-work") as offload,
-        connect_engine(where, token=secret) as engine,
+        connect_reconnecting(where, token=secret) as engine,
     ):
         lake = TrioLake(engine, offload, network=where.startswith("tcp"), check=check)
         try:

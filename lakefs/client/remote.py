@@ -104,6 +104,8 @@ class _Call:
 class RemoteEngine:
     """An `EngineClient` over one connection.  Made by `connect_engine`."""
 
+    epoch = 0
+
     def __init__(self, stream: Stream, address: str) -> None:
         self.address = address
         self._stream = stream

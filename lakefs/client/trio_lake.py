@@ -59,6 +59,7 @@ class TrioLake:
         self, engine: EngineClient, offload: Offload, *, network: bool = False, check: Check = Check.BLAKE3
     ) -> None:
         self._engine = engine
+        self._epoch = engine.epoch
         self._offload = offload
         self._descriptors = SegmentDescriptors()
         self.steps = LakeSteps(self._descriptors, engine.carries_descriptors, network=network, check=check)
@@ -72,6 +73,10 @@ class TrioLake:
 
     async def run(self, steps: Steps[T]) -> T:
         """Drive an operation of `LakeSteps` to its end."""
+        if self._engine.epoch != self._epoch:
+            # Another connection may be another store, with segments of the same numbers.
+            self._descriptors.close()
+            self._epoch = self._engine.epoch
         outcome: list[T] = []
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:

@@ -41,6 +41,10 @@ class InThreads:
         self.engine = engine
 
     @property
+    def epoch(self) -> int:
+        return self.engine.epoch
+
+    @property
     def carries_descriptors(self) -> bool:
         return self.engine.carries_descriptors
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ import trio.testing
 
 from engine.embedded import EmbeddedEngine
 from engine.server import Server
-from lakefs.client.blocking_remote import BlockingEngine, connect_blocking
+from lakefs.client.blocking_remote import connect_blocking
 from lakefs.client.reconnecting import connect_reconnecting
 from lakefs.client.remote import connect_engine
 from lakefs.errors import BucketNotFound, ChunkNotFound, InternalError, InvalidArgument
 from lakefs.ids import Buffer, data_chunk_id
 from lakefs.net import TrioNetwork
 from lakefs.ports import Network
-from lakefs.service import EngineClient, Reply
+from lakefs.service import EngineClient
 from lakefs.sockets import close_all
 from lakefs.wire.messages import (
     BucketRemove,
@@ -31,7 +31,6 @@ from lakefs.wire.messages import (
     Ping,
     ReadChunks,
     ReadChunksReply,
-    Request,
     RunFsck,
     SegmentsOpened,
     SourceOpen,
@@ -42,6 +41,7 @@ from lakefs.wire.messages import (
     Stored,
     WatchEvent,
 )
+from tests.contract.engines import InThreads
 from tests.fake_service import FakeService
 from tests.sim.network import SimulatedNetwork
 
@@ -69,33 +69,6 @@ def remote(network: Callable[[], Network], address: str, *, reconnecting: bool =
                 yield engine
 
     return opened
-
-
-class InThreads:
-    """The blocking client, each call in a thread of its own."""
-
-    def __init__(self, engine: BlockingEngine) -> None:
-        self._engine = engine
-
-    @property
-    def carries_descriptors(self) -> bool:
-        return self._engine.carries_descriptors
-
-    async def call(
-        self,
-        request: Request,
-        body: Sequence[Buffer] = (),
-        descriptors: Sequence[int] = (),
-        *,
-        into: Sequence[memoryview] = (),
-    ) -> Reply:
-        def blocking() -> Reply:
-            return self._engine.call(request, body, descriptors, into=into)
-
-        return await trio.to_thread.run_sync(blocking)
-
-    def watch(self, bucket: str) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
-        raise NotImplementedError("a blocking connection cannot watch")
 
 
 def blocking(address: str) -> Opened:

@@ -17,3 +17,10 @@ def served() -> Iterator[Served]:
     # Not pytest's folder: a socket's path must be short.
     with TemporaryDirectory(prefix="lake-") as folder, serving(Path(folder)) as engine:
         yield engine
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket in it."""
+    with TemporaryDirectory(prefix="lake-") as path:
+        yield Path(path)

@@ -205,6 +205,15 @@ def test_gc_frees_what_nothing_names(served: Served) -> None:
     assert served.good("fsck", "--full").code == 0
 
 
+def test_gc_of_a_store_that_nobody_serves_frees_at_once(tmp_path: Path) -> None:
+    data = tmp_path / "store"
+    for name in ("x", "y"):
+        assert lake("put", "--data", data, "-", f"garbage/{name}", stdin=os.urandom(300_000)).code == 0
+    assert lake("rm", "--data", data, "garbage/x").code == 0
+    report = json.loads(lake("gc", "--data", data, "--json").out)
+    assert report["freed_bytes"] >= 300_000
+
+
 def test_a_full_fsck_finds_a_flipped_bit_and_names_the_object(tmp_path: Path) -> None:
     store = tmp_path / "data"
     content = os.urandom(300_000)

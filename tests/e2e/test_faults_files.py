@@ -6,9 +6,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -18,12 +16,6 @@ from tests.e2e.served import Served
 from tests.e2e.small_disk import remount, tmpfs
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with TemporaryDirectory(prefix="lake-") as name:
-        yield Path(name)
 
 
 def left_in(folder: Path) -> list[str]:

@@ -9,9 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -25,12 +23,6 @@ from tests.e2e.served import LAKE, ROOT, Finished, Served, environment, lake, se
 from tests.e2e.small_disk import ext4, remount
 
 NOBODY = 65534
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with TemporaryDirectory(prefix="lake-") as name:
-        yield Path(name)
 
 
 def serve(data: Path, sock: Path, *options: str) -> Finished:

@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -35,12 +34,6 @@ def engine_on(disk: Path) -> Iterator[Served]:
         assert engine.process is not None
         if engine.process.poll() is None:
             engine.stop()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with TemporaryDirectory(prefix="lake-") as name:
-        yield Path(name)
 
 
 def put_until_full(engine: Served, prefix: str, size_bytes: int) -> Contents:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import trio
 import trio.testing
 
+from lakefs.client.connect_trio import connect_trio
 from lakefs.client.reconnecting import ReconnectingEngine, connect_reconnecting
 from lakefs.errors import (
     EngineUnreachable,
@@ -23,6 +27,7 @@ from lakefs.wire.messages import (
     StatusReply,
     StoreFromSource,
 )
+from tests.e2e.served import Served
 from tests.engines import (
     SIMULATED,
     in_simulated_time,
@@ -147,3 +152,23 @@ def test_a_request_that_ends_the_engine_each_time_is_given_up() -> None:
             await served.stop()
 
     in_simulated_time(main)
+
+
+def test_a_trio_lake_outlives_its_engine_and_takes_nothing_over_from_it(folder: Path) -> None:
+    """The engine that comes back has another store, with segments of the same numbers."""
+    content = os.urandom(300_000)
+    other = os.urandom(300_000)
+    served = Served(folder)
+
+    async def main() -> None:
+        async with connect_trio(served.server) as lake:
+            await lake.put("b/x", content)
+            assert await lake.get("b/x") == content
+            served.kill()
+            served.data.rename(folder / "old")
+            served.start()
+            await lake.put("b/x", other)
+            assert await lake.get("b/x") == other
+
+    trio.run(main)
+    assert served.stop() == 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import configparser
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.served import Served
 from tests.style.source_tree import ROOT
 
 UNIT = ROOT / "systemd" / "lake-engine.service"
@@ -83,3 +85,15 @@ def test_the_folders_can_be_made(tmp_path: Path) -> None:
     )
     assert made.returncode == 0, made.stderr
     assert (tmp_path / "var/lib/lake").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_manager_hears_of_start_life_and_stop(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(folder / "notify"))
+        manager.settimeout(30)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(folder / "notify"))
+        served = Served(folder)
+        assert manager.recv(1000).startswith(b"READY=1\nSTATUS=serving ")
+        assert manager.recv(1000) == b"WATCHDOG=1"
+        assert served.stop() == 0
+        assert manager.recv(1000) == b"STOPPING=1\nSTATUS=finishing what is in flight"

@@ -21,6 +21,7 @@ from lakefs.wire import messages as m
 class StuckEngine:
     """Answers until it is asked for `stuck`, which it never answers; then `after` happens to what is asked."""
 
+    epoch = 0
     carries_descriptors = False
 
     def __init__(self, stuck: type[m.Request], *, after: str = "answers") -> None:
