@@ -216,7 +216,7 @@ def fetch_pieces(access: Access, opened: Opened, pieces: Sequence[Piece], sink: 
     pipeline = Pipeline(WINDOW)
     for start in range(0, len(pieces), LOCATE_BATCH):
         batch = pieces[start : start + LOCATE_BATCH]
-        yield from _locate_missing(access, opened, [piece.chunk for piece in batch])
+        yield from locate(access, opened, [piece.chunk for piece in batch])
         local: list[Piece] = []
         for piece in batch:
             if piece.chunk in opened.inline:
@@ -362,14 +362,15 @@ def chunk_of_stat(stat: ObjectStat) -> ChunkId:
 
 def _read_manifest(access: Access, opened: Opened, chunk: ChunkId) -> Steps[Manifest]:
     assert kind_of(chunk) is ChunkKind.MANIFEST
-    yield from _locate_missing(access, opened, [chunk])
+    yield from locate(access, opened, [chunk])
     payload = bytearray(opened.grants[chunk].logical_bytes)
     piece = Piece(chunk, 0, len(payload))
     yield from fetch_pieces(access, opened, [piece], BufferSink(memoryview(payload)))
     return parse(payload)
 
 
-def _locate_missing(access: Access, opened: Opened, chunks: list[ChunkId]) -> Steps[None]:
+def locate(access: Access, opened: Opened, chunks: Sequence[ChunkId]) -> Steps[None]:
+    """Have the grants of these chunks, and the descriptors of their segments.  ChunkNotFound, EngineUnreachable."""
     unknown = [
         chunk for chunk in dict.fromkeys(chunks) if chunk not in opened.grants and chunk not in opened.inline
     ]
@@ -509,7 +510,7 @@ def _fetch_part(access: Access, opened: Opened, piece: Piece, offset: int, lengt
     """A range inside one chunk, checked by granule."""
     if piece.chunk in opened.inline:
         return memoryview(opened.inline[piece.chunk])[offset : offset + length]
-    yield from _locate_missing(access, opened, [piece.chunk])
+    yield from locate(access, opened, [piece.chunk])
     if not access.can_use_descriptors:
         return (yield from _stream_part(opened, piece, offset, length))
     try:

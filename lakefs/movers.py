@@ -130,14 +130,39 @@ def fetch_range(
     descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, offset: int, length: int
 ) -> memoryview:
     """The bytes [offset, offset + length) of a granted chunk, checked by granule.  Blocks.  StaleGrant."""
+    crcs = fetch_crcs(descriptors, chunk, grant)
+    found = fetch_granules(descriptors, chunk, grant, crcs, offset, length)
+    assert found is not None, "without RWF_NOWAIT a read waits"
+    return found
+
+
+def fetch_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -> bytes:
+    """The CRC32C of each granule of a granted chunk, 4 bytes each.  Blocks.  StaleGrant."""
+    vector = memoryview(bytearray(_vector_bytes(grant)))
+    with descriptors.use(SegmentId(grant.segment)) as descriptor:
+        _pread_full(descriptor, [vector], grant.offset + grant.stored_bytes, chunk)
+    return _checked_vector(vector, chunk, grant)
+
+
+def fetch_granules(
+    descriptors: SegmentDescriptors,
+    chunk: ChunkId,
+    grant: Grant,
+    crcs: bytes,
+    offset: int,
+    length: int,
+    *,
+    wait: bool = True,
+) -> memoryview | None:
+    """As `fetch_range`, with the granules' CRCs known; without `wait` None when the page cache lacks the bytes."""
     begin = offset - offset % GRANULE_BYTES
     end = min(-(-(offset + length) // GRANULE_BYTES) * GRANULE_BYTES, grant.logical_bytes)
     target = memoryview(bytearray(end - begin))
     with descriptors.use(SegmentId(grant.segment)) as descriptor:
-        vector = memoryview(bytearray(_vector_bytes(grant)))
-        _pread_full(descriptor, [vector], grant.offset + grant.stored_bytes, chunk)
-        crcs = _checked_vector(vector, chunk, grant)
-        _pread_full(descriptor, [target], grant.offset + begin, chunk)
+        if wait:
+            _pread_full(descriptor, [target], grant.offset + begin, chunk)
+        elif not _pread_cached(descriptor, target, grant.offset + begin):
+            return None
     first = begin // GRANULE_BYTES
     check_granules(chunk, target, crcs[4 * first : 4 * -(-end // GRANULE_BYTES)])
     return target[offset - begin : offset - begin + length]
@@ -192,6 +217,13 @@ def _checked_vector(vector: memoryview, chunk: ChunkId, grant: Grant) -> bytes:
     if crc32c(vector) != grant.crc:
         raise StaleGrant(f"the checksums of chunk {id_text(chunk)} do not match", subject=id_text(chunk))
     return bytes(vector)
+
+
+def _pread_cached(descriptor: int, target: memoryview, offset: int) -> bool:
+    try:
+        return os.preadv(descriptor, [target], offset, os.RWF_NOWAIT) == len(target)
+    except OSError:
+        return False  # not cached, or not to be had: a read that waits will tell
 
 
 def _pread_full(descriptor: int, targets: Sequence[memoryview], offset: int, chunk: ChunkId) -> None:

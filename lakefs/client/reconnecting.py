@@ -4,7 +4,7 @@ A decorator around `RemoteEngine`.  Requests that may be repeated (`lakefs.wire.
 a request that the engine refused because it drains was not done, and is always sent again.
 
 Rules kept here:
-- The first connect does not wait for an engine; later ones wait at most 5 s, once for all callers.
+- The first connect does not wait for an engine; later ones wait, 5 s unless told otherwise, once for all callers.
 - `epoch` goes up with every connection: leases, sources and descriptors of an earlier one are void when the boot or
   store id is another, too.  Put sessions are joined again before anything else is sent.
 """
@@ -31,13 +31,16 @@ _RETRY_S: Final = 0.05
 
 @asynccontextmanager
 async def connect_reconnecting(
-    address: str, *, token: str = "", network: Network | None = None
+    address: str, *, token: str = "", network: Network | None = None, patience_s: float = ENGINE_WAIT_S
 ) -> AsyncIterator[ReconnectingEngine]:
-    """Connect to an engine, and again whenever it was lost.  Errors of the first connect as `connect_engine`."""
+    """Connect to an engine, and again whenever it was lost, waiting for it for at most `patience_s`.
+
+    Errors of the first connect as `connect_engine`.
+    """
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         try:
-            engine = ReconnectingEngine(address, token, network, nursery)
+            engine = ReconnectingEngine(address, token, network, nursery, patience_s)
             await engine.connect()
             yield engine
         except BaseException as error:  # noqa: BLE001 - raised below: not wrapped in the nursery's group
@@ -53,13 +56,16 @@ async def connect_reconnecting(
 class ReconnectingEngine:
     """An `EngineClient`.  Made by `connect_reconnecting`."""
 
-    def __init__(self, address: str, token: str, network: Network | None, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, address: str, token: str, network: Network | None, nursery: trio.Nursery, patience_s: float
+    ) -> None:
         self.address = address
         self.epoch = 0
         """Counts connections."""
         self._token = token
         self._network = network
         self._nursery = nursery
+        self._patience_s = patience_s
         self._engine: RemoteEngine | None = None
         self._connecting = trio.Lock()
         self._sessions = SessionKeeper()
@@ -121,7 +127,7 @@ class ReconnectingEngine:
             return engine
         async with self._connecting:
             if self._engine is engine:
-                await self._connect(patience_s=0.0 if engine is None else ENGINE_WAIT_S)
+                await self._connect(patience_s=0.0 if engine is None else self._patience_s)
             assert self._engine is not None, "connecting gives an engine or raises"
             return self._engine
 
