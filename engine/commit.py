@@ -10,7 +10,8 @@ Rules kept here:
 - A decision and its publication are one step without `await`: decisions are serial, each sees all before it.
 - A decision runs exactly once, joins one group as a whole, or not at all when it raises.
 - Sequences are given when a group closes behind another: group n+1 is appended only when group n is durable.
-- Whoever answers from a view or a commit waits for its sequence first; refusals too.
+- Whoever answers from a view or a commit waits for its sequence first; refusals too.  Only who asked for no more than
+  that a change is visible is answered, or refused, when it has joined its group.
 - The overlay is frozen only between groups: when a group closes, or while none is open.
 - A failed append or sync is final.  The mutations of the groups after the last durable one stay visible in the
   overlay, because decisions were built on them; so nobody may be told anything that depends on them, and
@@ -114,11 +115,13 @@ class Committer:
             return outcome, transaction.sequence
         return outcome, self._join(transaction)
 
-    async def commit_when_room(self, decide: Callable[[Transaction], T]) -> tuple[T, Sequence]:
+    async def commit_when_room(
+        self, decide: Callable[[Transaction], T], *, durable: bool = True
+    ) -> tuple[T, Sequence]:
         """As `commit`, after waiting for room in group and overlay.  No checkpoint when there is room at once.
 
         StoreFull when the index is full and the overlay too.  Cancelled before `decide` runs, never after, unless it
-        refuses: a UserError passes through when what it was decided on is durable.
+        refuses: a UserError passes through when what it was decided on is durable, without `durable` at once.
         """
         while not self._has_room():
             if self.failed is not None:
@@ -129,7 +132,8 @@ class Committer:
         try:
             return self.commit(decide)
         except UserError:
-            await self.wait_durable(self._refused_at)
+            if durable:
+                await self.wait_durable(self._refused_at)
             raise
 
     async def wait_durable(self, sequence: Sequence) -> None:

@@ -146,8 +146,10 @@ class Collector:
                 if node.blob is not None:
                     await self._mark_blob(cycle, node.blob)
             await trio.lowlevel.checkpoint()
-        for blob in list(self._holds.leased_blobs()):
+        for count, blob in enumerate(dict.fromkeys(self._holds.leased_blobs()), 1):
             await self._mark_blob(cycle, blob)
+            if count % self._batch == 0:
+                await trio.lowlevel.checkpoint()
         while self._rebound:
             await self._mark_blob(cycle, self._rebound.pop())
 

@@ -5,7 +5,8 @@ Rules kept here:
   `end_session`, by SessionEnd, or `SESSION_LINGER_S` after its last connection has gone.  A restart voids all.
 - A session may be used by any connection of the client that began it (the id is 16 random bytes: who knows it is
   that client); the number of sessions is bounded.
-- A lease keeps the blob that a name had when it was opened; it ends with its connection.
+- A lease keeps the blob that a name had when it was opened; it ends with its connection.  Leases are bounded, for
+  each connection and in all.
 - gc asks `is_held` inside the commit that frees, and marks `leased_blobs` before it sweeps.
 - While gc runs, every hold also marks (`barrier`): a chunk found present after the marker has passed stays.  A
   session that ends meanwhile leaves its holds to the cycle: a name that it committed may be behind the marker.
@@ -15,13 +16,13 @@ All methods are synchronous and called on the loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from engine.number_set import NumberSet
 from lakefs.errors import EngineBusy, SessionLost
 from lakefs.ids import Birth, BlobId, SessionId, new_id16
-from lakefs.limits import LEASES_PER_CONNECTION_MAX, SESSION_LINGER_S, SESSIONS_MAX
+from lakefs.limits import LEASES_MAX, LEASES_PER_CONNECTION_MAX, SESSION_LINGER_S, SESSIONS_MAX
 from lakefs.ports import Clock
 
 
@@ -65,6 +66,7 @@ class Holds:
         self._clock = clock
         self._sessions: dict[SessionId, Session] = {}
         self._clients: dict[int, Client] = {}
+        self._lease_count = 0
         self.barrier: NumberSet | None = None
 
     # --- connections -------------------------------------------------------------------------------
@@ -78,6 +80,7 @@ class Holds:
     def disconnect(self, client: Client) -> None:
         """A connection has ended: its leases go, its sessions linger."""
         self._clients.pop(id(client), None)
+        self._lease_count -= len(client.leases)
         client.leases.clear()
         for identifier in client.sessions:
             session = self._sessions.get(identifier)
@@ -153,12 +156,21 @@ class Holds:
     # --- leases ------------------------------------------------------------------------------------
 
     def lease(self, client: Client, blob: BlobId) -> int:
-        """Keep a blob for the connection; EngineBusy when it holds too many."""
+        """Keep a blob for the connection; EngineBusy when it, or all of them together, hold too many."""
         if len(client.leases) >= LEASES_PER_CONNECTION_MAX:
             raise EngineBusy(f"{LEASES_PER_CONNECTION_MAX} objects are open on this connection; close some")
+        if self._lease_count >= LEASES_MAX:
+            raise EngineBusy(f"{LEASES_MAX} objects are open on all connections together; try again later")
         number = client.number()
         client.leases[number] = blob
+        self._lease_count += 1
         return number
+
+    def end_leases(self, client: Client, leases: Iterable[int]) -> None:
+        """Let blobs go; numbers that are no leases of the connection are ignored."""
+        for lease in leases:
+            if client.leases.pop(lease, None) is not None:
+                self._lease_count -= 1
 
     def leased_blobs(self) -> Iterator[BlobId]:
         """Blobs open for reading now."""
@@ -171,5 +183,5 @@ class Holds:
         return {
             "connections": len(self._clients),
             "sessions": len(self._sessions),
-            "leases": sum(len(client.leases) for client in self._clients.values()),
+            "leases": self._lease_count,
         }

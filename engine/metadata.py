@@ -89,17 +89,22 @@ class Metadata:
         """A view of all tables at this instant; use it before the next `await`."""
         return self._tables.view()
 
-    async def commit(self, decide: Callable[[Transaction], T]) -> tuple[T, Sequence]:
+    async def commit(self, decide: Callable[[Transaction], T], *, durable: bool = True) -> tuple[T, Sequence]:
         """Run `decide` on a transaction, once and without interruption; its result and the sequence to wait for.
 
-        Waits first while group or overlay are full.  An error of `decide` passes through and changes nothing.
+        Waits first while group or overlay are full.  An error of `decide` passes through and changes nothing; it
+        leaves when what it was decided on is durable, without `durable` at once.
         Errors: RequestTooLarge, StoreFull, StoreReadOnly.  Nothing is durable on return.
         """
-        return await self._committer.commit_when_room(decide)
+        return await self._committer.commit_when_room(decide, durable=durable)
 
     async def wait_durable(self, sequence: Sequence) -> None:
         """Return when group `sequence` is durable; at once, without a checkpoint, when it is.  StoreReadOnly."""
         await self._committer.wait_durable(sequence)
+
+    async def sync(self) -> None:
+        """Return when everything decided until now is durable.  StoreReadOnly when it will not be."""
+        await self._committer.wait_durable(self._committer.last_sequence)
 
     @property
     def durable_sequence(self) -> Sequence:

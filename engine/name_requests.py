@@ -1,6 +1,7 @@
-"""Requests about names: look up, list, remove, rename, copy, folders, buckets.
+"""Requests about names: look up, list, remove, rename, copy, attributes, folders, symlinks, buckets.
 
-Each handler is one synchronous decision on a view or in a transaction, and the wait until that is durable.
+Each handler is one synchronous decision on a view or in a transaction, and the wait until that is durable, unless
+the client asked for an answer as soon as it is visible (`durable` false).
 Batches give every item its own result; what failed has changed nothing.
 """
 
@@ -20,7 +21,8 @@ from engine.buckets import (
 )
 from engine.holds import Client
 from engine.listing import list_names
-from engine.names import copy, make_folder, rename, require, unbind
+from engine.names import copy, make_folder, remove_folder, rename, require, unbind
+from engine.node_changes import make_symlink, set_attributes
 from engine.object_stat import to_object_stat
 from engine.puts import failed
 from engine.store import Store
@@ -81,22 +83,31 @@ class NameRequests:
         _check_count(request.names, DELETE_BATCH)
 
         def remove(txn: Transaction, bucket: str, key: str) -> m.NameResult:
-            gone = unbind(txn, find_bucket(txn, bucket), key, request.condition)
+            gone = unbind(txn, find_bucket(txn, bucket), key, request.condition, request.keep_folder)
             return m.NameResult(None if gone is None else _stat_of(bucket, key, gone))
 
         def decide(txn: Transaction) -> list[m.NameResult]:
             return [_each(name, lambda name: remove(txn, *name)) for name in request.names]
 
-        return Reply(m.NameResults(await self._change(decide)))
+        return Reply(m.NameResults(await self._change(decide, request.durable)))
 
     async def rename(self, client: Client, request: m.Rename, body: Body, _: Sequence[int]) -> Reply:
         def decide(txn: Transaction) -> Resolved:
             now_ns = self._store.clock.wall_ns()
             source = find_bucket(txn, request.bucket)
             target = self._target(txn, request.to_bucket, request.create_bucket, now_ns)
-            return rename(txn, source, request.key, target, request.to_key, request.replace, now_ns)
+            return rename(
+                txn,
+                source,
+                request.key,
+                target,
+                request.to_key,
+                request.replace,
+                now_ns,
+                request.keep_folder,
+            )
 
-        return _one(request.to_bucket, request.to_key, await self._change(decide))
+        return _one(request.to_bucket, request.to_key, await self._change(decide, request.durable))
 
     async def copy(self, client: Client, request: m.Copy, body: Body, _: Sequence[int]) -> Reply:
         def decide(txn: Transaction) -> Resolved:
@@ -120,9 +131,37 @@ class NameRequests:
         def decide(txn: Transaction) -> Resolved:
             now_ns = self._store.clock.wall_ns()
             bucket = self._target(txn, request.bucket, request.create_bucket, now_ns)
-            return make_folder(txn, bucket, request.key, request.exclusive, now_ns)
+            return make_folder(txn, bucket, request.key, request.exclusive, now_ns, request.attributes)
 
-        return _one(request.bucket, request.key, await self._change(decide))
+        return _one(request.bucket, request.key, await self._change(decide, request.durable))
+
+    async def remove_folder(
+        self, client: Client, request: m.RemoveFolder, body: Body, _: Sequence[int]
+    ) -> Reply:
+        def decide(txn: Transaction) -> Resolved:
+            bucket = find_bucket(txn, request.bucket)
+            return remove_folder(txn, bucket, request.key, m.NO_CONDITION, request.keep_folder)
+
+        return _one(request.bucket, request.key, await self._change(decide, request.durable))
+
+    async def make_symlink(
+        self, client: Client, request: m.MakeSymlink, body: Body, _: Sequence[int]
+    ) -> Reply:
+        def decide(txn: Transaction) -> Resolved:
+            now_ns = self._store.clock.wall_ns()
+            bucket = find_bucket(txn, request.bucket)
+            return make_symlink(txn, bucket, request.key, request.target, request.attributes, now_ns)
+
+        return _one(request.bucket, request.key, await self._change(decide, request.durable))
+
+    async def set_attributes(
+        self, client: Client, request: m.SetAttributes, body: Body, _: Sequence[int]
+    ) -> Reply:
+        def decide(txn: Transaction) -> Resolved:
+            now_ns = self._store.clock.wall_ns()
+            return set_attributes(txn, find_bucket(txn, request.bucket), request, now_ns)
+
+        return _one(request.bucket, request.key, await self._change(decide, request.durable))
 
     async def bucket_create(
         self, client: Client, request: m.BucketCreate, body: Body, _: Sequence[int]
@@ -153,9 +192,10 @@ class NameRequests:
             raise refusal
         return found
 
-    async def _change(self, decide: Callable[[Transaction], T]) -> T:
-        result, sequence = await self._metadata.commit(decide)
-        await self._metadata.wait_durable(sequence)
+    async def _change(self, decide: Callable[[Transaction], T], durable: bool = True) -> T:
+        result, sequence = await self._metadata.commit(decide, durable=durable)
+        if durable:
+            await self._metadata.wait_durable(sequence)
         return result
 
     @staticmethod

@@ -3,10 +3,11 @@
 Pure decisions: no I/O of their own, no `await`.  Rules kept here:
 - A function that raises has changed nothing in the transaction: it decides first and changes then.  So one
   failed item of a batch leaves the others of its transaction whole.
-- A binding makes a new node, and removes the one it replaces.  Only folders keep their node: a key that ends in
-  `/` sets the blob that the folder itself has.
+- A binding makes a new node, and removes the one it replaces.  Only folders keep their node (a key that ends in
+  `/` sets the blob that the folder itself has), and the object whose id the caller gives (`keep_node`).
 - Object `a` and folder `a/` may coexist: they are two keys.
-- Folders that nobody made come with the first name below them and go with the last.
+- Folders that nobody made come with the first name below them and go with the last; who removes that one may ask
+  for the folder to stay (`keep_folder`), as one that was made.
 - Moving a folder moves one name record, whatever is below it.
 
 Parent folders do not note changes below them: their times are those of their own making.
@@ -21,9 +22,11 @@ import msgspec
 
 from engine.buckets import BucketRef
 from engine.format import NO_ATTRIBUTES, EtagKind, Node, NodeKind, Table, node_key, pack_name, unpack_node
-from engine.name_keys import check_key, lookup_path, shown, subject_of
-from engine.object_stat import check_condition, check_record_size, with_attributes
+from engine.name_keys import check_key, lookup_path, shown
+from engine.name_refusals import already_there, not_empty, not_found, object_instead, shown_name, subject
+from engine.object_stat import check_condition, check_record_size, with_attributes, with_owner
 from engine.tree import (
+    KeptFolder,
     NameEvent,
     Place,
     Resolved,
@@ -40,15 +43,7 @@ from engine.tree import (
     resolved_at,
 )
 from engine.views import Transaction, View
-from lakefs.errors import (
-    AlreadyExists,
-    FolderNotEmpty,
-    InvalidArgument,
-    InvalidName,
-    KeyNotFound,
-    NotAFolder,
-    UserError,
-)
+from lakefs.errors import InvalidArgument, InvalidName, PreconditionFailed, UserError
 from lakefs.ids import EMPTY_BLOB, NodeId
 from lakefs.limits import COMPONENT_SPLIT_BYTES
 from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes
@@ -63,6 +58,7 @@ class Binding(msgspec.Struct, frozen=True):
     key: str
     node: Node
     condition: Condition = NO_CONDITION
+    keep_node: int = 0
 
 
 _FolderMemo = dict[tuple[NodeId, bytes], NodeId]
@@ -86,7 +82,7 @@ def require(view: View, bucket: BucketRef, key: str) -> Resolved:
     """As `resolve`; KeyNotFound when there is none."""
     found = resolve(view, bucket, key)
     if found is None:
-        raise _not_found(bucket, key)
+        raise not_found(bucket, key)
     return found
 
 
@@ -94,7 +90,7 @@ def iter_nodes(view: View, after: NodeId, limit: int) -> list[tuple[NodeId, Node
     """The next `limit` nodes with an id above `after`, ascending; for gc's walk, page by page over fresh views.
 
     Ids only grow, so a walk meets every node that is made while it goes on.  What it can miss is the blob that a
-    folder of its own gets behind it: that comes as `NameEvent.blob` with the notes of the group.
+    node gets behind it, a folder or one that was kept: that comes as `NameEvent.blob` with the notes of the group.
     """
     page: list[tuple[NodeId, Node]] = []
     if limit <= 0:
@@ -150,13 +146,15 @@ def _bind(txn: Transaction, binding: Binding, now_ns: int, memo: _FolderMemo) ->
     old = child_at(txn, place)
     if condition != NO_CONDITION:
         check_condition(condition, _condition_subject(txn, old, is_folder), bucket.name, key)
+    if binding.keep_node:
+        _check_kept(txn, binding, old)
 
     make_parents(txn, place, now_ns)
     if known is None and len(path) - cut < COMPONENT_SPLIT_BYTES:
         memo[folder] = place.parent
     if old is None:
         node_id = add_node(txn, place.key, node.kind, record)
-    elif is_folder:
+    elif is_folder or binding.keep_node:
         node_id = old
         txn.put(Table.NODES, node_key(node_id), record)
     else:
@@ -168,14 +166,26 @@ def _bind(txn: Transaction, binding: Binding, now_ns: int, memo: _FolderMemo) ->
     return Resolved(node_id, node)
 
 
+def _check_kept(view: View, binding: Binding, node_id: NodeId | None) -> None:
+    """PreconditionFailed unless the present node is the object that the binding means to keep."""
+    bucket, key = binding.bucket, binding.key
+    present = None if node_id is None else Resolved(node_id, load_node(view, node_id))
+    check_condition(Condition(node=binding.keep_node), present, bucket.name, key)
+    if present is None or present.kind is not NodeKind.OBJECT:
+        raise PreconditionFailed(
+            f"{shown_name(bucket, key)} was not changed: only an object keeps its node, and it is none",
+            subject=subject(bucket, key),
+        )
+
+
 def _record_for(node: Node, bucket: BucketRef, key: str, is_folder: bool) -> Node:
     """The record as it is stored under a key of this kind.  A folder that may be read may also be entered."""
     if not is_folder:
         return msgspec.structs.replace(node, kind=NodeKind.OBJECT) if node.kind is NodeKind.FOLDER else node
     if node.kind is NodeKind.SYMLINK:
         raise InvalidArgument(
-            f"{_shown_name(bucket, key)} ends in '/': a symlink cannot be a folder",
-            subject=_subject(bucket, key),
+            f"{shown_name(bucket, key)} ends in '/': a symlink cannot be a folder",
+            subject=subject(bucket, key),
         )
     mode = node.mode | (node.mode & 0o444) >> 2
     return msgspec.structs.replace(node, kind=NodeKind.FOLDER, mode=mode, blob=node.blob or EMPTY_BLOB)
@@ -208,7 +218,7 @@ def copy(
     _check_same_domain(source, target)
     found = _condition_subject_at(txn, source, key)
     if found is None:
-        raise _not_found(source, key)
+        raise not_found(source, key)
     node = msgspec.structs.replace(found.node, mtime_ns=now_ns, ctime_ns=now_ns)
     if attributes is not None:
         node = with_attributes(node, attributes, now_ns)
@@ -225,11 +235,14 @@ def _condition_subject_at(view: View, bucket: BucketRef, key: str) -> Resolved |
 # --- removing ----------------------------------------------------------------------------------------
 
 
-def unbind(txn: Transaction, bucket: BucketRef, key: str, condition: Condition) -> Resolved | None:
+def unbind(
+    txn: Transaction, bucket: BucketRef, key: str, condition: Condition, keep_folder: bool = False
+) -> Resolved | None:
     """Remove a key; what it was bound to, None when it was not there.
 
     For a key that ends in `/` the folder loses its own blob: it goes when it is empty, and else stays as one that
-    nobody made.  Parents that nobody made go with their last child.  InvalidName (empty key), PreconditionFailed.
+    nobody made.  Parents that nobody made go with their last child, or with `keep_folder` the first of them stays.
+    InvalidName (empty key), PreconditionFailed.
     """
     if not key:
         raise InvalidName(
@@ -241,19 +254,23 @@ def unbind(txn: Transaction, bucket: BucketRef, key: str, condition: Condition) 
     check_condition(condition, found, bucket.name, key)
     if found is None:
         return None
+    kept: KeptFolder | None = None
     if is_folder and has_children(txn, found.node_id):
         bare = msgspec.structs.replace(
             found.node, blob=None, size_bytes=0, etag_kind=EtagKind.DERIVED, attributes=NO_ATTRIBUTES
         )
         txn.put(Table.NODES, node_key(found.node_id), bare.pack())
     else:
-        remove_at(txn, place, found.node_id)
+        kept = remove_at(txn, place, found.node_id, keep_folder)
     txn.note(NameEvent("delete", bucket.name, key, found.node_id))
+    _note_kept(txn, bucket, kept)
     return found
 
 
-def remove_folder(txn: Transaction, bucket: BucketRef, key: str, condition: Condition) -> Resolved:
-    """Remove an empty folder; what it was.  `key` may lack its final `/`.
+def remove_folder(
+    txn: Transaction, bucket: BucketRef, key: str, condition: Condition, keep_folder: bool = False
+) -> Resolved:
+    """Remove an empty folder; what it was.  `key` may lack its final `/`.  `keep_folder` as in `unbind`.
 
     KeyNotFound, NotAFolder, FolderNotEmpty, PreconditionFailed, InvalidName (empty key).
     """
@@ -265,53 +282,81 @@ def remove_folder(txn: Transaction, bucket: BucketRef, key: str, condition: Cond
     place = find_place(txn, bucket.node, lookup_path(key))
     found = resolved_at(txn, place)
     if found is None:
-        raise _object_instead(bucket, key) if _same_named_object(txn, place) else _not_found(bucket, key)
+        raise object_instead(bucket, key) if _same_named_object(txn, place) else not_found(bucket, key)
     check_condition(condition, found, bucket.name, key)
     if has_children(txn, found.node_id):
-        raise _not_empty(bucket, key)
-    remove_at(txn, place, found.node_id)
+        raise not_empty(bucket, key)
+    kept = remove_at(txn, place, found.node_id, keep_folder)
     txn.note(NameEvent("delete", bucket.name, key, found.node_id))
+    _note_kept(txn, bucket, kept)
     return found
+
+
+def _note_kept(txn: Transaction, bucket: BucketRef, kept: KeptFolder | None) -> None:
+    """A folder that stays has become a key of its own."""
+    if kept is not None:
+        txn.note(NameEvent("put", bucket.name, kept.key, kept.node, blob=EMPTY_BLOB))
 
 
 # --- folders and moves -------------------------------------------------------------------------------
 
 
-def make_folder(txn: Transaction, bucket: BucketRef, key: str, exclusive: bool, now_ns: int) -> Resolved:
+def make_folder(
+    txn: Transaction,
+    bucket: BucketRef,
+    key: str,
+    exclusive: bool,
+    now_ns: int,
+    attributes: ObjectAttributes | None = None,
+) -> Resolved:
     """Make a folder that stays when it is empty; `key` may lack its final `/`, and "" is the bucket itself.
 
-    One that is there stays as it is, and will stay when empty.  With `exclusive` AlreadyExists when a folder or an
-    object of that name is there.  InvalidName.
+    One that was made stays as it is.  A new one, or one that nobody made, takes mode, owner, time and xattrs of the
+    `attributes`.  With `exclusive` AlreadyExists when a folder, object or symlink of that name is there.
+    InvalidName, InvalidArgument and RequestTooLarge (attributes).
     """
     if not key:
         if exclusive:
-            raise _already_there(bucket, key)
+            raise already_there(bucket, key)
         return require(txn, bucket, key)
     key = _folder_key(key)
     place = find_place(txn, bucket.node, check_key(key))
     found = resolved_at(txn, place)
     if exclusive and (found is not None or _same_named_object(txn, place)):
-        raise _already_there(bucket, key)
+        raise already_there(bucket, key)
     if found is not None and found.node.blob is not None:
         return found
+    node = new_folder(now_ns) if found is None else found.node
+    node = msgspec.structs.replace(node, blob=EMPTY_BLOB)
+    if attributes is not None:
+        node = with_owner(node, attributes, now_ns)
+    record = node.pack()
+    check_record_size(record)
     if found is not None:
-        made = Resolved(found.node_id, msgspec.structs.replace(found.node, blob=EMPTY_BLOB))
-        txn.put(Table.NODES, node_key(made.node_id), made.node.pack())
+        made = Resolved(found.node_id, node)
+        txn.put(Table.NODES, node_key(made.node_id), record)
     else:
         make_parents(txn, place, now_ns)
-        node = new_folder(now_ns, EMPTY_BLOB)
-        made = Resolved(add_node(txn, place.key, node.kind, node.pack()), node)
+        made = Resolved(add_node(txn, place.key, node.kind, record), node)
     txn.note(NameEvent("put", bucket.name, key, made.node_id, blob=EMPTY_BLOB))
     return made
 
 
 def rename(
-    txn: Transaction, source: BucketRef, key: str, target: BucketRef, to_key: str, replace: bool, now_ns: int
+    txn: Transaction,
+    source: BucketRef,
+    key: str,
+    target: BucketRef,
+    to_key: str,
+    replace: bool,
+    now_ns: int,
+    keep_folder: bool = False,
 ) -> Resolved:
-    """Move an object, or a folder with all that is below it (both keys end in `/`); the node moved.
+    """Move an object or symlink, or a folder with all that is below it (both keys end in `/`); the node moved.
 
-    One name record moves.  A target object is replaced, and so is an empty target folder, unless `replace` is false.
-    Onto itself: nothing happens.  Missing parents of the target are made; those of the source may vanish.
+    One name record moves, and the node's change time is now.  A target object is replaced, and so is an empty target
+    folder, unless `replace` is false.  Onto itself: nothing happens.  Missing parents of the target are made; those
+    of the source may vanish, `keep_folder` as in `unbind`.
     KeyNotFound, InvalidName, AlreadyExists, FolderNotEmpty, InvalidArgument (folder with object, below itself,
     another domain, a bucket).
     """
@@ -319,7 +364,7 @@ def rename(
     place = find_place(txn, source.node, lookup_path(key))
     moved = resolved_at(txn, place)
     if moved is None:
-        raise _not_found(source, key)
+        raise not_found(source, key)
     if source.node == target.node and key == to_key:
         return moved
 
@@ -327,20 +372,23 @@ def rename(
     old = child_at(txn, to_place)
     if old is not None:
         if not replace:
-            raise _already_there(target, to_key)
+            raise already_there(target, to_key)
         if key.endswith("/") and has_children(txn, old):
-            raise _not_empty(target, to_key)
+            raise not_empty(target, to_key)
 
     make_parents(txn, to_place, now_ns)
     name = pack_name(moved.kind, moved.node_id)
+    moved = Resolved(moved.node_id, msgspec.structs.replace(moved.node, ctime_ns=now_ns))
+    txn.put(Table.NODES, node_key(moved.node_id), moved.node.pack())
     txn.delete(Table.NAMES, place.key)
     if old is None:
         txn.insert(Table.NAMES, to_place.key, name)
     else:
         txn.delete(Table.NODES, node_key(old))
         txn.put(Table.NAMES, to_place.key, name)
-    prune(txn, place)
+    kept = prune(txn, place, keep_folder)
     txn.note(NameEvent("rename", source.name, key, moved.node_id, target.name, to_key))
+    _note_kept(txn, source, kept)
     return moved
 
 
@@ -350,15 +398,15 @@ def _check_move(source: BucketRef, key: str, target: BucketRef, to_key: str) -> 
         raise InvalidArgument("a bucket cannot be moved or replaced; name an object or folder in it")
     if key.endswith("/") != to_key.endswith("/"):
         raise InvalidArgument(
-            f"{_shown_name(source, key)} and {_shown_name(target, to_key)} are not of one kind; "
+            f"{shown_name(source, key)} and {shown_name(target, to_key)} are not of one kind; "
             "write both with a final '/' to move a folder, both without to move an object",
-            subject=_subject(source, key),
+            subject=subject(source, key),
         )
     _check_same_domain(source, target)
     if key.endswith("/") and source.node == target.node and to_key.startswith(key) and to_key != key:
         raise InvalidArgument(
-            f"{_shown_name(source, key)} cannot be moved below itself, to {_shown_name(target, to_key)}",
-            subject=_subject(source, key),
+            f"{shown_name(source, key)} cannot be moved below itself, to {shown_name(target, to_key)}",
+            subject=subject(source, key),
         )
     return check_key(to_key)
 
@@ -382,35 +430,3 @@ def _folder_key(key: str) -> str:
 def _same_named_object(view: View, folder: Place) -> bool:
     """Whether the name of a folder's place, without its slash, is taken by an object."""
     return folder.complete and child(view, folder.parent, folder.name[:-1]) is not None
-
-
-def _subject(bucket: BucketRef, key: str) -> str:
-    return subject_of(bucket.name, key)
-
-
-def _shown_name(bucket: BucketRef, key: str) -> str:
-    return shown(f"{bucket.name}/{key}")
-
-
-def _not_found(bucket: BucketRef, key: str) -> KeyNotFound:
-    return KeyNotFound(
-        f"{_shown_name(bucket, key)} does not exist; see what does with: lake ls {bucket.name}/",
-        subject=_subject(bucket, key),
-    )
-
-
-def _object_instead(bucket: BucketRef, key: str) -> NotAFolder:
-    return NotAFolder(
-        f"{_shown_name(bucket, key.rstrip('/'))} is an object, not a folder", subject=_subject(bucket, key)
-    )
-
-
-def _already_there(bucket: BucketRef, key: str) -> AlreadyExists:
-    return AlreadyExists(f"{_shown_name(bucket, key)} exists already", subject=_subject(bucket, key))
-
-
-def _not_empty(bucket: BucketRef, key: str) -> FolderNotEmpty:
-    return FolderNotEmpty(
-        f"folder {_shown_name(bucket, key)} is not empty; remove or move what is in it first",
-        subject=_subject(bucket, key),
-    )

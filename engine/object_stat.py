@@ -12,10 +12,10 @@ import msgspec
 from engine.format import NO_ATTRIBUTES, NODE_HEAD, Attributes, EtagKind, Node, NodeKind
 from engine.name_keys import shown, subject_of
 from engine.tree import Resolved
-from lakefs.errors import InvalidArgument, PreconditionFailed, RequestTooLarge
+from lakefs.errors import AlreadyExists, InvalidArgument, KeyNotFound, PreconditionFailed, RequestTooLarge
 from lakefs.ids import EMPTY_BLOB, BlobId, ChunkKind, NodeId, kind_of
-from lakefs.limits import ATTRIBUTES_BYTES_MAX, BLOB_BYTES_MAX
-from lakefs.wire.messages import Condition, ListEntry, ObjectAttributes, ObjectStat
+from lakefs.limits import ATTRIBUTES_BYTES_MAX, BLOB_BYTES_MAX, SYMLINK_TARGET_BYTES_MAX
+from lakefs.wire.messages import Condition, ListEntry, ObjectAttributes, ObjectStat, SetAttributes
 
 EMPTY_ETAG: Final = "d41d8cd98f00b204e9800998ecf8427e"
 """MD5 of no bytes."""
@@ -74,13 +74,83 @@ def with_attributes(node: Node, attributes: ObjectAttributes, now_ns: int) -> No
     )
 
 
+def with_owner(node: Node, attributes: ObjectAttributes, now_ns: int) -> Node:
+    """The record of a folder or symlink with what it has of attributes: mode, owner, modification time, xattrs.
+
+    InvalidArgument for values that a record cannot hold.
+    """
+    _check_ranges(node.size_bytes, attributes)
+    return msgspec.structs.replace(
+        node,
+        mode=attributes.mode & _PERMISSION_BITS,
+        uid=attributes.uid,
+        gid=attributes.gid,
+        mtime_ns=attributes.mtime_ns or now_ns,
+        ctime_ns=now_ns,
+        attributes=msgspec.structs.replace(node.attributes, xattrs=attributes.xattrs),
+    )
+
+
+def new_symlink(target: bytes, attributes: ObjectAttributes, now_ns: int) -> Node:
+    """The record of a new symlink; its size is that of its target.  InvalidArgument."""
+    if not 1 <= len(target) <= SYMLINK_TARGET_BYTES_MAX or b"\0" in target:
+        raise InvalidArgument(
+            f"a symlink's target of {len(target)} bytes; it has 1 to {SYMLINK_TARGET_BYTES_MAX}, and no NUL"
+        )
+    node = Node(kind=NodeKind.SYMLINK, size_bytes=len(target), attributes=Attributes(symlink_target=target))
+    return with_owner(node, attributes, now_ns)
+
+
+def changed(node: Node, changes: SetAttributes, now_ns: int) -> Node:
+    """The record with the attributes that `changes` gives, and a change time of now.
+
+    InvalidArgument for values that a record cannot hold; AlreadyExists and KeyNotFound for xattrs, as it asks.
+    """
+    mode = node.mode if changes.mode is None else changes.mode & _PERMISSION_BITS
+    uid = node.uid if changes.uid is None else changes.uid
+    gid = node.gid if changes.gid is None else changes.gid
+    mtime_ns = node.mtime_ns if changes.mtime_ns is None else changes.mtime_ns
+    _check_owner_and_time(uid, gid, mtime_ns)
+    attributes = node.attributes
+    if changes.xattrs:
+        attributes = msgspec.structs.replace(attributes, xattrs=_changed_xattrs(attributes.xattrs, changes))
+    return msgspec.structs.replace(
+        node, mode=mode, uid=uid, gid=gid, mtime_ns=mtime_ns, ctime_ns=now_ns, attributes=attributes
+    )
+
+
+def _changed_xattrs(present: dict[str, bytes], changes: SetAttributes) -> dict[str, bytes]:
+    xattrs = dict(present)
+    for name, value in changes.xattrs.items():
+        if value is None or changes.xattr_present:
+            if name not in present:
+                raise KeyNotFound(
+                    f"{shown(changes.bucket + '/' + changes.key)} has no extended attribute {shown(name)}",
+                    subject=name,
+                )
+        elif changes.xattr_absent and name in present:
+            raise AlreadyExists(
+                f"{shown(changes.bucket + '/' + changes.key)} has an extended attribute {shown(name)} already",
+                subject=name,
+            )
+        if value is None:
+            del xattrs[name]
+        else:
+            xattrs[name] = value
+    return xattrs
+
+
 def _check_ranges(size_bytes: int, attributes: ObjectAttributes) -> None:
     if not 0 <= size_bytes <= BLOB_BYTES_MAX:
         raise InvalidArgument(f"an object of {size_bytes} bytes; the limit is {BLOB_BYTES_MAX}")
-    if not (0 <= attributes.uid <= _U32_MAX and 0 <= attributes.gid <= _U32_MAX):
-        raise InvalidArgument(f"owner {attributes.uid}:{attributes.gid} is outside 0 to {_U32_MAX}")
-    if not -_TIME_LIMIT_NS <= attributes.mtime_ns < _TIME_LIMIT_NS:
-        raise InvalidArgument(f"modification time {attributes.mtime_ns} ns is outside 64 bits")
+    _check_owner_and_time(attributes.uid, attributes.gid, attributes.mtime_ns)
+
+
+def _check_owner_and_time(uid: int, gid: int, mtime_ns: int) -> None:
+    if not (0 <= uid <= _U32_MAX and 0 <= gid <= _U32_MAX):
+        raise InvalidArgument(f"owner {uid}:{gid} is outside 0 to {_U32_MAX}")
+    if not -_TIME_LIMIT_NS <= mtime_ns < _TIME_LIMIT_NS:
+        raise InvalidArgument(f"modification time {mtime_ns} ns is outside 64 bits")
 
 
 def _checked_etag_kind(attributes: ObjectAttributes) -> EtagKind:
@@ -194,6 +264,9 @@ def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node) -> Object
         headers=attributes.headers,
         checksums=attributes.checksums,
         chunk_count=chunk_count_of(node),
+        ctime_ns=node.ctime_ns,
+        xattrs=attributes.xattrs,
+        symlink_target=attributes.symlink_target,
     )
 
 
@@ -209,4 +282,7 @@ def to_list_entry(key: str, node_id: NodeId, node: Node) -> ListEntry:
         blob=node.blob or b"",
         mode=node.mode,
         content_type=node.attributes.content_type,
+        uid=node.uid,
+        gid=node.gid,
+        ctime_ns=node.ctime_ns,
     )

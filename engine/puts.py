@@ -3,7 +3,8 @@
 Rules kept here:
 - A name is bound only to a blob whose every chunk is in the store and held: by the session, or by being recorded in
   the same group.  A manifest is walked and its sizes compared with the chunks' own; a client's word is not taken.
-- Payloads are synced before the group that refers to them is opened; the answer leaves when that group is durable.
+- Payloads are synced before the group that refers to them is opened; the answer leaves when that group is durable,
+  or when the change has joined it, for a client that asked for no more (`durable` false).
 - A put that loses its chunk to gc between "present" and commit stores it after all.
 """
 
@@ -187,8 +188,9 @@ class Puts:
                 raise SessionLost("the put session ended before its commit; offer the chunks again")
             return self._bind(txn, request.changes, blobs)
 
-        results, sequence = await self._metadata.commit(decide)
-        await self._metadata.wait_durable(sequence)
+        results, sequence = await self._metadata.commit(decide, durable=request.durable)
+        if request.durable:
+            await self._metadata.wait_durable(sequence)
         if request.end_session and all(result.failure is None for result in results):
             self._holds.end_session(client, session.identifier)
         return Reply(m.NameResults(results))
@@ -216,11 +218,12 @@ class Puts:
                 missing = self._not_present(list(wanted.values()), written)
                 written += await self._chunks.write(missing)
                 try:
-                    results, sequence = await self._metadata.commit(decide)
+                    results, sequence = await self._metadata.commit(decide, durable=request.durable)
                     break
                 except _Vanished:
                     continue
-            await self._metadata.wait_durable(sequence)
+            if request.durable:
+                await self._metadata.wait_durable(sequence)
         finally:
             self._chunks.settle(written)
         return Reply(m.NameResults(results))
@@ -338,7 +341,7 @@ class _Buckets:
 
 def _binding(change: m.NameChange, blob: _Blob, buckets: _Buckets, now_ns: int) -> Binding:
     node = new_object(blob.blob, blob.size_bytes, blob.chunk_count, change.attributes, now_ns)
-    return Binding(buckets.of(change), change.key, node, change.condition)
+    return Binding(buckets.of(change), change.key, node, change.condition, change.keep_node)
 
 
 def _close_source(client: Client, number: int) -> None:

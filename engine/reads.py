@@ -90,13 +90,11 @@ class Reads:
             await self._metadata.wait_durable(sequence)
             leases -= {item.lease for item in opening if isinstance(item, _Opening)}
         finally:
-            for lease in leases:  # nobody is told of them
-                client.leases.pop(lease, None)
+            self._store.holds.end_leases(client, leases)  # nobody is told of them
         return Reply(m.OpenResults([_open_result(item) for item in opening]), Body(parts))
 
     async def close_leases(self, client: Client, request: m.CloseLeases, body: Body, _: Seq[int]) -> Reply:
-        for lease in request.leases:
-            client.leases.pop(lease, None)
+        self._store.holds.end_leases(client, request.leases)
         return Reply(m.Done())
 
     def _open(self, view: View, client: Client, bucket: str, key: str, lease: bool) -> _Opening | LakeError:
@@ -105,6 +103,11 @@ class Reads:
             if found.kind is NodeKind.FOLDER and (found.node.blob is None or not key.endswith("/")):
                 raise IsAFolder(
                     f"{bucket}/{key} is a folder; use -r, or name an object in it", subject=f"{bucket}/{key}"
+                )
+            if found.kind is NodeKind.SYMLINK:
+                raise InvalidArgument(
+                    f"{bucket}/{key} is a symlink and has no content; name what it points to",
+                    subject=f"{bucket}/{key}",
                 )
             if found.node.blob is None:
                 raise InvalidArgument(f"{bucket}/{key} has no content to read", subject=f"{bucket}/{key}")

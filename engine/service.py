@@ -1,10 +1,11 @@
 """The engine's answers: one handler for each request of `lakefs.wire.messages`.
 
 The handlers live beside what they are about (`puts`, `name_requests`, `reads`); here is the table, what a
-connection is, and the two requests that are about the engine itself.
+connection is, and the few requests that are about the engine itself.
 
 Rules kept here:
-- A reply leaves only when everything it rests on is durable.
+- A reply leaves only when everything it rests on is durable; of a change that was asked for with `durable` false,
+  when it is visible.
 - A request's body and descriptors are given back or closed exactly once, whether it succeeds or not.
 - What a client sends is checked here or in the handler before it is used; a bad request harms nobody else.
 """
@@ -60,6 +61,9 @@ class Service:
             m.Rename: names.rename,
             m.Copy: names.copy,
             m.MakeFolder: names.make_folder,
+            m.RemoveFolder: names.remove_folder,
+            m.MakeSymlink: names.make_symlink,
+            m.SetAttributes: names.set_attributes,
             m.ListNames: names.list_names,
             m.BucketList: names.bucket_list,
             m.BucketCreate: names.bucket_create,
@@ -71,6 +75,7 @@ class Service:
             m.ReadChunks: self._reads.read_chunks,
             m.RunGc: self._run_gc,
             m.RunFsck: self._run_fsck,
+            m.Sync: self._sync,
         }
 
     # --- EngineService -----------------------------------------------------------------------------
@@ -136,6 +141,10 @@ class Service:
         self, client: Client, request: m.Status, body: Body, descriptors: Sequence[int]
     ) -> Reply:
         return Reply(m.StatusReply(json.dumps(await self._store.status())))
+
+    async def _sync(self, client: Client, request: m.Sync, body: Body, descriptors: Sequence[int]) -> Reply:
+        await self._store.metadata.sync()
+        return Reply(m.Done())
 
     async def _run_gc(
         self, client: Client, request: m.RunGc, body: Body, descriptors: Sequence[int]

@@ -4,7 +4,8 @@
 - Every node but the root has exactly one name; the name's kind is the node's kind.
 - A folder without blob (nobody made it) and a hidden node have at least one child.  So below every folder there
   is at least one key, and a rolled-up prefix is known from the folder's own record.
-- A node's record is replaced in place only for folders; anything else that is overwritten gets a new node.
+- An overwrite gets a new node, except of a folder and where the caller means that very node (`keep_node`, and
+  changes of attributes): then its record is replaced in place.
 
 It knows nothing of conditions, ETags or buckets' properties.
 """
@@ -20,7 +21,7 @@ from engine.format import Node, NodeKind, Table, node_key, pack_name, unpack_nam
 from engine.name_keys import Step, behind, is_folder_step, name_key, range_end, split_key
 from engine.views import Transaction, View
 from lakefs.errors import IndexDamaged
-from lakefs.ids import BlobId, NodeId
+from lakefs.ids import EMPTY_BLOB, BlobId, NodeId
 
 FOLDER_MODE: Final = 0o755
 """Of folders that come by themselves or by `make_folder`."""
@@ -29,8 +30,8 @@ FOLDER_MODE: Final = 0o755
 class NameEvent(msgspec.Struct, frozen=True):
     """A change of a name, handed to `Transaction.note`.  kind: put, delete, rename (key to to_key).
 
-    Keys of folders end with `/`; the empty key is the bucket itself.  `blob` is what a put bound: a folder's own
-    blob is set on a node that a walk of gc may have passed, so gc marks `blob` when the note joins its group.
+    Keys of folders end with `/`; the empty key is the bucket itself.  `blob` is what a put bound: it may be set on a
+    node that a walk of gc has passed (a folder's own blob, a kept node), so gc marks it when the note joins its group.
     """
 
     kind: str
@@ -52,6 +53,13 @@ class Resolved(msgspec.Struct, frozen=True):
     def kind(self) -> NodeKind:
         """Folder, object or symlink."""
         return self.node.kind
+
+
+class KeptFolder(msgspec.Struct, frozen=True):
+    """A folder that lost its last name and stayed, as one that somebody made: its node, and its key."""
+
+    node: NodeId
+    key: str
 
 
 @dataclass(slots=True)
@@ -160,23 +168,34 @@ def add_node(txn: Transaction, key: bytes, kind: NodeKind, record: bytes) -> Nod
     return node_id
 
 
-def remove_at(txn: Transaction, place: Place, node: NodeId) -> None:
-    """Remove the name at a place with its node, then the parents that were only there for it."""
+def remove_at(txn: Transaction, place: Place, node: NodeId, keep_folder: bool = False) -> KeptFolder | None:
+    """Remove the name at a place with its node, then the parents that were only there for it; see `prune`."""
     txn.delete(Table.NAMES, place.key)
     txn.delete(Table.NODES, node_key(node))
-    prune(txn, place)
+    return prune(txn, place, keep_folder)
 
 
-def prune(txn: Transaction, place: Place) -> None:
-    """Remove the parents of a place, upwards, while they are empty and nobody made them."""
+def prune(txn: Transaction, place: Place, keep_folder: bool = False) -> KeptFolder | None:
+    """Remove the parents of a place, upwards, while they are empty and nobody made them.
+
+    With `keep_folder` the folder that the place was in stays, as one that somebody made; it is returned when that
+    changed it.
+    """
     removed = place.name
     for depth in reversed(range(len(place.steps))):
         node, step = place.nodes[depth], place.steps[depth]
         if has_children(txn, node, near=removed):
-            return
-        if is_folder_step(step) and load_node(txn, node).blob is not None:
-            return
+            return None
+        if is_folder_step(step):
+            folder = load_node(txn, node)
+            if folder.blob is not None:
+                return None
+            if keep_folder:
+                kept = msgspec.structs.replace(folder, blob=EMPTY_BLOB)
+                txn.put(Table.NODES, node_key(node), kept.pack())
+                return KeptFolder(node, b"".join(place.steps[: depth + 1]).decode())
         above = place.nodes[depth - 1] if depth else place.top
         txn.delete(Table.NAMES, name_key(above, step))
         txn.delete(Table.NODES, node_key(node))
         removed = step
+    return None

@@ -35,6 +35,8 @@ COMPONENT_SPLIT_BYTES: Final = 480
 """LMDB keys end at 511 bytes: 8 bytes of parent and 480 of component leave room for the slash."""
 ATTRIBUTES_BYTES_MAX: Final = 64 * KIB
 """Encoded attributes of one node: user metadata, headers, xattrs."""
+SYMLINK_TARGET_BYTES_MAX: Final = 4095
+"""Linux's PATH_MAX without its NUL."""
 LIST_PAGE_MAX: Final = 1000
 DELETE_BATCH: Final = 1000
 
@@ -72,7 +74,10 @@ RESERVE_SHARE: Final = 32
 # --- sessions, gc ------------------------------------------------------------------------------------
 SESSIONS_MAX: Final = 4096
 SESSION_LINGER_S: Final = 60.0
-LEASES_PER_CONNECTION_MAX: Final = 4096
+LEASES_PER_CONNECTION_MAX: Final = 65_536
+"""Objects open for reading on one connection: all handles of a mount.  About 200 bytes each: 13 MiB."""
+LEASES_MAX: Final = 1 << 20
+"""The same of all connections: 200 MiB."""
 GC_GRACE_S: Final = 10.0
 """No frees this long after a start that found a store: clients of the last boot re-offer first."""
 GC_BATCH: Final = 2048

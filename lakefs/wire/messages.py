@@ -221,7 +221,11 @@ NO_CONDITION: Final = Condition()
 
 
 class NameChange(Message, frozen=True):
-    """Bind a name to a blob.  `blob` is 33 bytes; `create_bucket` makes a missing bucket."""
+    """Bind a name to a blob.  `blob` is 33 bytes; `create_bucket` makes a missing bucket.
+
+    `keep_node`: the name keeps the node that it has, which must be an object with this id (PreconditionFailed else),
+    as when a file is written through the handle that made it; 0: a new node.
+    """
 
     bucket: str
     key: str
@@ -229,10 +233,14 @@ class NameChange(Message, frozen=True):
     attributes: ObjectAttributes
     condition: Condition = NO_CONDITION
     create_bucket: bool = False
+    keep_node: int = 0
 
 
 class ObjectStat(Message, frozen=True):
-    """What is known of a name.  kind: 1 folder, 2 object, 3 symlink.  `blob` is empty for a bare folder."""
+    """What is known of a name.  kind: 1 folder, 2 object, 3 symlink.  `blob` is empty for a bare folder and a symlink.
+
+    `ctime_ns`: when content, attributes or name were last changed.  A symlink's size is that of its target.
+    """
 
     bucket: str
     key: str
@@ -250,6 +258,9 @@ class ObjectStat(Message, frozen=True):
     headers: dict[str, str] = {}
     checksums: dict[str, bytes] = {}
     chunk_count: int = 0
+    ctime_ns: int = 0
+    xattrs: dict[str, bytes] = {}
+    symlink_target: bytes = b""
 
 
 class NameResult(Message, frozen=True):
@@ -266,25 +277,30 @@ class NameResults(Message, frozen=True):
 
 
 class Commit(Request, frozen=True):
-    """Bind names to blobs whose chunks the session holds.  Each name is atomic; durable when answered."""
+    """Bind names to blobs whose chunks the session holds.  Each name is atomic.
+
+    Durable when answered; with `durable` false it is visible to all and synced within a second (see `Sync`).
+    """
 
     OP = 20
     REPLY = NameResults
     session: bytes
     changes: list[NameChange]
     end_session: bool = False
+    durable: bool = True
 
 
 class PutObjects(Request, frozen=True):
     """Store small objects and bind their names in one go; payloads in the body, each at most 4 MiB.
 
-    `changes[i].blob` is empty: the engine computes it.  Chunk and name are one journal group.
+    `changes[i].blob` is empty: the engine computes it.  Chunk and name are one journal group.  `durable` as in Commit.
     """
 
     OP = 21
     REPLY = NameResults
     lengths: list[int]
     changes: list[NameChange]
+    durable: bool = True
 
 
 class StatNames(Request, frozen=True):
@@ -296,19 +312,25 @@ class StatNames(Request, frozen=True):
 
 
 class DeleteNames(Request, frozen=True):
-    """Remove names; a missing one is no failure (no `stat`).  A key `F/` is the folder's own blob; names in F stay."""
+    """Remove names; a missing one is no failure (no `stat`).  A key `F/` is the folder's own blob; names in F stay.
+
+    `keep_folder`: the folder that loses its last name stays, as an empty one.  `durable` as in Commit.
+    """
 
     OP = 23
     REPLY = NameResults
     names: list[tuple[str, str]]
     condition: Condition = NO_CONDITION
+    keep_folder: bool = False
+    durable: bool = True
 
 
 class Rename(Request, frozen=True):
     """Move an object or folder, atomically, within or across buckets of one domain.
 
     Both keys end in `/` for a folder.  A target object is replaced unless `replace` is false (AlreadyExists); a
-    target folder must be empty.  Moving a folder below itself is InvalidArgument.
+    target folder must be empty.  Moving a folder below itself is InvalidArgument.  `keep_folder` and `durable` as in
+    DeleteNames.
     """
 
     OP = 24
@@ -319,6 +341,8 @@ class Rename(Request, frozen=True):
     to_key: str
     replace: bool = True
     create_bucket: bool = False
+    keep_folder: bool = False
+    durable: bool = True
 
 
 class Copy(Request, frozen=True):
@@ -336,7 +360,10 @@ class Copy(Request, frozen=True):
 
 
 class MakeFolder(Request, frozen=True):
-    """Make an explicit folder (it stays when empty).  AlreadyExists when it is there and `exclusive`."""
+    """Make an explicit folder (it stays when empty).  AlreadyExists when it is there and `exclusive`.
+
+    `attributes`: mode, owner, time and xattrs of a folder that this makes.  `durable` as in Commit.
+    """
 
     OP = 26
     REPLY = NameResults
@@ -344,6 +371,60 @@ class MakeFolder(Request, frozen=True):
     key: str
     exclusive: bool = False
     create_bucket: bool = False
+    attributes: ObjectAttributes | None = None
+    durable: bool = True
+
+
+class SetAttributes(Request, frozen=True):
+    """Change attributes of a folder (key ending in `/`, or empty: the bucket), object or symlink; the node stays.
+
+    None: as it is.  `xattrs`: values to set, None to remove; `xattr_absent`: each one set must not be there
+    (AlreadyExists), `xattr_present`: each one set must be there (KeyNotFound); removing a missing one is KeyNotFound.
+    Errors: KeyNotFound, PreconditionFailed, RequestTooLarge.  `durable` as in Commit.
+    """
+
+    OP = 28
+    REPLY = NameResults
+    bucket: str
+    key: str
+    condition: Condition = NO_CONDITION
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    mtime_ns: int | None = None
+    xattrs: dict[str, bytes | None] = {}
+    xattr_absent: bool = False
+    xattr_present: bool = False
+    durable: bool = True
+
+
+class MakeSymlink(Request, frozen=True):
+    """Make a symlink with a target of 1 to 4,095 bytes; AlreadyExists when object, symlink or folder is there.
+
+    `durable` as in Commit.
+    """
+
+    OP = 29
+    REPLY = NameResults
+    bucket: str
+    key: str
+    target: bytes
+    attributes: ObjectAttributes
+    durable: bool = True
+
+
+class RemoveFolder(Request, frozen=True):
+    """Remove an empty folder, made by somebody or not.  KeyNotFound, NotAFolder, FolderNotEmpty.
+
+    `keep_folder` and `durable` as in DeleteNames.
+    """
+
+    OP = 33
+    REPLY = NameResults
+    bucket: str
+    key: str
+    keep_folder: bool = False
+    durable: bool = True
 
 
 class ListEntry(Message, frozen=True):
@@ -359,6 +440,9 @@ class ListEntry(Message, frozen=True):
     blob: bytes = b""
     mode: int = 0
     content_type: str = ""
+    uid: int = 0
+    gid: int = 0
+    ctime_ns: int = 0
 
 
 class Listed(Message, frozen=True):
@@ -594,6 +678,13 @@ class RunFsck(Request, frozen=True):
     OP = 61
     REPLY = ReportReply
     full: bool = False
+
+
+class Sync(Request, frozen=True):
+    """Wait until everything that was visible before is durable.  StoreReadOnly when it will not be."""
+
+    OP = 62
+    REPLY = Done
 
 
 def _requests(base: type[Request]) -> list[type[Request]]:

@@ -1,7 +1,8 @@
 """What a client may do after it lost a connection, whichever client it is.  Sans-IO.
 
 `docs/protocol.md` has the same list of requests with the reasons; a test compares.  Requests that change names are
-never repeated: another client may have changed the name in between.
+never repeated: another client may have changed the name in between.  Nor is Sync: what it would answer of the next
+engine says nothing about what the lost one had made visible.
 """
 
 from __future__ import annotations

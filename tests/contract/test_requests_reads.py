@@ -19,7 +19,7 @@ from lakefs.errors import (
     from_wire,
 )
 from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, ChunkId, data_chunk_id
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, GRANULE_BYTES, LEASES_PER_CONNECTION_MAX
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, GRANULE_BYTES
 from lakefs.manifest import CutKind, build
 from lakefs.movers import Check, SegmentDescriptors, check_granules, fetch_into
 from lakefs.service import EngineClient
@@ -157,12 +157,13 @@ def test_many_objects_of_many_chunks_are_opened_in_one_request(kind: Kind) -> No
     kind.run(body)
 
 
-def test_open_objects_are_bounded_and_closing_makes_room(kind: Kind) -> None:
+def test_open_objects_are_bounded_and_closing_makes_room(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = BATCH_MAX
+    monkeypatch.setattr("engine.holds.LEASES_PER_CONNECTION_MAX", most)
+
     async def body(engine: Engine) -> None:
         client = engine.client
         await put(client, "k", SMALL)
-        most = LEASES_PER_CONNECTION_MAX
-        assert most == BATCH_MAX
         read_ = await open_them(client, m.OpenObjects([("bkt", "k")] * most, inline_bytes=0))
         assert (await open_them(client, m.OpenObjects([("bkt", "k")]))).failure() is EngineBusy
         await ask(client, m.CloseLeases([read_.opened(17).lease]), m.Done)

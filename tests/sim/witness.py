@@ -61,9 +61,11 @@ class Witness:
         self._commit = store.metadata.commit
         store.metadata.commit = self.commit  # type: ignore[method-assign]
 
-    async def commit(self, decide: Callable[[Transaction], T]) -> tuple[T, GroupSequence]:
+    async def commit(
+        self, decide: Callable[[Transaction], T], *, durable: bool = True
+    ) -> tuple[T, GroupSequence]:
         """`Metadata.commit`, seen."""
-        outcome, sequence = await self._commit(decide)
+        outcome, sequence = await self._commit(decide, durable=durable)
         serving = _serving.get()
         if serving is not None and isinstance(serving.request, _CHANGES) and not isinstance(outcome, int):
             self._decided(serving, outcome, sequence)

@@ -430,11 +430,11 @@ def test_a_put_whose_chunk_vanishes_before_its_commit_stores_it_after_all() -> N
             await delete(client, "x")
             commit, freed = store.metadata.commit, 0
 
-            async def commit_after_a_cycle(decide):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+            async def commit_after_a_cycle(decide, **options):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202, ANN003
                 nonlocal freed
                 if not store.collector.running and not freed:
                     freed = (await gc(other))["freed_chunks"]
-                return await commit(decide)
+                return await commit(decide, **options)
 
             store.metadata.commit = commit_after_a_cycle  # type: ignore[method-assign]
             await put(client, "again", SMALL)

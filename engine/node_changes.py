@@ -1,0 +1,61 @@
+"""Changes that are about a node more than about its name: attributes in place, and symlinks.
+
+Decisions as in `names`, under the same rules: no `await`, and one that raises has changed nothing.  The record of a
+node is replaced in place, so a walk of gc may have passed it: what it refers to stays the same here.
+"""
+
+from __future__ import annotations
+
+from engine.buckets import BucketRef
+from engine.format import Table, node_key
+from engine.name_keys import check_key
+from engine.name_refusals import already_there, shown_name, subject
+from engine.names import require, resolve
+from engine.object_stat import changed, check_condition, check_record_size, new_symlink
+from engine.tree import NameEvent, Resolved, add_node, find_place, make_parents
+from engine.views import Transaction
+from lakefs.errors import InvalidArgument
+from lakefs.wire.messages import ObjectAttributes, SetAttributes
+
+
+def set_attributes(txn: Transaction, bucket: BucketRef, changes: SetAttributes, now_ns: int) -> Resolved:
+    """Change attributes of what `changes.key` names in the bucket; the node, as it is then.
+
+    A folder that nobody made stays one: its attributes go when it does.  The empty key is the bucket's own folder.
+    KeyNotFound (also of an xattr, which is then the subject), AlreadyExists (of an xattr), PreconditionFailed,
+    InvalidArgument, RequestTooLarge.
+    """
+    found = require(txn, bucket, changes.key)
+    check_condition(changes.condition, found, bucket.name, changes.key)
+    node = changed(found.node, changes, now_ns)
+    record = node.pack()
+    check_record_size(record)
+    txn.put(Table.NODES, node_key(found.node_id), record)
+    txn.note(NameEvent("put", bucket.name, changes.key, found.node_id))
+    return Resolved(found.node_id, node)
+
+
+def make_symlink(
+    txn: Transaction, bucket: BucketRef, key: str, target: bytes, attributes: ObjectAttributes, now_ns: int
+) -> Resolved:
+    """Make a symlink, and the missing parents of its name.  It has mode, owner, time and xattrs of the `attributes`.
+
+    AlreadyExists when an object, symlink or folder of that name is there; InvalidName, InvalidArgument (target,
+    attributes, a key that ends in `/`), RequestTooLarge.
+    """
+    path = check_key(key)
+    if path.endswith(b"/"):
+        raise InvalidArgument(
+            f"{shown_name(bucket, key)} ends in '/': a symlink cannot be a folder",
+            subject=subject(bucket, key),
+        )
+    node = new_symlink(target, attributes, now_ns)
+    record = node.pack()
+    check_record_size(record)
+    if resolve(txn, bucket, key) is not None or resolve(txn, bucket, key + "/") is not None:
+        raise already_there(bucket, key)
+    place = find_place(txn, bucket.node, path)
+    make_parents(txn, place, now_ns)
+    node_id = add_node(txn, place.key, node.kind, record)
+    txn.note(NameEvent("put", bucket.name, key, node_id))
+    return Resolved(node_id, node)
