@@ -1,0 +1,174 @@
+"""What a killed mount left in its staging folder: found, made into plain files for the user, and removed.
+
+Nobody may have the folder mounted meanwhile: `StagingFolder` holds its lock, and its `leftovers` leaves out its own
+files.  All calls block.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fuse.byte_ranges import RangeSet
+from fuse.sidecar import BYTES_SUFFIX, SIDECAR_BYTES_MAX, SIDECAR_SUFFIX, Base, SidecarState, replay
+from lakefs.errors import AlreadyExists, LocalFileError
+
+_COPY_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A file that was written and not stored: `ranges`, [begin, end) each, are the new bytes."""
+
+    name: str
+    """`BUCKET/KEY`; empty when it cannot be told any more."""
+    path: Path
+    """The staged bytes, sparse, at their offsets."""
+    size_bytes: int
+    time_ns: int
+    """When it was last written, in ns since 1970."""
+    ranges: tuple[tuple[int, int], ...]
+    base: Base | None
+    """The stored content that the other bytes are of, up to `base_bytes`; behind that they are zeros."""
+    base_bytes: int
+    is_complete: bool
+    """Whether the whole content is here, and nothing of the base is needed."""
+
+    @property
+    def new_bytes(self) -> int:
+        """How many bytes are new."""
+        return sum(end - begin for begin, end in self.ranges)
+
+
+def find_leftovers(folder: Path, leave_out: frozenset[str] = frozenset()) -> list[Leftover]:
+    """Everything in the folder that no store has, oldest first.  LocalFileError."""
+    try:
+        stems = sorted(
+            path.name.removesuffix(SIDECAR_SUFFIX)
+            for path in folder.iterdir()
+            if path.name.endswith(SIDECAR_SUFFIX)
+        )
+        found = [_leftover(folder, stem) for stem in stems if stem not in leave_out]
+    except OSError as error:
+        raise LocalFileError(f"{folder}: {error.strerror}", subject=str(folder)) from error
+    return [leftover for leftover in found if leftover is not None]
+
+
+def restore(leftover: Leftover, target: Path, read_base: Callable[[int, int], bytes] | None = None) -> None:
+    """Make the leftover a plain file at `target`, durable on return; the leftover stays.
+
+    `read_base(offset, length)` gives bytes of the stored content that it was written over; without it those are zeros
+    (holes).  AlreadyExists, LocalFileError; then there is no `target`.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        descriptor = os.open(target, flags, 0o600)
+    except FileExistsError as error:
+        raise AlreadyExists(f"{target} is there already; give another place", subject=str(target)) from error
+    except OSError as error:
+        raise LocalFileError(f"{target}: {error.strerror}", subject=str(target)) from error
+    try:
+        _fill(descriptor, leftover, read_base)
+    except OSError as error:
+        os.unlink(target)
+        raise LocalFileError(f"{target}: {error.strerror}", subject=str(target)) from error
+    except BaseException:
+        os.unlink(target)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def forget(leftover: Leftover) -> None:
+    """Remove the leftover for good.  LocalFileError."""
+    try:
+        leftover.path.with_suffix(SIDECAR_SUFFIX).unlink(missing_ok=True)
+        leftover.path.unlink(missing_ok=True)
+    except OSError as error:
+        raise LocalFileError(f"{leftover.path}: {error.strerror}", subject=leftover.name) from error
+
+
+def remove_unowned(folder: Path) -> None:
+    """Remove files of the folder that hold nothing which anybody could miss.  OSError."""
+    needed = {leftover.path.stem for leftover in find_leftovers(folder)}
+    for path in list(folder.iterdir()):
+        stem, suffix = os.path.splitext(path.name)
+        if suffix in (BYTES_SUFFIX, SIDECAR_SUFFIX) and stem not in needed:
+            path.unlink()
+        elif suffix == ".new":
+            path.unlink()  # a sidecar that was not yet one
+
+
+def _leftover(folder: Path, stem: str) -> Leftover | None:
+    path, sidecar = folder / f"{stem}{BYTES_SUFFIX}", folder / f"{stem}{SIDECAR_SUFFIX}"
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        found = os.fstat(descriptor)
+        with sidecar.open("rb") as file:
+            text = file.read(SIDECAR_BYTES_MAX)
+        state = replay(text, found.st_size) if text else None
+        if state is None and (not text or not found.st_size):
+            return None
+        state = state or _unreadable(descriptor, found.st_size)
+    finally:
+        os.close(descriptor)
+    if not state.is_changed:
+        return None
+    return Leftover(
+        state.name,
+        path,
+        state.size,
+        max(state.time_ns, found.st_mtime_ns),
+        tuple(state.ranges),
+        state.base,
+        state.base_bytes,
+        bool(state.name) and state.is_complete,
+    )
+
+
+def _unreadable(descriptor: int, length: int) -> SidecarState:
+    """What can be told without the sidecar: which pages were written."""
+    return SidecarState("", 0, length, None, length, RangeSet(_data_extents(descriptor, length)))
+
+
+def _data_extents(descriptor: int, length: int) -> Iterator[tuple[int, int]]:
+    end = 0
+    while end < length:
+        try:
+            begin = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError:
+            return  # no data behind `end`
+        end = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        yield begin, end
+
+
+def _fill(descriptor: int, leftover: Leftover, read_base: Callable[[int, int], bytes] | None) -> None:
+    os.ftruncate(descriptor, leftover.size_bytes)
+    source = os.open(leftover.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        for begin, end in leftover.ranges:
+            _copy(descriptor, lambda offset, length: os.pread(source, length, offset), begin, end)
+    finally:
+        os.close(source)
+    if read_base is not None:
+        for begin, end in RangeSet(leftover.ranges).gaps(0, leftover.base_bytes):
+            _copy(descriptor, read_base, begin, end)
+    os.fsync(descriptor)
+
+
+def _copy(descriptor: int, read: Callable[[int, int], bytes], begin: int, end: int) -> None:
+    while begin < end:
+        piece = read(begin, min(_COPY_BYTES, end - begin))
+        if not piece:
+            raise LocalFileError(f"there are no bytes at {begin}, where there must be some")
+        view = memoryview(piece)
+        while view:
+            written = os.pwrite(descriptor, view, begin)
+            view = view[written:]
+            begin += written

@@ -1,0 +1,161 @@
+"""The staging folder of a mount: staging files by the thousand, what an earlier mount left, and the lock.
+
+What one file is, is in `fuse.staged_file`; what a killed mount left, in `fuse.leftovers`.  A file that is not stored
+when its mount ends stays in the folder until somebody restores or forgets it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Final
+
+from fuse.leftovers import Leftover, find_leftovers, remove_unowned
+from fuse.sidecar import BYTES_SUFFIX, SIDECAR_SUFFIX, Base, SidecarFile
+from fuse.staged_file import Kind, Room, Slot, Span, StagedFile
+from lakefs.errors import LakeError, LocalFileError, PermissionDenied, StoreLocked
+
+__all__ = ["Base", "Kind", "Leftover", "Span", "StagedFile", "StagingFolder"]
+
+SPARE_MAX: Final = 64
+"""Emptied staging files that are kept open for the next: making and removing two costs more than a small file."""
+LOCK_NAME: Final = "lock"
+
+
+class StagingFolder:
+    """One mount's folder, of mode 0700, locked while the mount lives.  Each of its files holds two descriptors."""
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        """Make or take the folder.  StoreLocked when a mount has it, PermissionDenied, LocalFileError."""
+        self.path = path
+        self._room = Room(path, limit_bytes)
+        self._files: dict[str, StagedFile] = {}
+        self._spare: list[Slot] = []
+        self._made = 0
+        self._run = f"{time.time_ns():016x}"
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(path)
+            self._lock = _locked(path)
+        except OSError as error:
+            raise LocalFileError(f"staging folder {path}: {error.strerror}", subject=str(path)) from error
+        try:
+            remove_unowned(path)
+        except OSError as error:
+            os.close(self._lock)
+            raise LocalFileError(f"staging folder {path}: {error.strerror}", subject=str(path)) from error
+
+    @property
+    def used_bytes(self) -> int:
+        """Staged bytes over all files; leftovers of earlier mounts are not counted."""
+        return self._room.used_bytes
+
+    def new(self, name: str, base: Base | None) -> StagedFile:
+        """A file with the content of `base`, or an empty one; `name` is BUCKET/KEY, for recovery.
+
+        StoreFull when the disk of the folder is full, LocalFileError.
+        """
+        slot = None
+        try:
+            slot = self._spare.pop() if self._spare else self._make_slot()
+            file = StagedFile(self._room, slot, name, base, self._release)
+        except OSError as error:
+            if slot is not None:
+                self._give_back(slot)
+            raise self._room.failure(error, name) from error
+        self._files[slot.stem] = file
+        return file
+
+    def leftovers(self) -> list[Leftover]:
+        """What earlier mounts wrote and did not store, oldest first."""
+        return find_leftovers(self.path, frozenset(self._files))
+
+    def close(self) -> None:
+        """Keep what is not stored for recovery, remove the rest, and give the lock back.
+
+        LocalFileError when something could not be synced: it is kept all the same.
+        """
+        failure: LakeError | None = None
+        for file in list(self._files.values()):
+            try:
+                if file.changed:
+                    file.keep_for_recovery()
+                else:
+                    file.discard()
+            except LakeError as error:
+                failure = error
+        for slot in self._spare:
+            self._remove(slot)
+        self._spare.clear()
+        os.close(self._lock)
+        if failure is not None:
+            raise failure
+
+    def _release(self, slot: Slot, keep: bool) -> None:
+        """A file is done with its slot; it is kept as it is, or used again."""
+        del self._files[slot.stem]
+        if keep:
+            slot.sidecar.close()
+            os.close(slot.descriptor)
+        else:
+            self._give_back(slot)
+
+    def _make_slot(self) -> Slot:
+        self._made += 1
+        stem = f"{self._run}-{self._made}"
+        path = self.path / f"{stem}{BYTES_SUFFIX}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            return Slot(stem, descriptor, SidecarFile(str(self.path / f"{stem}{SIDECAR_SUFFIX}")))
+        except OSError:
+            os.close(descriptor)
+            os.unlink(path)
+            raise
+
+    def _give_back(self, slot: Slot) -> None:
+        try:
+            slot.sidecar.empty()  # first: bytes without a sidecar are nobody's
+            os.ftruncate(slot.descriptor, 0)
+        except OSError:
+            self._remove(slot)
+            return
+        if len(self._spare) < SPARE_MAX:
+            self._spare.append(slot)
+        else:
+            self._remove(slot)
+
+    def _remove(self, slot: Slot) -> None:
+        for suffix in (SIDECAR_SUFFIX, BYTES_SUFFIX):
+            (self.path / f"{slot.stem}{suffix}").unlink(missing_ok=True)
+        slot.sidecar.close()
+        os.close(slot.descriptor)
+
+
+def _make_private(path: Path) -> None:
+    found = os.stat(path)
+    if found.st_uid != os.geteuid():
+        raise PermissionDenied(
+            f"staging folder {path} belongs to user {found.st_uid}; give a folder of your own",
+            subject=str(path),
+        )
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        os.chmod(path, 0o700)
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise StoreLocked(
+            f"the staging folder {path} is another mount's; give each mount its own", subject=str(path)
+        ) from error
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
