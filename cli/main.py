@@ -19,6 +19,7 @@ from cli.target import Target, engine_options
 from lakefs.errors import LakeError, LocalFileError
 from lakefs.version import VERSION
 
+EXIT_USAGE: Final = 2
 EXIT_BUG: Final = 70
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
@@ -35,6 +36,8 @@ COMMANDS: Final = {
     "cp": "cli.naming:cp",
     "du": "cli.listing:du",
     "bucket": "cli.buckets:bucket",
+    "mount": "cli.mount:mount",
+    "unmount": "cli.mount:unmount",
     "gc": "cli.upkeep:gc",
     "fsck": "cli.upkeep:fsck",
     "status": "cli.upkeep:status",
@@ -81,7 +84,7 @@ def run(args: list[str]) -> int:
     if "_LAKE_COMPLETE" in os.environ:
         lake.main(args, prog_name="lake")
     try:
-        return _invoke(args)
+        return _invoke(_of_mount_fuse(args) or args)
     except click.ClickException as error:
         return _usage_error(error, args)
     except LakeError as error:
@@ -100,6 +103,15 @@ def run(args: list[str]) -> int:
     except Exception as error:  # noqa: BLE001  # the edge: whatever is left is a bug, and is told as one
         _debug(args)
         return _bug(error, args)
+
+
+def _of_mount_fuse(args: list[str]) -> list[str] | None:
+    """A call of mount.fuse3, which knows no verbs: `lake SOURCE DIR -o OPTIONS`."""
+    if len(args) != 4 or args[2] != "-o" or args[0] in COMMANDS:
+        return None
+    from cli.mount_helper import from_mount_fuse
+
+    return from_mount_fuse(args)
 
 
 def _invoke(args: list[str]) -> int:

@@ -1,0 +1,76 @@
+"""Being called by mount(8): for `mount -t lake`, `mount -t fuse.lake`, and lines of /etc/fstab.
+
+mount(8) runs `/sbin/mount.TYPE SOURCE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`; our script `mount.lake`
+stands there under that name (or `mount.fuse.lake`).  Without it, mount(8) gives type `fuse.lake` to mount.fuse3, which
+runs `lake SOURCE DIR -o OPTIONS`; `lake` hands such a call over to here.  All become a `lake mount`.
+
+SOURCE is `lake` or `none` for the configured engine, or an engine's address; the bucket is an option.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from lakefs.errors import InvalidArgument
+
+CONFIGURED: Final = ("lake", "none", "")
+ADDRESSES: Final = ("unix:", "tcp:")
+USAGE: Final = "usage: mount.lake SOURCE DIR [-fnsv] [-o OPTIONS]"
+
+
+def main() -> None:
+    """The script `mount.lake`."""
+    from cli.main import EXIT_USAGE, run
+
+    try:
+        arguments = from_mount(sys.argv[1:])
+    except InvalidArgument as error:
+        sys.stderr.write(f"mount.lake: {error.message}\n")
+        sys.exit(EXIT_USAGE)
+    sys.exit(run(arguments) if arguments else 0)
+
+
+def from_mount(given: list[str]) -> list[str]:
+    """The `lake mount` that mount(8) means; empty when it only pretends (-f).  InvalidArgument."""
+    import getopt
+
+    try:
+        options, places = getopt.gnu_getopt(given, "sfnvN:o:t:")
+    except getopt.GetoptError as error:
+        raise InvalidArgument(f"{error}; {USAGE}") from error
+    if len(places) != 2:
+        raise InvalidArgument(USAGE)
+    if any(name == "-f" for name, _ in options):
+        return []
+    return as_mount(places[0], places[1], [value for name, value in options if name == "-o"])
+
+
+def from_mount_fuse(given: list[str]) -> list[str] | None:
+    """The `lake mount` that mount.fuse3 means; None when the call is not one of its own."""
+    if len(given) != 4 or given[2] != "-o" or not _is_of_mount_fuse(given[3]):
+        return None
+    return as_mount(given[0], given[1], [given[3]])
+
+
+def _is_of_mount_fuse(options: str) -> bool:
+    """It names both, always: people do not."""
+    names = set(options.split(","))
+    return bool(names & {"dev", "nodev"}) and bool(names & {"suid", "nosuid"})
+
+
+def as_mount(source: str, place: str, options: list[str]) -> list[str]:
+    """The command line.  InvalidArgument for a source that says nothing to us."""
+    if source not in CONFIGURED and not source.startswith(ADDRESSES):
+        raise InvalidArgument(
+            f"{source!r} is no source of a lake mount; give lake, or an engine's address (unix:PATH, tcp://HOST:PORT),"
+            " and a bucket as -o bucket=NAME",
+            subject=source,
+        )
+    arguments = ["mount", "--quiet", *(part for text in options for part in ("-o", text))]
+    if source:
+        # The table of mounts then shows what fstab says: mount -a sees that it is there.
+        arguments += ["-o", f"fsname={source}"]
+    if source.startswith(ADDRESSES):
+        arguments += ["--server", source]
+    return [*arguments, "--", place]

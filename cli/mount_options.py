@@ -1,0 +1,119 @@
+"""The text behind `-o`, of `lake mount`, of mount(8) and of /etc/fstab: one table of what is understood.
+
+An option is ours, or the kernel's and passed on, or one that mount(8) hands to every helper and that changes nothing
+here.  Anything else is refused, with the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from lakefs.config import parse_size
+from lakefs.errors import InvalidArgument
+
+KERNEL: Final = frozenset({"noexec", "noatime", "nodiratime", "dirsync"})
+"""Passed on.  A mount is always nosuid and nodev: nothing in a bucket may grant rights on this machine."""
+WITHOUT_EFFECT: Final = frozenset({
+    "defaults", "auto", "noauto", "user", "users", "nouser", "owner", "group", "nofail", "_netdev", "suid",
+    "nosuid", "dev", "nodev", "atime", "diratime", "relatime", "norelatime", "strictatime", "nostrictatime",
+    "lazytime", "nolazytime", "loud", "silent", "default_permissions",
+})  # fmt: skip
+WITHOUT_EFFECT_PREFIXES: Final = ("x-", "X-", "comment=", "user=")
+FLAGS: Final = {
+    "ro": "read_only",
+    "sync": "sync",
+    "allow_other": "allow_other",
+    "nonempty": "may_hold_files",
+    "debug": "debug",
+}
+TAKEN_BACK: Final = {"rw": "read_only", "async": "sync"}
+"""As elsewhere, the later of two that contradict each other counts."""
+READ_AHEAD_KIB_MAX: Final = 1 << 20
+"""1 GiB: more than any reader uses, and far from where the kernel's page counts end."""
+
+
+def parse_mount_options(texts: Sequence[str]) -> dict[str, Any]:
+    """What the texts say, by the names of MountOptions' fields, and `server` and `token_file`.  InvalidArgument."""
+    found: dict[str, Any] = {}
+    kernel: set[str] = set()
+    for option in (part.strip() for text in texts for part in text.split(",")):
+        name, equals, value = option.partition("=")
+        if not option or option in WITHOUT_EFFECT or option.startswith(WITHOUT_EFFECT_PREFIXES):
+            continue
+        elif option in KERNEL:
+            kernel.add(option)
+        elif option == "exec":
+            kernel.discard("noexec")
+        elif option in FLAGS:
+            found[FLAGS[option]] = True
+        elif option in TAKEN_BACK:
+            found.pop(TAKEN_BACK[option], None)
+        elif equals and name in VALUES:
+            field, parse = VALUES[name]
+            found[field] = parse(name, value)
+        else:
+            raise _unknown(option)
+    return found | ({"kernel_options": frozenset(kernel)} if kernel else {})
+
+
+def parse_read_ahead(name: str, text: str) -> int:
+    """KiB of read-ahead."""
+    if not (text.isascii() and text.isdigit() and int(text[:9]) <= READ_AHEAD_KIB_MAX):
+        raise InvalidArgument(f"{name}={text}: give KiB, a number up to {READ_AHEAD_KIB_MAX}")
+    return int(text)
+
+
+def parse_staging_size(name: str, text: str) -> int:
+    """Bytes, with an optional unit."""
+    try:
+        return parse_size(text)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}: {error.message}") from error
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86_400:
+        raise InvalidArgument(f"{name}={text}: give seconds, from 0 to 86400")
+    return seconds
+
+
+def _text(name: str, text: str) -> str:
+    if not text:
+        raise InvalidArgument(f"{name}= needs a value")
+    return text
+
+
+VALUES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
+    "bucket": ("bucket", _text),
+    "server": ("server", _text),
+    "token_file": ("token_file", _text),
+    "staging": ("staging", _text),
+    "staging_size": ("staging_bytes", parse_staging_size),
+    "read_ahead": ("read_ahead_kib", parse_read_ahead),
+    "attr_timeout": ("attribute_timeout_s", _seconds),
+    "entry_timeout": ("entry_timeout_s", _seconds),
+    "fsname": ("source", _text),
+}
+
+
+def _unknown(option: str) -> InvalidArgument:
+    if option.split("=")[0] == "remount":
+        return InvalidArgument(
+            "a lake mount cannot be remounted; unmount it and mount it again", subject=option
+        )
+    if option in VALUES:
+        return InvalidArgument(f"the mount option {option} needs a value: -o {option}=VALUE", subject=option)
+    if option == "allow_root":
+        return InvalidArgument("allow_root is not offered; use -o allow_other", subject=option)
+    known = [*FLAGS, *VALUES, *sorted(KERNEL)]
+    nearest = difflib.get_close_matches(option.split("=")[0], known, n=1, cutoff=0.0)
+    return InvalidArgument(
+        f"unknown mount option {option!r}; the nearest known one is {nearest[0]!r} (all: {', '.join(known)})",
+        subject=option,
+    )

@@ -1,0 +1,155 @@
+"""Is this a place to mount at?  And: one mount process for one mount point.
+
+Rules kept here:
+- Nothing is mounted over a mount, whoever's it is.  The one exception is a dead mount of ours (its process was
+  killed): it is taken away, and the log says so.
+- A mount process holds the lock of its mount point from before it looks until it has ended, so two that start at
+  once do not stack, and one that is still storing what was written is waited for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+
+from fuse.mount_table import LAKE_TYPE, MountEntry, answers, mount_at, unmount
+from lakefs.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    FolderNotEmpty,
+    LocalFileError,
+    NotAFolder,
+    PermissionDenied,
+)
+
+LOCK_WAIT_S: Final = 90.0
+"""A mount that ends stores what was written first; as long as its unit gives it."""
+_LOCK_POLL_S: Final = 0.05
+_DEAD_MOUNTS_MAX: Final = 64
+"""Dead mounts stacked at one place; each is one restart that went wrong."""
+_log: Final = structlog.get_logger()
+
+
+def check_mount_point(path: Path, *, may_hold_files: bool = False) -> None:
+    """Raise unless something can be mounted at `path` (a real one).  Blocking, at most some seconds.
+
+    AlreadyExists: a mount is there.  LocalFileError: nothing is there.  NotAFolder.  FolderNotEmpty unless
+    `may_hold_files`.  PermissionDenied: it may not be looked at.
+    """
+    for _ in range(_DEAD_MOUNTS_MAX):
+        entry = mount_at(path)
+        if entry is None:
+            return _check_folder(path, may_hold_files)
+        _refuse_living(entry)
+        unmount(path, lazy=True)
+        _log.warning("took away a dead mount: its process had been killed", mount_point=str(path))
+    raise AlreadyExists(
+        f"{path} has more than {_DEAD_MOUNTS_MAX} dead mounts; remove them with: umount -l {path}"
+    )
+
+
+def _refuse_living(entry: MountEntry) -> None:
+    """Raise AlreadyExists unless the mount is a dead one of ours."""
+    path = entry.mount_point
+    alive = None if entry.type == "autofs" else answers(path)
+    ours = entry.type == LAKE_TYPE
+    if alive is False and ours:
+        return
+    if alive is False:
+        message = f"{path} is a dead mount of {entry.type}; remove it with: umount -l {path}"
+    elif ours and alive is None:
+        message = f"{path} is a lake mount that does not answer; remove it with: lake unmount --lazy {path}"
+    elif ours:
+        message = f"a lake is mounted at {path} already; unmount it with: lake unmount {path}"
+    else:
+        message = f"{path} is a mount already ({entry.type}, {entry.source}); choose another folder"
+    raise AlreadyExists(message, subject=str(path))
+
+
+def _check_folder(path: Path, may_hold_files: bool) -> None:
+    try:
+        if not path.is_dir():
+            os.stat(path)
+            raise NotAFolder(f"mount point {path} is not a folder", subject=str(path))
+        first = next(iter(os.scandir(path)), None)
+    except FileNotFoundError as error:
+        raise LocalFileError(
+            f"mount point {path} does not exist; make it with: mkdir -p {path}", subject=str(path)
+        ) from error
+    except PermissionError as error:
+        raise PermissionDenied(f"mount point {path}: {error.strerror}", subject=str(path)) from error
+    except OSError as error:
+        raise LocalFileError(f"mount point {path}: {error.strerror}", subject=str(path)) from error
+    if first is not None and not may_hold_files:
+        raise FolderNotEmpty(
+            f"mount point {path} is not empty (it holds {first.name!r}), and the mount would hide what is in it;"
+            " choose an empty folder, or mount with -o nonempty",
+            subject=str(path),
+        )
+
+
+class MountLock:
+    """The lock of one mount point, in a file that stays; freed by the kernel when its process ends, however."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise LocalFileError(f"{file}: {error.strerror}", subject=str(file)) from error
+
+    def take(self, mount_point: Path) -> None:
+        """Wait until the lock is ours.  AlreadyExists at once when its holder serves, or at the end of the wait."""
+
+        def check_holder() -> None:
+            if (entry := mount_at(mount_point)) is not None:
+                _refuse_living(entry)
+
+        if not self._wait(check_holder):
+            raise AlreadyExists(
+                f"another process has been mounting or unmounting {mount_point} for {LOCK_WAIT_S:.0f} s",
+                subject=str(mount_point),
+            )
+        os.truncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
+
+    def wait_free(self, mount_point: Path) -> None:
+        """Wait until nobody has the lock: what was written through the mount is stored.  DeadlineExceeded."""
+        if not self._wait(lambda: None):
+            raise DeadlineExceeded(
+                f"{mount_point} is unmounted, but its process still stores what was written;"
+                f" it is process {os.pread(self._descriptor, 20, 0).decode().strip()}",
+                subject=str(mount_point),
+            )
+
+    def _wait(self, between: Callable[[], None]) -> bool:
+        end = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                between()
+                if time.monotonic() > end:
+                    return False
+                time.sleep(_LOCK_POLL_S)
+            else:
+                return True
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

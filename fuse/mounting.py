@@ -1,0 +1,281 @@
+"""A mount, from the first look at its place until the kernel has forgotten it.
+
+`mounted` makes it, serves it while the block runs, and takes it away, whatever the reason to leave:
+- the block was left or cancelled (SIGTERM): unmounted while requests are still answered, since unmounting can need
+  answers; lazily when it is in use, and the log says so; then no request is taken any more, and those under way end;
+- it was unmounted from outside, or its connection was aborted: the event that the block was given says so;
+- the loop failed: as the first, and the failure is raised (in an exception group).
+
+Rules kept here:
+- One mount a process: libfuse's session is a global of pyfuse3.
+- Nothing here, on the loop's thread, touches a path below the mount point: it would wait for itself.
+- When `mounted` has returned no handler runs and no call of pyfuse3 may be made: its session is gone.
+
+Not here: operations, staged writes.  A RELEASE that was under way when the mount was taken away may never arrive:
+whoever owns the operations treats every handle that is still open as released.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pyfuse3
+import structlog
+import trio
+
+from fuse.mount_point import check_mount_point
+from fuse.mount_table import MountEntry, mount_at, unmount
+from lakefs.errors import EngineBusy, InvalidArgument, LakeError, LocalFileError, PermissionDenied
+from lakefs.limits import GIB
+
+UNMOUNT_WAIT_S: Final = 30.0
+"""An unmount writes back mapped pages through the mount; after this it is made lazily."""
+DRAIN_WAIT_S: Final = 20.0
+"""Requests under way when the mount ends; after this they are cancelled and fail with ENOTCONN."""
+FIRST_ANSWER_WAIT_S: Final = 30.0
+READ_AHEAD_FOLDER: Final = Path("/sys/class/bdi")
+MAX_TASKS: Final = 256
+"""Requests answered at once; more wait in the kernel."""
+_log: Final = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class MountOptions:
+    """What a mount was asked to be.  `mount_point` is a real path, see `fuse.mount_table.real_path`."""
+
+    mount_point: Path
+    staging: Path
+    """Folder for what is written and not stored yet; this mount's alone."""
+    bucket: str = ""
+    """Show this bucket as the root; empty: all buckets, as folders."""
+    read_only: bool = False
+    allow_other: bool = False
+    sync: bool = False
+    """close() is durable when it returns."""
+    may_hold_files: bool = False
+    """Mount over a folder that is not empty."""
+    read_ahead_kib: int = 4096
+    attribute_timeout_s: float = 60.0
+    entry_timeout_s: float = 60.0
+    staging_bytes: int = 64 * GIB
+    source: str = "lake"
+    """What the table of mounts shows as the source."""
+    kernel_options: frozenset[str] = frozenset()
+    """Passed on as they are: noexec, noatime, nodiratime, dirsync."""
+    debug: bool = False
+    """libfuse prints every request."""
+
+
+@asynccontextmanager
+async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> AsyncIterator[trio.Event]:
+    """Mount, serve `operations` while the block runs, unmount.  The kernel has had its first answer at the start.
+
+    The event is set when no request comes any more, since the mount was taken away from outside: then the block
+    should end.  The leave is shielded from cancellation and bounded.  Raises what `check_mount_point` raises,
+    PermissionDenied, InvalidArgument, LocalFileError.
+    """
+    place = options.mount_point
+    await trio.to_thread.run_sync(
+        lambda: check_mount_point(place, may_hold_files=options.may_hold_files), abandon_on_cancel=True
+    )
+    _start_session(operations, options)
+    try:
+        entry = mount_at(place)
+        if entry is None:
+            raise LocalFileError(f"{place}: the mount was taken away while it was made", subject=str(place))
+        loop = _Loop()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(loop.run)
+            try:
+                await _wait_first_answer(place)
+                _raise_read_ahead(entry.device, options.read_ahead_kib)
+                yield loop.ended
+            finally:
+                with trio.CancelScope(shield=True):
+                    await _leave(loop, entry)
+    finally:
+        pyfuse3.close(unmount=False)
+
+
+@dataclass
+class _Loop:
+    """pyfuse3's loop, out of reach of cancellation from outside: it answers until the mount is gone."""
+
+    ended: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope(shield=True))
+
+    async def run(self) -> None:
+        """Until the session is over; what escaped a handler is raised."""
+        try:
+            with self.scope:
+                await pyfuse3.main(max_tasks=MAX_TASKS)
+        finally:
+            self.ended.set()
+
+    async def has_ended(self, within_s: float) -> bool:
+        """Wait at most that long for the end."""
+        with trio.move_on_after(within_s):
+            await self.ended.wait()
+        return self.ended.is_set()
+
+
+async def _leave(loop: _Loop, entry: MountEntry) -> None:
+    if not loop.ended.is_set():
+        _log.info("unmounting", mount_point=str(entry.mount_point))
+    lazy = await _take_away(entry)
+    if loop.ended.is_set():
+        return
+    # Unless it was lazy the kernel has ended the session itself, and the loop hears of it.
+    if lazy or not await loop.has_ended(DRAIN_WAIT_S / 4):
+        pyfuse3.terminate()
+    if not await loop.has_ended(DRAIN_WAIT_S):
+        _log.warning("requests that did not end are given up", after_s=DRAIN_WAIT_S)
+        loop.scope.cancel()
+        await loop.ended.wait()
+
+
+async def _take_away(entry: MountEntry) -> bool:
+    """Unmount what is still mounted of this mount; whether it was done lazily."""
+    place = entry.mount_point
+    now = mount_at(place)
+    if now is None or now.device != entry.device:
+        if now is not None:
+            _log.warning("another mount lies over this one", mount_point=str(place), type=now.type)
+        return now is not None
+    try:
+        with trio.fail_after(UNMOUNT_WAIT_S):
+            await trio.to_thread.run_sync(lambda: unmount(place, lazy=False), abandon_on_cancel=True)
+    except (EngineBusy, trio.TooSlowError):
+        _log.warning(
+            "the mount point is in use: unmounted lazily; files that are still open fail with ENOTCONN",
+            mount_point=str(place),
+        )
+    except LakeError as error:
+        _log.error("cannot unmount", mount_point=str(place), error=error.message)
+    else:
+        return False
+    await trio.to_thread.run_sync(_unmount_lazily, place)
+    return True
+
+
+def _unmount_lazily(place: Path) -> None:
+    try:
+        unmount(place, lazy=True)
+    except LakeError as error:
+        _log.error("a dead mount stays behind", mount_point=str(place), error=error.message)
+
+
+async def _wait_first_answer(place: Path) -> None:
+    """Until the root's attributes have come: the kernel's first handshake is over, too."""
+    try:
+        with trio.fail_after(FIRST_ANSWER_WAIT_S):
+            await trio.to_thread.run_sync(os.stat, place, abandon_on_cancel=True)
+    except (OSError, trio.TooSlowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it does not answer"
+        raise LocalFileError(f"{place}: the mount does not work: {reason}", subject=str(place)) from error
+
+
+def _raise_read_ahead(device: str, read_ahead_kib: int) -> None:
+    """Only after the handshake, which sets what the kernel thought of first."""
+    setting = READ_AHEAD_FOLDER / device / "read_ahead_kb"
+    try:
+        setting.write_text(f"{read_ahead_kib}\n")
+    except OSError as error:
+        _log.warning(
+            "read-ahead stays at the kernel's default: large sequential reads are about 5 times slower;"
+            " mount as root, or have root write the size",
+            file=str(setting),
+            wanted_kib=read_ahead_kib,
+            error=error.strerror,
+        )
+
+
+def _start_session(operations: pyfuse3.Operations, options: MountOptions) -> None:
+    """Mount.  What libfuse and fusermount3 say on stderr becomes the error."""
+    said: list[str] = []
+    try:
+        with _stderr_caught(said):
+            pyfuse3.init(operations, str(options.mount_point), _session_options(options))
+    except RuntimeError as error:
+        raise _why_not(said, options) from error
+    for line in said:
+        _log.warning("libfuse said", line=line)
+
+
+def _session_options(options: MountOptions) -> set[str]:
+    chosen = {
+        # A comma in the value would end it.
+        f"fsname={options.source.replace(',', '_')}",
+        "subtype=lake",
+        "default_permissions",
+    }
+    chosen |= options.kernel_options
+    chosen |= {"ro"} if options.read_only else set()
+    chosen |= {"allow_other"} if options.allow_other else set()
+    chosen |= {"debug"} if options.debug else set()
+    return chosen
+
+
+@contextmanager
+def _stderr_caught(lines: list[str]) -> Iterator[None]:
+    """What is written to descriptor 2 in the block, by C code and child processes too, line by line."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    caught = os.memfd_create("said", os.MFD_CLOEXEC)
+    try:
+        os.dup2(caught, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        text = os.pread(caught, 64 << 10, 0).decode(errors="replace")
+        os.close(caught)
+        lines.extend(line for line in text.splitlines() if line.strip())
+
+
+def _why_not(said: list[str], options: MountOptions) -> LakeError:
+    """The error that the last words of libfuse and fusermount3 mean."""
+    place, text = options.mount_point, "\n".join(said)
+    if "device not found" in text:
+        return LocalFileError(
+            "/dev/fuse is missing: load the module with: modprobe fuse; a container must be given the device",
+            subject="/dev/fuse",
+        )
+    if "failed to open /dev/fuse" in text:
+        return PermissionDenied(
+            "/dev/fuse may not be opened by this user: as root, chmod 666 /dev/fuse;"
+            " a container must be given the device",
+            subject="/dev/fuse",
+        )
+    if "user_allow_other" in text:
+        return PermissionDenied(
+            "allow_other is refused for users who are not root: add a line user_allow_other to /etc/fuse.conf,"
+            " or mount without it",
+            subject="/etc/fuse.conf",
+        )
+    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        return LocalFileError(
+            "fusermount3 is missing, which users who are not root need to mount: install the package fuse3",
+            subject="fusermount3",
+        )
+    reason = said[-1] if said else "no reason given"
+    if "not owned by user" in text or "no write access" in text:
+        return PermissionDenied(
+            f"mount point {place} must belong to who mounts: {reason}", subject=str(place)
+        )
+    if "not permitted" in text or "ermission denied" in text:
+        return PermissionDenied(
+            f"{place}: mounting is not permitted ({reason}); root and, in a container, the capability"
+            " CAP_SYS_ADMIN may, and fusermount3 when it is setuid root",
+            subject=str(place),
+        )
+    if "unknown option" in text or "invalid parameter" in text:
+        return InvalidArgument(f"{place}: {reason}", subject=str(place))
+    return LocalFileError(f"{place}: the mount failed: {reason}", subject=str(place))

@@ -1,0 +1,188 @@
+"""A mount point of a test's own, and the commands and processes around it; whatever happens nothing stays mounted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Self
+
+import pytest
+
+from fuse.mount_table import all_mounts, mount_at, unmount
+from tests.e2e.served import ROOT, WAIT_S, Finished, environment
+
+NOBODY = 65534
+TINY_LAKE = [sys.executable, "-m", "tests.e2e.tiny_lake"]
+TINY_FS = [sys.executable, "-m", "tests.e2e.tiny_fs"]
+SERVES = "unix:/tiny/serves"
+
+
+class MountProcess:
+    """A process in the foreground that serves a mount, and says a line when it does."""
+
+    def __init__(self, command: list[str], env: dict[str, str], log: Path) -> None:
+        self._log = log
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True
+            )
+        assert self.process.stdout is not None
+        self.stdout = self.process.stdout
+        assert self.line(), self.log
+
+    def line(self) -> str:
+        """The next line that it says; empty at its end."""
+        return self.stdout.readline().rstrip("\n")
+
+    def signal(self, number: int) -> Self:
+        """Send a signal."""
+        self.process.send_signal(number)
+        return self
+
+    def end(self) -> int:
+        """Wait for its end; its exit code."""
+        return self.process.wait(WAIT_S)
+
+    @property
+    def log(self) -> str:
+        """What it wrote to stderr."""
+        return self._log.read_text()
+
+
+class MountRig:
+    """One mount point below a folder of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.place = folder / "mnt"
+        self.place.mkdir()
+        self.state = folder / "lake-mount"
+        self.env = environment(SERVES) | {"STATE_DIRECTORY": str(self.state), "LAKE_CONFIG": self._config()}
+        self._started: list[MountProcess] = []
+
+    def _config(self) -> str:
+        config = self.folder / "lake.toml"
+        config.write_text("")
+        return str(config)
+
+    def lake(self, *args: str | Path, server: str = SERVES, before: tuple[str, ...] = ()) -> Finished:
+        """A command to its end; `before` is what runs it."""
+        return self.run(*before, *TINY_LAKE, *args, server=server)
+
+    def run(self, *command: str | Path, server: str = SERVES) -> Finished:
+        """Any command to its end."""
+        done = subprocess.run(
+            list(map(str, command)),
+            cwd=ROOT,
+            env=self.env | {"LAKE_SERVER": server},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=WAIT_S,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr.decode(errors="backslashreplace"))
+
+    def mount(self, *args: str | Path, server: str = SERVES) -> Finished:
+        """`lake mount` at the place; it must serve."""
+        done = self.lake("mount", *args, self.place, server=server)
+        assert done.code == 0, done
+        assert self.is_mounted
+        return done
+
+    def tiny(self, *options: str) -> MountProcess:
+        """`tiny_fs` at the place, without the command line around it."""
+        return self._start([*TINY_FS, str(self.place), *options])
+
+    def foreground(self, *args: str, env: dict[str, str] | None = None) -> MountProcess:
+        """`lake mount --foreground` at the place."""
+        return self._start([*TINY_LAKE, "mount", "--foreground", *args, str(self.place)], env)
+
+    def _start(self, command: list[str], env: dict[str, str] | None = None) -> MountProcess:
+        started = MountProcess(command, self.env | (env or {}), self.folder / f"stderr-{len(self._started)}")
+        self._started.append(started)
+        return started
+
+    @property
+    def is_mounted(self) -> bool:
+        """Whether anything is mounted at the place."""
+        return mount_at(self.place) is not None
+
+    @property
+    def log(self) -> str:
+        """The log of mounts in the background."""
+        [log] = self.state.glob("*/log")
+        return log.read_text()
+
+    @property
+    def pid(self) -> int:
+        """The process behind the mount, as its lock says."""
+        [lock] = self.state.glob("*/lock")
+        return int(lock.read_text())
+
+    def wait_gone(self, pid: int) -> None:
+        """Until no process has that id, or what has it is another."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            import select
+
+            ended, _, _ = select.select([descriptor], [], [], WAIT_S)
+            assert ended, f"process {pid} goes on"
+        finally:
+            os.close(descriptor)
+
+    def clean(self) -> None:
+        """End everything, without asking it."""
+        for started in self._started:
+            if started.process.poll() is None:
+                started.process.kill()
+                started.process.wait(WAIT_S)
+            started.stdout.close()
+        for entry in reversed(all_mounts()):
+            if entry.mount_point.is_relative_to(self.folder):
+                unmount(entry.mount_point, lazy=True)
+        for lock in self.state.glob("*/lock"):
+            text = lock.read_text().strip()
+            if text and _is_ours(int(text)):
+                os.kill(int(text), signal.SIGKILL)
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        return b"tests.e2e.tiny_lake" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+@contextmanager
+def mount_rig() -> Iterator[MountRig]:
+    """A rig; what it started has ended, and nothing is mounted, at the end of the block."""
+    with TemporaryDirectory(prefix="lake-mount-") as folder:
+        os.chmod(folder, 0o755)
+        rig = MountRig(Path(os.path.realpath(folder)))
+        try:
+            yield rig
+        finally:
+            rig.clean()
+
+
+def private_mounts(script: str) -> tuple[str, ...]:
+    """What runs a command in a mount namespace of its own, after `script` (of sh) has arranged it; as root only."""
+    if os.geteuid() or not shutil.which("unshare"):
+        pytest.skip("only root can arrange mounts that nobody else sees")
+    return ("unshare", "--mount", "sh", "-ec", f'{script}\nexec "$@"', "sh")
+
+
+def as_nobody() -> tuple[str, ...]:
+    """What runs a command as a user without rights."""
+    if os.geteuid() or not shutil.which("setpriv"):
+        pytest.skip("another user can be tried only as root, with setpriv (package util-linux)")
+    return ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")

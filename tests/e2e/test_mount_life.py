@@ -1,0 +1,487 @@
+"""How a mount begins, lives and ends: with a tiny file system behind it, since no store matters here."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fuse.mount_point import MountLock
+from fuse.mount_table import mount_at
+from tests.e2e.mount_rig import TINY_LAKE, MountRig, as_nobody, mount_rig, private_mounts
+from tests.e2e.served import ROOT, WAIT_S
+
+pytestmark = pytest.mark.fuse
+DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
+
+
+@pytest.fixture
+def rig() -> Iterator[MountRig]:
+    """A mount point of the test's own."""
+    with mount_rig() as made:
+        yield made
+
+
+# --- in the background ------------------------------------------------------------------------------------
+
+
+def test_a_mount_command_returns_when_the_mount_serves(rig: MountRig) -> None:
+    done = rig.mount()
+    assert done.text == f"mounted {rig.place}\n"
+    assert sorted(os.listdir(rig.place)) == ["broken", "forever", "hello", "slow"]
+    assert (rig.place / "hello").read_text() == "hello\n"
+    assert "serving" in rig.log
+
+
+def test_unmount_waits_for_the_end_of_the_process(rig: MountRig) -> None:
+    rig.mount()
+    pid = rig.pid
+    assert rig.lake("unmount", rig.place).code == 0
+    assert not rig.is_mounted
+    rig.wait_gone(pid)
+    assert "ended" in rig.log
+    assert os.listdir(rig.place) == []
+
+
+def test_the_table_of_mounts_says_what_it_is_and_that_it_grants_no_rights(rig: MountRig) -> None:
+    rig.mount("-o", "noatime,suid,dev")
+    entry = mount_at(rig.place)
+    assert entry is not None
+    assert (entry.type, entry.source) == ("fuse.lake", "lake")
+    [line] = [line for line in Path("/proc/mounts").read_text().splitlines() if str(rig.place) in line]
+    options = line.split()[3].split(",")
+    assert {"rw", "nosuid", "nodev", "noatime", "default_permissions"} <= set(options)
+    assert "allow_other" not in options
+
+
+def test_a_read_only_mount_is_one_for_the_kernel(rig: MountRig) -> None:
+    rig.mount("--read-only")
+    with pytest.raises(OSError, match="Read-only file system"):
+        (rig.place / "new").touch()
+
+
+def test_a_mount_point_with_blanks_links_and_dashes_is_found_again(rig: MountRig) -> None:
+    rig.place = rig.folder / "a b-c\tü"
+    rig.place.mkdir()
+    link = rig.folder / "link"
+    link.symlink_to(rig.place)
+    assert rig.lake("mount", link).code == 0
+    assert rig.is_mounted
+    assert rig.lake("mount", rig.place).code == 73
+    assert rig.lake("unmount", link).code == 0
+    assert not rig.is_mounted
+
+
+def test_the_process_holds_nothing_of_who_started_it(rig: MountRig) -> None:
+    with (rig.folder / "open").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        command = [*TINY_LAKE, "mount", str(rig.place)]
+        subprocess.run(command, cwd=ROOT, env=rig.env, check=True, timeout=WAIT_S, close_fds=False)
+    held = {os.readlink(path) for path in Path(f"/proc/{rig.pid}/fd").iterdir()}
+    assert str(rig.folder / "open") not in held
+    assert os.readlink(f"/proc/{rig.pid}/cwd") == "/"
+    assert os.getsid(rig.pid) == rig.pid
+
+
+# --- ends -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["fusermount3", "-u"], ["umount"], ["umount", "-l"]])
+def test_unmounting_ends_the_process_with_zero(rig: MountRig, command: list[str]) -> None:
+    process = rig.foreground()
+    assert rig.run(*command, rig.place).code == 0
+    assert process.end() == 0, process.log
+    assert not rig.is_mounted
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_unmounts_and_ends_with_zero(rig: MountRig, number: int) -> None:
+    process = rig.foreground()
+    assert process.signal(number).end() == 0, process.log
+    assert not rig.is_mounted
+
+
+def test_a_mount_in_use_is_unmounted_lazily_and_says_so(rig: MountRig) -> None:
+    process = rig.foreground()
+    descriptor = os.open(rig.place / "hello", os.O_RDONLY)
+    assert process.signal(signal.SIGTERM).end() == 0, process.log
+    assert not rig.is_mounted
+    assert "unmounted lazily" in process.log
+    for attempt in (lambda: os.read(descriptor, 1), lambda: os.close(descriptor)):
+        with pytest.raises(OSError) as caught:
+            attempt()
+        assert caught.value.errno in DEAD
+
+
+def test_the_answer_of_a_request_under_way_arrives(rig: MountRig) -> None:
+    process = rig.tiny()
+    descriptor = os.open(rig.place / "slow", os.O_RDONLY)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(os.pread, descriptor, 6, 0)
+        assert process.line() == "reading"
+        process.signal(signal.SIGTERM)
+        assert reading.result(WAIT_S) == b"hello\n"
+        assert process.end() == 0, process.log
+    with pytest.raises(OSError):
+        os.close(descriptor)  # what came behind it is not answered
+
+
+def test_a_request_that_never_ends_does_not_keep_the_process(rig: MountRig) -> None:
+    process = rig.tiny("hurry")
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit((rig.place / "forever").read_bytes)
+        assert process.line() == "reading"
+        assert process.signal(signal.SIGTERM).end() == 0, process.log
+        error = reading.exception(WAIT_S)
+        assert isinstance(error, OSError)
+        assert error.errno in DEAD
+    assert "given up" in process.log
+
+
+def test_a_second_signal_does_not_wait(rig: MountRig) -> None:
+    process = rig.foreground()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit((rig.place / "forever").read_bytes)
+        assert process.line() == "reading"
+        process.signal(signal.SIGTERM)
+        while rig.is_mounted:
+            assert process.process.poll() is None
+        assert process.signal(signal.SIGTERM).end() == 75
+        assert isinstance(reading.exception(WAIT_S), OSError)
+
+
+def test_an_error_that_escapes_a_handler_takes_the_mount_away_and_is_loud(rig: MountRig) -> None:
+    process = rig.foreground()
+    with pytest.raises(OSError):
+        (rig.place / "broken").read_bytes()
+    assert process.end() == 70
+    assert not rig.is_mounted
+    assert "an error that no handler may raise" in process.log
+
+
+def test_a_connection_that_root_aborts_ends_the_process(rig: MountRig) -> None:
+    process = rig.foreground()
+    entry = mount_at(rig.place)
+    assert entry is not None
+    minor = entry.device.split(":")[1]
+    control = "/sys/fs/fuse/connections"
+    arranged = private_mounts(f"mountpoint -q {control} || mount -t fusectl none {control}")
+    assert rig.run(*arranged, "sh", "-c", f"echo 1 > {control}/{minor}/abort").code == 0
+    assert process.end() == 0, process.log
+    assert not rig.is_mounted
+
+
+def test_a_busy_mount_is_not_unmounted_unless_lazily(rig: MountRig) -> None:
+    process = rig.foreground()
+    with (rig.place / "hello").open("rb", buffering=0) as file:
+        refused = rig.lake("unmount", rig.place)
+        assert refused.code == 75, refused
+        assert "in use" in refused.err
+        assert file.read() == b"hello\n"
+        assert rig.lake("unmount", "--lazy", rig.place).code == 0
+        assert not rig.is_mounted
+        assert file.read() == b""  # who has it open keeps it
+    assert process.end() == 0
+
+
+# --- killed -----------------------------------------------------------------------------------------------
+
+
+def test_readers_of_a_killed_mount_get_an_error_and_the_next_mount_cleans_up(rig: MountRig) -> None:
+    process = rig.foreground()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit((rig.place / "forever").read_bytes)
+        assert process.line() == "reading"
+        process.signal(signal.SIGKILL)
+        error = reading.exception(WAIT_S)
+        assert isinstance(error, OSError)
+        assert error.errno in DEAD
+    process.end()
+    with pytest.raises(OSError) as caught:
+        os.listdir(rig.place)
+    assert caught.value.errno in DEAD
+    rig.mount()
+    assert "took away a dead mount" in rig.log
+    assert (rig.place / "hello").read_text() == "hello\n"
+    assert rig.lake("unmount", rig.place).code == 0
+    assert not rig.is_mounted, "the dead mount was still below"
+
+
+def test_unmount_takes_a_dead_mount_away(rig: MountRig) -> None:
+    rig.foreground().signal(signal.SIGKILL).end()
+    assert rig.is_mounted
+    done = rig.lake("unmount", rig.place)
+    assert (done.code, rig.is_mounted) == (0, False)
+    assert "had been killed" in done.err
+
+
+# --- cannot begin -----------------------------------------------------------------------------------------
+
+
+def refused(rig: MountRig, *args: str | Path, before: tuple[str, ...] = ()) -> tuple[int, str]:
+    """The exit code and the one line of a mount that must not come about."""
+    was_mounted = rig.is_mounted
+    done = rig.lake("mount", *args, before=before)
+    assert done.code != 0, done
+    assert done.out == b""
+    [line] = done.err.splitlines()
+    assert rig.is_mounted == was_mounted
+    return done.code, line
+
+
+def test_a_mount_point_that_is_missing_is_told(rig: MountRig) -> None:
+    code, line = refused(rig, rig.folder / "missing")
+    assert (code, "does not exist" in line, "mkdir -p" in line) == (74, True, True)
+    assert list(rig.state.glob("*missing*")) == []
+
+
+def test_a_mount_point_that_is_a_file_is_told(rig: MountRig) -> None:
+    (rig.folder / "file").touch()
+    code, line = refused(rig, rig.folder / "file")
+    assert (code, "is not a folder" in line) == (73, True)
+
+
+def test_a_mount_point_that_holds_something_is_refused_unless_told_otherwise(rig: MountRig) -> None:
+    (rig.place / "precious").touch()
+    code, line = refused(rig, rig.place)
+    assert (code, "'precious'" in line, "nonempty" in line) == (73, True, True)
+    rig.mount("-o", "nonempty")
+    assert "precious" not in os.listdir(rig.place)
+    assert rig.lake("unmount", rig.place).code == 0
+    assert os.listdir(rig.place) == ["precious"]
+
+
+def test_a_mount_of_ours_is_not_mounted_over(rig: MountRig) -> None:
+    rig.mount()
+    code, line = refused(rig, rig.place)
+    assert (code, "already" in line, f"lake unmount {rig.place}" in line) == (73, True, True)
+
+
+def test_a_mount_of_another_is_neither_mounted_over_nor_unmounted(rig: MountRig) -> None:
+    if os.geteuid():
+        pytest.skip("only root can mount a tmpfs")
+    subprocess.run(["mount", "-t", "tmpfs", "other", str(rig.place)], check=True)
+    code, line = refused(rig, rig.place)
+    assert (code, "tmpfs" in line) == (73, True)
+    done = rig.lake("unmount", rig.place)
+    assert (done.code, "not of a lake" in done.err) == (2, True)
+    assert rig.is_mounted
+
+
+def test_unmounting_where_nothing_is_mounted_is_told(rig: MountRig) -> None:
+    done = rig.lake("unmount", rig.place)
+    assert (done.code, "nothing is mounted" in done.err) == (74, True)
+
+
+def test_of_two_that_mount_at_once_one_is_refused(rig: MountRig) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda _: rig.lake("mount", rig.place), range(2)))
+    assert sorted(each.code for each in done) == [0, 73], done
+    assert rig.lake("unmount", rig.place).code == 0
+    assert not rig.is_mounted
+
+
+def test_a_mount_waits_for_the_one_before_that_is_still_storing(rig: MountRig) -> None:
+    rig.mount()
+    [lock] = rig.state.glob("*/lock")
+    assert rig.lake("unmount", rig.place).code == 0
+    with MountLock(lock) as held:
+        held.take(rig.place)
+        waiting = subprocess.Popen([*TINY_LAKE, "mount", str(rig.place)], cwd=ROOT, env=rig.env)
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(1)
+    assert waiting.wait(WAIT_S) == 0
+    assert rig.is_mounted
+
+
+@pytest.mark.parametrize(
+    ("server", "code", "words"),
+    [
+        ("unix:/tiny/refuse", 69, "nobody serves at unix:/tiny/refuse"),
+        ("unix:/tiny/crash", 70, "ended with exit code 70 before it served; its log: "),
+        ("unix:/tiny/killed", 70, "ended with signal 9 before it served; its log: "),
+    ],
+)
+def test_what_keeps_the_process_from_serving_is_the_command_s_error(
+    rig: MountRig, server: str, code: int, words: str
+) -> None:
+    done = rig.lake("mount", rig.place, server=server)
+    assert (done.code, done.out) == (code, b"")
+    assert words in done.err
+    assert not rig.is_mounted
+
+
+def test_an_option_that_nobody_knows_is_refused_with_the_nearest(rig: MountRig) -> None:
+    code, line = refused(rig, "-o", "ro,allow_othr", rig.place)
+    assert (code, "'allow_other'" in line) == (2, True)
+
+
+def test_staging_below_the_mount_point_is_refused(rig: MountRig) -> None:
+    code, line = refused(rig, "--staging", rig.place / "staged", rig.place)
+    assert (code, "below the mount point" in line) == (2, True)
+
+
+def test_a_store_that_this_process_would_open_is_refused(rig: MountRig) -> None:
+    code, line = refused(rig, "--data", rig.folder / "store", rig.place)
+    assert (code, "--server" in line) == (2, True)
+
+
+# --- the machine's part -----------------------------------------------------------------------------------
+
+
+def own_dev(folder: Path, fuse_mode: int | None) -> str:
+    """A script that puts a /dev of its own in place, with or without the fuse device."""
+    dev = folder / "dev"
+    lines = [f"mkdir {dev}", f"mount -t tmpfs -o mode=755 none {dev}"]
+    lines += [f"cp -a /dev/{name} {dev}" for name in ("null", "urandom")]
+    if fuse_mode is not None:
+        lines += [f"mknod {dev}/fuse c 10 229", f"chmod {fuse_mode:o} {dev}/fuse"]
+    return "\n".join([*lines, f"mount --move {dev} /dev"])
+
+
+def nobodys(rig: MountRig) -> None:
+    """Let the user without rights have the mount point and its state folder."""
+    rig.state.mkdir()
+    for path in (rig.place, rig.state):
+        os.chown(path, 65534, 65534)
+
+
+def test_a_machine_without_the_fuse_device_is_told_what_to_do(rig: MountRig) -> None:
+    code, line = refused(rig, rig.place, before=private_mounts(own_dev(rig.folder, None)))
+    assert (code, "/dev/fuse is missing" in line, "modprobe fuse" in line) == (74, True, True)
+
+
+def test_a_user_who_may_not_open_the_device_is_told(rig: MountRig) -> None:
+    nobodys(rig)
+    before = (*private_mounts(own_dev(rig.folder, 0o600)), *as_nobody())
+    code, line = refused(rig, rig.place, before=before)
+    assert (code, "/dev/fuse may not be opened" in line) == (77, True)
+
+
+def test_a_user_without_rights_on_the_mount_point_is_told(rig: MountRig) -> None:
+    nobodys(rig)
+    os.chown(rig.place, 0, 0)
+    before = (*private_mounts(own_dev(rig.folder, 0o666)), *as_nobody())
+    code, line = refused(rig, rig.place, before=before)
+    assert (code, "must belong to who mounts" in line) == (77, True)
+
+
+def test_allow_other_that_the_machine_does_not_allow_is_told(rig: MountRig) -> None:
+    nobodys(rig)
+    script = f"{own_dev(rig.folder, 0o666)}\nmount --bind /dev/null /etc/fuse.conf"
+    code, line = refused(rig, "--allow-other", rig.place, before=(*private_mounts(script), *as_nobody()))
+    assert (code, "user_allow_other" in line, "/etc/fuse.conf" in line) == (77, True, True)
+
+
+def test_a_machine_without_fusermount3_is_told_what_to_install(rig: MountRig) -> None:
+    tool = shutil.which("fusermount3")
+    assert tool is not None
+    nobodys(rig)
+    script = f"{own_dev(rig.folder, 0o666)}\nmount --bind /dev/null {os.path.realpath(tool)}"
+    code, line = refused(rig, rig.place, before=(*private_mounts(script), *as_nobody()))
+    assert (code, "fusermount3 is missing" in line) == (74, True)
+
+
+def test_a_user_without_rights_mounts_unmounts_and_is_told_of_slow_reads(rig: MountRig) -> None:
+    nobodys(rig)
+    nobody, lake = " ".join(as_nobody()), " ".join(TINY_LAKE)
+    script = f"""
+        {nobody} {lake} mount {rig.place}
+        {nobody} cat {rig.place}/hello
+        {nobody} {lake} unmount {rig.place}
+        {nobody} ls -A {rig.place}
+    """
+    done = rig.run(*private_mounts(own_dev(rig.folder, 0o666)), "sh", "-ec", script)
+    assert (done.code, done.text, done.err) == (0, f"mounted {rig.place}\nhello\n", "")
+    assert rig.log.count("about 5 times slower") == 1
+
+
+def test_the_kernel_reads_ahead_as_far_as_told(rig: MountRig) -> None:
+    if os.geteuid():
+        pytest.skip("only root may set the kernel's read-ahead")
+    rig.mount("--read-ahead", "2048")
+    entry = mount_at(rig.place)
+    assert entry is not None
+    assert Path(f"/sys/class/bdi/{entry.device}/read_ahead_kb").read_text() == "2048\n"
+
+
+# --- mount(8), the service manager ------------------------------------------------------------------------
+
+
+def installed(rig: MountRig, tool: str, module: str, folder: str) -> str:
+    """A script that puts a tool into a system folder, seen only in a mount namespace of its own."""
+    layer = rig.folder / f"layer-{tool}"
+    layer.mkdir()
+    script = rig.folder / tool
+    script.write_text(f'#!/bin/sh\ncd {ROOT}\nexec {TINY_LAKE[0]} -m {module} "$@"\n')
+    script.chmod(0o755)
+    return f"""
+        mount -t tmpfs none {layer}; mkdir {layer}/up {layer}/work; cp {script} {layer}/up
+        mount -t overlay -o lowerdir={folder},upperdir={layer}/up,workdir={layer}/work none {folder}
+    """
+
+
+def test_mount_8_calls_our_helper_and_an_fstab_line_is_mounted_once(rig: MountRig) -> None:
+    place, fstab = rig.place, rig.folder / "fstab"
+    fstab.write_text(f"lake {place} lake defaults,_netdev,nofail,user,exec,bucket=models 0 0\n")
+    script = f"""
+        mount -t lake lake {place}; cat {place}/hello; umount {place}
+        mount -a -T {fstab}; mount -a -T {fstab}; grep -c {place} /proc/mounts; umount {place}
+        mount -t lake -o ro unix:/tiny/engine {place}; grep {place} /proc/mounts; umount {place}
+        mount -f -t lake lake {place}; ls -A {place}
+        ! mount -t lake nonsense {place}
+    """
+    arranged = private_mounts(
+        installed(rig, "mount.lake", "tests.e2e.tiny_mount_helper", os.path.realpath("/sbin"))
+    )
+    done = rig.run(*arranged, "sh", "-exc", script)
+    assert done.code == 0, done.err
+    hello, count, table = done.lines
+    assert (hello, count) == ("hello", "1")
+    assert table.startswith(f"unix:/tiny/engine {place} fuse.lake ro,nosuid,nodev,")
+    assert "'nonsense' is no source of a lake mount" in done.err
+
+
+def test_mount_8_without_our_helper_finds_lake_through_mount_fuse(rig: MountRig) -> None:
+    if not shutil.which("mount.fuse3"):
+        pytest.skip("mount.fuse3 is not installed (package fuse3)")
+    place = rig.place
+    script = f"""
+        mount -t fuse.lake lake {place}; cat {place}/hello; umount {place}
+        mount -t fuse.lake -o ro,bucket=models unix:/tiny/engine {place}; grep {place} /proc/mounts; umount {place}
+        mount -t fuse 'lake#' {place}; cat {place}/hello; umount {place}
+        ! mount -t fuse.lake nonsense {place}
+    """
+    # mount(8) hands no PATH on: the shell's own one counts.
+    arranged = private_mounts(installed(rig, "lake", "tests.e2e.tiny_lake", "/usr/local/bin"))
+    done = rig.run(*arranged, "sh", "-exc", script)
+    assert done.code == 0, done.err
+    hello, table, hello_again = done.lines
+    assert (hello, hello_again) == ("hello", "hello")
+    assert table.startswith(f"unix:/tiny/engine {place} fuse.lake ro,nosuid,nodev,")
+    assert "'nonsense' is no source of a lake mount" in done.err
+
+
+def test_the_manager_hears_of_start_and_stop(rig: MountRig) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(rig.folder / "notify"))
+        manager.settimeout(WAIT_S)
+        watched = {"NOTIFY_SOCKET": str(rig.folder / "notify"), "WATCHDOG_USEC": "100000"}
+        process = rig.foreground(env=watched)
+        heard: set[bytes] = set()
+        while len(heard) < 2:
+            heard.add(manager.recv(1000))
+        assert heard == {b"WATCHDOG=1", b"READY=1\nSTATUS=mounted " + os.fsencode(rig.place)}
+        process.signal(signal.SIGTERM)
+        while (said := manager.recv(1000)) == b"WATCHDOG=1":
+            continue
+        assert said == b"STOPPING=1\nSTATUS=storing what was written"
+        assert process.end() == 0

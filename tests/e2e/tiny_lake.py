@@ -1,0 +1,40 @@
+"""The command line with `tiny_fs` behind `lake mount` instead of a store: `python -m tests.e2e.tiny_lake ARGS`.
+
+The address chooses what the mount process does: `unix:.../refuse` cannot reach an engine, `unix:.../crash` meets a
+bug, `unix:.../killed` is killed before it serves; anything else serves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+from cli.main import main
+from fuse.mounting import MountOptions, mounted
+from lakefs.errors import EngineUnreachable
+from tests.e2e.tiny_fs import TinyFs
+
+
+async def serve_mount(address: str, token: str, options: MountOptions, ready: Callable[[str], None]) -> None:
+    """In place of that of `fuse.service`."""
+    match address.rpartition("/")[2]:
+        case "refuse":
+            raise EngineUnreachable(f"nobody serves at {address}", subject=address)
+        case "crash":
+            raise ValueError("a bug")
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+    async with mounted(TinyFs(), options) as unmounted:
+        ready(f"mounted {options.mount_point}")
+        await unmounted.wait()
+
+
+service = ModuleType("fuse.service")
+service.serve_mount = serve_mount  # type: ignore[attr-defined]
+sys.modules["fuse.service"] = service
+
+if __name__ == "__main__":
+    main()
