@@ -34,10 +34,11 @@ from lakefs.ids import Buffer
 from lakefs.limits import CHUNK_BYTES
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.names import Name, parse_name, parse_object_name
-from lakefs.putting import PutResult, Transfer, only_result, put, put_stream, result_of
+from lakefs.putting import put, put_stream
 from lakefs.service import Reply
 from lakefs.sources import BufferSource, FileSource
 from lakefs.steps import Pipeline, Send, Steps, send, work
+from lakefs.uploading import PutResult, Transfer, only_result, result_of
 from lakefs.wire.messages import (
     NO_CONDITION,
     BucketCreate,

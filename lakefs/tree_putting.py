@@ -25,7 +25,6 @@ from lakefs.getting import close_object, open_object
 from lakefs.lake import LakeSteps
 from lakefs.limits import CHUNK_BYTES
 from lakefs.names import Name
-from lakefs.putting import result_of
 from lakefs.service import Reply
 from lakefs.sources import FileSource
 from lakefs.steps import Pipeline, Send, Steps, Work, send, work
@@ -42,6 +41,7 @@ from lakefs.trees import (
     is_fatal,
     same_content,
 )
+from lakefs.uploading import result_of
 from lakefs.wire.messages import (
     Condition,
     MakeFolder,

@@ -27,10 +27,10 @@ from lakefs.ids import Buffer
 from lakefs.lake import LakeSteps, Progress, PutData
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.names import parse_object_name
-from lakefs.putting import PutResult
 from lakefs.service import BlockingEngineClient
 from lakefs.steps import Send, Start, Step, Steps, Ticket, Wait
 from lakefs.trees import Observer
+from lakefs.uploading import PutResult
 from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat
 
 T = TypeVar("T")

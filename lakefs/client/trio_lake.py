@@ -23,9 +23,9 @@ from lakefs.ids import Buffer
 from lakefs.lake import LakeSteps, Progress, PutData
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.ports import Offload
-from lakefs.putting import PutResult
 from lakefs.service import EngineClient
 from lakefs.steps import Send, Start, Step, Steps, Tell, Work, takes
+from lakefs.uploading import PutResult
 from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat, WatchEvent
 
 T = TypeVar("T")
