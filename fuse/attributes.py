@@ -1,0 +1,83 @@
+"""From what the store says of a name to what `stat` shows, and back."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyfuse3
+
+from fuse.inodes import FOLDER, ROOT, SYMLINK, Attributes, Inode
+from lakefs.wire.messages import ListEntry, ObjectAttributes, ObjectStat
+
+BLOCK_BYTES: Final = 1 << 20
+"""What `st_blksize` suggests as the size of one read or write."""
+
+
+class Owner:
+    """Whom the things belong to that nobody owns: a record without owner is shown as the mount's own user's."""
+
+    def __init__(self, uid: int, gid: int) -> None:
+        self.uid = uid
+        self.gid = gid
+
+    def shown(self, found: ObjectStat | ListEntry) -> Attributes:
+        """The attributes of a name."""
+        unowned = found.uid == 0 and found.gid == 0
+        return Attributes(
+            kind=found.kind,
+            size_bytes=found.size_bytes,
+            mode=found.mode,
+            uid=self.uid if unowned else found.uid,
+            gid=self.gid if unowned else found.gid,
+            mtime_ns=found.mtime_ns,
+            ctime_ns=found.ctime_ns or found.mtime_ns,
+            blob=found.blob,
+        )
+
+    def bare_folder(self, mode: int, now_ns: int) -> Attributes:
+        """A folder that the store has no record of: the list of buckets."""
+        return Attributes(FOLDER, 0, mode, self.uid, self.gid, now_ns, now_ns)
+
+
+def to_store(attributes: Attributes, kept: ObjectStat | None) -> ObjectAttributes:
+    """What goes with new content of a file: the mount's attributes, and of the old name what a file system has not."""
+    return ObjectAttributes(
+        mode=attributes.mode & 0o7777,
+        uid=attributes.uid,
+        gid=attributes.gid,
+        mtime_ns=attributes.mtime_ns,
+        content_type=kept.content_type if kept else "",
+        user_metadata=kept.user_metadata if kept else {},
+        headers=kept.headers if kept else {},
+        xattrs=kept.xattrs if kept else {},
+    )
+
+
+def to_entry(inode: Inode, entry_timeout_s: float, attribute_timeout_s: float) -> pyfuse3.EntryAttributes:
+    """What the kernel is told of an inode."""
+    shown = inode.attributes
+    entry = pyfuse3.EntryAttributes()
+    entry.st_ino = pyfuse3.InodeT(inode.number)
+    entry.generation = 0
+    entry.entry_timeout = entry_timeout_s
+    entry.attr_timeout = attribute_timeout_s
+    entry.st_mode = pyfuse3.ModeT(shown.st_mode)
+    entry.st_nlink = 2 if inode.is_folder else int(inode.parent is not None or inode.number == ROOT)
+    entry.st_uid = shown.uid
+    entry.st_gid = shown.gid
+    entry.st_rdev = 0
+    entry.st_size = len(inode.target) if shown.kind == SYMLINK and inode.target else shown.st_size
+    entry.st_blksize = BLOCK_BYTES
+    entry.st_blocks = -(-entry.st_size // 512)
+    entry.st_atime_ns = shown.mtime_ns
+    entry.st_mtime_ns = shown.mtime_ns
+    entry.st_ctime_ns = shown.ctime_ns
+    return entry
+
+
+def no_entry(timeout_s: float) -> pyfuse3.EntryAttributes:
+    """That there is nothing of a name, for the kernel to remember."""
+    entry = pyfuse3.EntryAttributes()
+    entry.st_ino = pyfuse3.InodeT(0)
+    entry.entry_timeout = timeout_s
+    return entry

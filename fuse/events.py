@@ -1,0 +1,239 @@
+"""Changes made elsewhere: each bucket that is looked into is watched, and what the kernel keeps of it is taken back.
+
+A watch also tells of what this mount did itself.  So an event is compared with the table: a name that the table has
+bound otherwise was changed elsewhere; one that it has as told is asked about, many in one request, and only news are
+handed on.  While a bucket is watched the kernel may rely on entries and attributes for long, else for a second.
+
+After the connection was lost, or the watch did not keep up, everything of the bucket is out of date at once, and the
+content of what is open is held anew.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyfuse3
+import structlog
+import trio
+from pyfuse3 import FileNameT, InodeT
+
+from fuse.inodes import Inode
+from fuse.mount import Mount
+from lakefs.client.reconnecting import ReconnectingEngine
+from lakefs.errors import BucketNotFound, InvalidName, KeyNotFound, LakeError
+from lakefs.limits import WATCHES_PER_CONNECTION_MAX
+from lakefs.wire.messages import ObjectStat, WatchEvent
+
+_log: Final = structlog.get_logger(__name__)
+_BUCKETS_MAX: Final = WATCHES_PER_CONNECTION_MAX - 1
+_WAITING_MAX: Final = 256
+_RETRY_S: Final = 0.2
+_GATHER_S: Final = 0.02
+_STAT_BATCH: Final = 256
+_EXPIRED: Final = -1e9
+
+
+class Watcher:
+    """Watches the buckets that one mount looks into."""
+
+    def __init__(self, mount: Mount, engine: ReconnectingEngine) -> None:
+        self._mount = mount
+        self._table = mount.table
+        self._engine = engine
+        self._begun: set[str] = set()
+        self._doubtful: dict[Inode, None] = {}
+        self._has_doubt = trio.Event()
+        self._epoch = engine.epoch
+        self._send, self._receive = trio.open_memory_channel[str](_WAITING_MAX)
+        mount.want_watch = self._want
+
+    def _want(self, bucket: str) -> None:
+        if bucket in self._begun or len(self._begun) >= _BUCKETS_MAX:
+            return
+        try:
+            self._send.send_nowait(bucket)
+        except trio.WouldBlock:
+            return
+        self._begun.add(bucket)
+
+    async def run(self) -> None:
+        """Watch what is asked for, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ask_about_doubtful)
+            async for bucket in self._receive:
+                nursery.start_soon(self._watch, bucket)
+
+    async def _watch(self, bucket: str) -> None:
+        while True:
+            try:
+                async with self._engine.watch(bucket) as events:
+                    await self._expire(bucket)
+                    self._mount.watched.add(bucket)
+                    async for event in events:
+                        await self._apply(event)
+            except (BucketNotFound, InvalidName):
+                self._begun.discard(bucket)
+                return
+            except LakeError as error:
+                _log.warning(
+                    "changes of a bucket are not told for the moment", bucket=bucket, error=error.message
+                )
+            finally:
+                self._mount.watched.discard(bucket)
+            await trio.sleep(_RETRY_S)
+            await self._hold_again()
+
+    # --- events --------------------------------------------------------------------------------------
+
+    async def _apply(self, event: WatchEvent) -> None:
+        if event.kind == "resync":
+            await self._expire(event.bucket)
+        elif event.kind == "put":
+            self._put(event)
+        elif event.kind == "delete":
+            self._deleted(event.bucket, event.key, event.node)
+        elif event.kind == "rename":
+            self._renamed(event)
+
+    def _put(self, event: WatchEvent) -> None:
+        place = self._place(event.bucket, event.key)
+        if place is None:
+            return
+        parent, name = place
+        if not name:
+            self._doubt(parent)
+            return
+        child = parent.children.get(name)
+        if child is None:
+            _invalidate_entry(parent, name)
+        elif child.node == event.node:
+            self._doubt(child)
+        elif not (child.is_pending or (child.file is not None and child.file.is_dirty)):
+            self._lose(parent, name, child)
+
+    def _deleted(self, bucket: str, key: str, node: int) -> None:
+        place = self._place(bucket, key)
+        if place is None or not place[1]:
+            return
+        parent, name = place
+        child = parent.children.get(name)
+        if child is not None and child.node == node and not (child.file is not None and child.file.is_dirty):
+            self._lose(parent, name, child)
+
+    def _renamed(self, event: WatchEvent) -> None:
+        old = self._place(event.bucket, event.key)
+        new = self._place(event.to_bucket, event.to_key)
+        moved = old[0].children.get(old[1]) if old is not None else None
+        if new is not None:
+            present = new[0].children.get(new[1])
+            if present is not None and present.node == event.node:
+                return  # this mount did it
+        if old is not None and moved is not None and moved.node == event.node:
+            if new is None:
+                self._lose(*old, moved)
+            else:
+                self._table.move(moved, *new)
+                self._doubt(moved)
+                _invalidate_entry(*old)
+        if new is not None:
+            _invalidate_entry(*new)
+
+    def _lose(self, parent: Inode, name: str, child: Inode) -> None:
+        number = child.number
+        self._table.detach(child)
+        _invalidate_entry(parent, name, number)
+
+    def _place(self, bucket: str, key: str) -> tuple[Inode, str] | None:
+        """The folder of a key, and the component in it ("" for the bucket's own); None when it is not known here."""
+        at: Inode | None = self._table.root
+        if not self._table.bucket:
+            at = self._table.root.children.get(bucket)
+        elif bucket != self._table.bucket:
+            return None
+        *folders, name = key.removesuffix("/").split("/")
+        for folder in folders:
+            at = None if at is None else at.children.get(folder)
+        return None if at is None else (at, name)
+
+    # --- what may be out of date ---------------------------------------------------------------------
+
+    def _doubt(self, inode: Inode) -> None:
+        self._doubtful[inode] = None
+        self._has_doubt.set()
+
+    async def _ask_about_doubtful(self) -> None:
+        while True:
+            await self._has_doubt.wait()
+            await trio.sleep(_GATHER_S)
+            batch = list(self._doubtful)[:_STAT_BATCH]
+            for inode in batch:
+                del self._doubtful[inode]
+            if not self._doubtful:
+                self._has_doubt = trio.Event()
+            try:
+                await self._compare([inode for inode in batch if inode.parent is not None and inode.node])
+            except LakeError as error:
+                _log.warning("names could not be compared with the store", error=error.message)
+                for inode in batch:
+                    inode.confirmed_at = _EXPIRED
+
+    async def _compare(self, inodes: list[Inode]) -> None:
+        if not inodes:
+            return
+        asked_at = trio.current_time()
+        stats = await self._mount.stat([self._table.name_of(inode) for inode in inodes])
+        for inode, found in zip(inodes, stats, strict=True):
+            parent = inode.parent
+            if parent is None or inode.changed_at >= asked_at:
+                continue
+            if inode.file is not None and inode.file.is_dirty:
+                continue
+            if isinstance(found, (KeyNotFound, BucketNotFound)):
+                self._lose(parent, inode.name, inode)
+            elif isinstance(found, ObjectStat):
+                self._news(parent, inode, found, asked_at)
+
+    def _news(self, parent: Inode, inode: Inode, found: ObjectStat, asked_at: float) -> None:
+        shown = self._mount.owner.shown(found)
+        if found.node != inode.node or (not inode.is_folder and shown.blob != inode.attributes.blob):
+            self._lose(parent, inode.name, inode)
+            return
+        inode.confirmed_at = asked_at
+        if shown != inode.attributes:
+            inode.attributes = shown
+            _invalidate_attributes(inode)
+
+    async def _expire(self, bucket: str) -> None:
+        """Everything known of the bucket is asked anew when it is next used."""
+        for number, inode in enumerate(self._table):
+            if inode.parent is not None and self._mount.bucket_of(inode) == bucket:
+                inode.confirmed_at = _EXPIRED
+                if inode.node and not (inode.file is not None and inode.file.is_dirty):
+                    _invalidate_entry(inode.parent, inode.name)
+            if number % 1000 == 999:
+                await trio.lowlevel.checkpoint()
+
+    async def _hold_again(self) -> None:
+        """After another connection was made: hold the content of what is open, as far as the names still have it."""
+        if self._engine.epoch == self._epoch:
+            return
+        self._epoch = self._engine.epoch
+        for inode in self._table:
+            if inode.file is not None:
+                try:
+                    await inode.file.renew_lease()
+                except LakeError as error:
+                    _log.warning("an open file is not held any more", name=inode.name, error=error.message)
+
+
+def _invalidate_entry(parent: Inode, name: str, gone: int = 0) -> None:
+    pyfuse3.invalidate_entry_async(
+        InodeT(parent.number), FileNameT(name.encode()), InodeT(gone), ignore_enoent=True
+    )
+
+
+def _invalidate_attributes(inode: Inode) -> None:
+    try:
+        pyfuse3.invalidate_inode(InodeT(inode.number), attr_only=True)
+    except OSError:
+        return  # the kernel has forgotten it already

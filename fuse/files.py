@@ -1,0 +1,291 @@
+"""What is open of one inode: its stored content, what was written and is not stored yet, and the commit between them.
+
+    open        the stored content is opened and held (a lease), so that it stays readable whole, whatever happens
+    write       goes to the staging file, over the stored content; nobody else sees it
+    commit      at close, fsync and release: one atomic change of the name; then others see it whole
+    release     of the last handle: the staging file and the lease go
+
+Rules kept here:
+- All handles of an inode on this mount see the same content at once, as on a local file system.
+- The first commit of a file gives it its node; later ones keep it, unless the name was bound to another meanwhile:
+  then the last close wins, whole.
+- A file without a name (unlinked, or replaced here) commits nothing.
+- A failed commit keeps the staged bytes; the next close or fsync tries again, and after the last handle they stay in
+  the staging folder, named in the log.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+import structlog
+import trio
+
+from fuse.attributes import to_store
+from fuse.inodes import Inode
+from fuse.mount import Mount, now_ns
+from fuse.reading import BlobReader
+from fuse.staged_put import store_staged
+from fuse.staging import Base, Kind, StagedFile
+from lakefs.errors import KeyNotFound, LakeError, PreconditionFailed
+from lakefs.getting import close_object, open_object
+from lakefs.ids import Buffer
+from lakefs.names import Name
+from lakefs.wire.messages import NO_CONDITION, Done, ObjectStat, Sync
+
+_log: Final = structlog.get_logger(__name__)
+_COMMIT_ATTEMPTS: Final = 3
+
+
+class OpenFile:
+    """One file that is open, by one handle or many."""
+
+    def __init__(self, mount: Mount, inode: Inode) -> None:
+        self.inode = inode
+        self.handles = 0
+        self.is_dirty = False
+        """Whether something is written, or the name new, that the store does not have."""
+        self._mount = mount
+        self._lock = trio.Lock()
+        self._reader: BlobReader | None = None
+        self._staged: StagedFile | None = None
+        self._is_to_open = False  # the stored content is this mount's own commit, and not opened yet
+        self._stat: ObjectStat | None = (
+            None  # as the name was when it was opened, for what a file system has not
+        )
+        self._unsynced = False
+
+    # --- handles -------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """One more handle.  KeyNotFound or PreconditionFailed when the name has other content by now.
+
+        The stored content is opened for the first one; for others it is compared, so that what was closed elsewhere
+        before this open is seen by it.
+        """
+        async with self._lock:
+            if self.inode.is_pending or self.is_dirty or self.inode.parent is None:
+                pass
+            elif self._reader is None:
+                await self._open_stored()
+                self._is_to_open = False
+            else:
+                await self._compare_stored()
+            self.handles += 1
+
+    async def release(self) -> None:
+        """One handle less; with the last one what late writes left is stored, and all is given back."""
+        self.handles -= 1
+        async with self._lock:
+            if self.handles:
+                return
+            try:
+                if self.is_dirty:
+                    await self._commit(durable=self._mount.options.sync)
+            except LakeError as error:
+                self._give_up(error)
+            finally:
+                await self._close()
+
+    async def discard(self) -> None:
+        """A file that was never opened is given up."""
+        async with self._lock:
+            if not self.handles:
+                await self._close()
+
+    async def _close(self) -> None:
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            staged.discard()
+        reader, self._reader = self._reader, None
+        self.is_dirty = False
+        self._mount.table.closed(self.inode)
+        if reader is not None:
+            await self._mount.lake.run(close_object(reader.opened))
+
+    def _give_up(self, error: LakeError) -> None:
+        staged, self._staged = self._staged, None
+        if staged is None:
+            _log.error("a new file could not be stored", name=self.inode.name, error=error.message)
+            return
+        staged.keep_for_recovery()
+        _log.error(
+            "what was written could not be stored and stays in the staging folder",
+            name=self.inode.name,
+            error=error.message,
+        )
+
+    # --- stored content ------------------------------------------------------------------------------
+
+    async def _open_stored(self) -> None:
+        mount = self._mount
+        opened = await mount.lake.run(
+            open_object(mount.lake.steps.access(None), mount.table.name_of(self.inode))
+        )
+        if opened.stat.node != self.inode.node or opened.stat.blob != self.inode.attributes.blob:
+            await mount.lake.run(close_object(opened))
+            raise _replaced(mount.table.name_of(self.inode))
+        self._stat = opened.stat
+        self._reader = BlobReader(mount.lake, mount.offload, opened)
+
+    async def _compare_stored(self) -> None:
+        name = self._mount.table.name_of(self.inode)
+        (found,) = await self._mount.stat([name])
+        if isinstance(found, LakeError):
+            raise found
+        if found.node != self.inode.node or found.blob != self.inode.attributes.blob:
+            raise _replaced(name)
+
+    def note(self, stat: ObjectStat) -> None:
+        """The name's record has changed, its content has not."""
+        self._stat = stat
+
+    async def renew_lease(self) -> None:
+        """After the connection was lost: hold the content again, where the name still has it."""
+        async with self._lock:
+            reader = self._reader
+            if reader is None or self.inode.parent is None or self.is_dirty:
+                return
+            opened_blob = reader.opened.stat.blob
+            opened = await self._mount.lake.run(
+                open_object(self._mount.lake.steps.access(None), self._mount.table.name_of(self.inode))
+            )
+            if opened.stat.blob == opened_blob:
+                self._reader = BlobReader(self._mount.lake, self._mount.offload, opened)
+            else:
+                await self._mount.lake.run(close_object(opened))
+
+    # --- reading and writing -------------------------------------------------------------------------
+
+    async def read(self, offset: int, length: int) -> Buffer:
+        """Bytes as this mount sees them now, fewer at the end."""
+        if self._staged is None and self._reader is not None:
+            return await self._reader.read(offset, length)
+        async with self._lock:
+            if self._staged is None:
+                return await self._read_stored(offset, length)
+            parts: list[Buffer] = []
+            for span in self._staged.spans(offset, length):
+                if span.kind is Kind.BASE:
+                    parts.append(await self._read_stored(span.offset, span.length))
+                else:
+                    parts.append(self._staged.read(span.offset, span.length))
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _read_stored(self, offset: int, length: int) -> Buffer:
+        stored = await self._stored()
+        return b"" if stored is None else await stored.read(offset, length)
+
+    async def _stored(self) -> BlobReader | None:
+        """The stored content; None for a new file."""
+        if self._is_to_open:
+            await self._open_stored()
+            self._is_to_open = False
+        return self._reader
+
+    async def write(self, offset: int, data: Buffer) -> None:
+        """Write to the staging file.  StoreFull."""
+        async with self._lock:
+            staged = await self._staging()
+            staged.write(offset, data)
+            self._written(staged)
+
+    async def truncate(self, size: int) -> None:
+        """Give the file another length.  StoreFull."""
+        async with self._lock:
+            staged = await self._staging()
+            staged.truncate(size)
+            self._written(staged)
+
+    def _written(self, staged: StagedFile) -> None:
+        self.is_dirty = True
+        attributes = self.inode.attributes
+        attributes.size_bytes = staged.size
+        attributes.mtime_ns = attributes.ctime_ns = now_ns()
+        self._mount.touch(self.inode)
+
+    async def _staging(self) -> StagedFile:
+        if self._staged is None:
+            name = (
+                self.inode.name if self.inode.parent is None else str(self._mount.table.name_of(self.inode))
+            )
+            stored = await self._stored()
+            base = None if stored is None else Base(stored.opened.stat.size_bytes)
+            self._staged = self._mount.staging.new(name, base)
+        elif self._is_to_open:
+            await self._stored()
+        return self._staged
+
+    # --- storing -------------------------------------------------------------------------------------
+
+    async def commit(self, *, durable: bool) -> None:
+        """Store what was written, if anything was; visible to all on return, and durable when that is asked for."""
+        async with self._lock:
+            if self.is_dirty:
+                await self._commit(durable=durable)
+                if durable or self.handles > 1:
+                    await self._hold()
+            elif durable and self._unsynced:
+                await self._mount.ask(Sync(), Done)
+                self._unsynced = False
+
+    async def _commit(self, *, durable: bool) -> None:
+        if self.inode.parent is None:
+            return
+        if self._staged is None:
+            await self._staging()
+        stat = await self._store(durable=durable)
+        inode, attributes = self.inode, self.inode.attributes
+        self._mount.table.stored(inode, stat.node)
+        attributes.blob = stat.blob
+        attributes.size_bytes = stat.size_bytes
+        attributes.ctime_ns = stat.ctime_ns or attributes.ctime_ns
+        inode.cached_blob = stat.blob  # what the kernel has cached is what was written
+        self._mount.touch(inode)
+        self._stat = stat
+        self.is_dirty = False
+        self._unsynced = not durable
+        await self._take_as_stored(attributes.size_bytes)
+
+    async def _hold(self) -> None:
+        """The file goes on being open: open what it has stored.  Should that fail, its next use tells."""
+        with suppress(LakeError):
+            await self._stored()
+
+    async def _take_as_stored(self, size_bytes: int) -> None:
+        """What was staged is read from the store from now on, where it is opened when it is next needed."""
+        assert self._staged is not None
+        before, self._reader = self._reader, None
+        self._is_to_open = True
+        self._staged.mark_stored(Base(size_bytes))
+        if before is not None:
+            await self._mount.lake.run(close_object(before.opened))
+
+    async def _store(self, *, durable: bool) -> ObjectStat:
+        mount, inode = self._mount, self.inode
+        assert self._staged is not None
+        keep_node = inode.node
+        for attempt in range(_COMMIT_ATTEMPTS):
+            try:
+                return await mount.lake.run(
+                    store_staged(
+                        mount.lake.steps,
+                        self._staged,
+                        None if self._reader is None else self._reader.opened,
+                        mount.table.name_of(inode),
+                        to_store(inode.attributes, self._stat),
+                        keep_node=keep_node,
+                        condition=NO_CONDITION,
+                        durable=durable,
+                    )
+                )
+            except (PreconditionFailed, KeyNotFound):
+                if not keep_node or attempt == _COMMIT_ATTEMPTS - 1:
+                    raise
+                keep_node = 0  # the name is another's by now, or gone: the last close wins
+        raise AssertionError("the loop returns or raises")
+
+
+def _replaced(name: Name) -> PreconditionFailed:
+    return PreconditionFailed(f"{name} was replaced since it was looked up", subject=str(name))

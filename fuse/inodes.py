@@ -1,0 +1,279 @@
+"""The inode table: what the kernel knows of the names, and where each known node is in the tree.
+
+An inode is a node of the store as this mount has seen it: folder, file or symlink.  Its place is (parent inode,
+component), so a folder's rename moves all that is below it at once; its key is put together when it is needed.
+
+Rules kept here:
+- The content of an inode is changed by this mount only.  When a name is found bound to another node, or the node to
+  other content, the old inode loses its name (what is open goes on with it), and a new inode takes the name.
+- A file that was created and not stored yet (`node` 0) owns its name here, whatever the store says of it.
+- An inode is known while the kernel has looked it up, or it is open, or something below it is known.
+
+Pure state: no I/O, no trio, no pyfuse3.  The numbers are those of the store's nodes where they are free.
+"""
+
+from __future__ import annotations
+
+import stat as modes
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from lakefs.errors import KeyNotFound
+from lakefs.names import Name
+
+if TYPE_CHECKING:
+    from fuse.files import OpenFile
+
+ROOT: Final = 1
+_OWN_NUMBERS: Final = 1 << 62
+"""From here on numbers that no node has: of files not stored yet, and of nodes whose number is in use."""
+FOLDER: Final = 1
+OBJECT: Final = 2
+SYMLINK: Final = 3
+_TYPE_BITS: Final = {FOLDER: modes.S_IFDIR, OBJECT: modes.S_IFREG, SYMLINK: modes.S_IFLNK}
+_FOLDER_BYTES: Final = 4096
+
+
+@dataclass(slots=True)
+class Attributes:
+    """What `stat` shows of an inode, beside its number.  Times in ns."""
+
+    kind: int
+    size_bytes: int = 0
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    blob: bytes = b""
+
+    @property
+    def st_mode(self) -> int:
+        """Type and permission bits."""
+        return _TYPE_BITS[self.kind] | (0o777 if self.kind == SYMLINK else self.mode & 0o7777)
+
+    @property
+    def st_size(self) -> int:
+        """As `stat` shows it."""
+        return _FOLDER_BYTES if self.kind == FOLDER else self.size_bytes
+
+
+@dataclass(slots=True, eq=False)
+class Inode:
+    """One node as this mount knows it."""
+
+    number: int
+    node: int
+    parent: Inode | None
+    name: str
+    """The component; meaningless once `parent` is None, except for the root."""
+    attributes: Attributes
+    lookups: int = 0
+    confirmed_at: float = 0.0
+    """When the store was last asked, and said so; on trio's clock, as is the next."""
+    changed_at: float = -1.0
+    """When this mount last changed it: what the store was asked before says nothing of it."""
+    cached_blob: bytes | None = None
+    """The content that the kernel's page cache may hold."""
+    file: OpenFile | None = None
+    children: dict[str, Inode] = field(default_factory=dict)
+    target: bytes = b""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether names can be below it."""
+        return self.attributes.kind == FOLDER
+
+    @property
+    def is_pending(self) -> bool:
+        """A file that was created here and is not in the store yet."""
+        return self.node == 0
+
+
+class InodeTable:
+    """All inodes that are known.  `bucket`: the root is that bucket's folder instead of the list of buckets."""
+
+    def __init__(self, root: Attributes, bucket: str = "") -> None:
+        self.bucket = bucket
+        self.root = Inode(ROOT, ROOT, None, "", root, lookups=1)
+        self._by_number: dict[int, Inode] = {ROOT: self.root}
+        self._by_node: dict[int, Inode] = {}
+        self._next_number = _OWN_NUMBERS
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def __iter__(self) -> Iterator[Inode]:
+        return iter(list(self._by_number.values()))
+
+    def of(self, number: int) -> Inode:
+        """The inode of a number that the kernel was given."""
+        return self._by_number[number]
+
+    def by_node(self, node: int) -> Inode | None:
+        """The inode that has the node's name and content as they are now."""
+        return self._by_node.get(node)
+
+    # --- names in the store --------------------------------------------------------------------------
+
+    def name_of(self, inode: Inode) -> Name:
+        """Bucket and key; a folder's key ends in `/`, the bucket's own is empty.  KeyNotFound when it lost its name."""
+        parts: list[str] = []
+        at = inode
+        while at.parent is not None:
+            parts.append(at.name)
+            at = at.parent
+        if at is not self.root:
+            raise KeyNotFound(f"{inode.name!r} was removed or replaced", subject=inode.name)
+        if self.bucket:
+            parts.append(self.bucket)
+        if not parts:
+            raise KeyNotFound("the list of buckets has no name")
+        parts.reverse()
+        key = "/".join(parts[1:])
+        return Name(parts[0], f"{key}/" if key and inode.is_folder else key)
+
+    def child_name(self, parent: Inode, name: str, *, folder: bool = False) -> Name:
+        """The name in the store of something in a folder."""
+        suffix = "/" if folder else ""
+        if parent is self.root and not self.bucket:
+            return Name(name, "")
+        bucket, key = self.name_of(parent)
+        return Name(bucket, f"{key}{name}{suffix}")
+
+    def holds_buckets(self, inode: Inode) -> bool:
+        """Whether what is in this folder are the buckets."""
+        return inode is self.root and not self.bucket
+
+    def depth_of(self, inode: Inode) -> int:
+        """Steps up to the root."""
+        depth = 0
+        while inode.parent is not None:
+            inode, depth = inode.parent, depth + 1
+        return depth
+
+    def is_below(self, inode: Inode, folder: Inode) -> bool:
+        """Whether `inode` is `folder` or somewhere in it."""
+        at: Inode | None = inode
+        while at is not None and at is not folder:
+            at = at.parent
+        return at is folder
+
+    # --- changes -------------------------------------------------------------------------------------
+
+    def adopt(self, parent: Inode, name: str, node: int, found: Attributes, asked_at: float) -> Inode:
+        """The inode of a name that the store had bound to this node when it was asked; another one loses the name.
+
+        A file of this mount that is not stored yet keeps its name, and one that is being written its attributes.
+        """
+        present = parent.children.get(name)
+        if present is not None and (present.is_pending or present.changed_at >= asked_at):
+            return present
+        inode = self._by_node.get(node)
+        if inode is not None and inode.changed_at >= asked_at:
+            return inode
+        if inode is not None and not _is_shown_by(inode, found):
+            self.detach(inode)
+            inode = None
+        if inode is None:
+            inode = Inode(self._number_for(node), node, None, name, found)
+            self._by_number[inode.number] = inode
+            self._by_node[node] = inode
+        if present is not None and present is not inode:
+            self.detach(present)
+        if inode.parent is not parent or inode.name != name:
+            self._unlink(inode)
+            self._link(inode, parent, name)
+        if not _is_dirty(inode):
+            inode.attributes = found
+        inode.confirmed_at = asked_at
+        return inode
+
+    def create(self, parent: Inode, name: str, attributes: Attributes) -> Inode:
+        """A new file that is not in the store yet."""
+        inode = Inode(self._own_number(), 0, None, name, attributes)
+        self._by_number[inode.number] = inode
+        present = parent.children.get(name)
+        if present is not None:
+            self.detach(present)
+        self._link(inode, parent, name)
+        return inode
+
+    def stored(self, inode: Inode, node: int) -> None:
+        """The inode's content is in the store now, as this node's."""
+        if inode.node and self._by_node.get(inode.node) is inode:
+            del self._by_node[inode.node]
+        inode.node = node
+        if inode.parent is not None:
+            self._by_node[node] = inode
+
+    def move(self, inode: Inode, parent: Inode, name: str) -> Inode | None:
+        """Give the inode another place; what it replaced there, without a name now."""
+        replaced = parent.children.get(name)
+        if replaced is inode:
+            return None
+        if replaced is not None:
+            self.detach(replaced)
+        self._unlink(inode)
+        self._link(inode, parent, name)
+        return replaced
+
+    def detach(self, inode: Inode) -> None:
+        """The inode loses its name: removed, or another took it.  What is open of it goes on."""
+        self._unlink(inode)
+        if self._by_node.get(inode.node) is inode:
+            del self._by_node[inode.node]
+        self._drop_if_unknown(inode)
+
+    def forget(self, number: int, count: int) -> None:
+        """The kernel gives back `count` look-ups."""
+        inode = self._by_number.get(number)
+        if inode is None:
+            return
+        inode.lookups -= count
+        self._drop_if_unknown(inode)
+
+    def closed(self, inode: Inode) -> None:
+        """Nothing of the inode is open any more."""
+        inode.file = None
+        self._drop_if_unknown(inode)
+
+    def _drop_if_unknown(self, inode: Inode) -> None:
+        while inode is not self.root and inode.lookups <= 0 and inode.file is None and not inode.children:
+            parent = inode.parent
+            self._unlink(inode)
+            self._by_number.pop(inode.number, None)
+            if self._by_node.get(inode.node) is inode:
+                del self._by_node[inode.node]
+            if parent is None:
+                return
+            inode = parent
+
+    def _link(self, inode: Inode, parent: Inode, name: str) -> None:
+        inode.parent, inode.name = parent, name
+        parent.children[name] = inode
+
+    def _unlink(self, inode: Inode) -> None:
+        parent = inode.parent
+        if parent is not None and parent.children.get(inode.name) is inode:
+            del parent.children[inode.name]
+        inode.parent = None
+
+    def _number_for(self, node: int) -> int:
+        return self._own_number() if node in self._by_number or node == ROOT else node
+
+    def _own_number(self) -> int:
+        self._next_number += 1
+        return self._next_number
+
+
+def _is_dirty(inode: Inode) -> bool:
+    return inode.file is not None and inode.file.is_dirty
+
+
+def _is_shown_by(inode: Inode, found: Attributes) -> bool:
+    """Whether what the store has can be shown as this inode: the same content, or content that is written here."""
+    if inode.attributes.kind != found.kind:
+        return False
+    return found.kind != OBJECT or inode.attributes.blob == found.blob or _is_dirty(inode)

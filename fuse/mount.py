@@ -1,0 +1,103 @@
+"""What one mount consists of, for those who do its work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import trio
+
+from fuse.attributes import Owner
+from fuse.inodes import Inode, InodeTable
+from fuse.mounting import MountOptions
+from fuse.staging import StagingFolder
+from lakefs.client.trio_lake import TrioLake
+from lakefs.errors import KeyNotFound, LakeError, from_wire
+from lakefs.names import Name
+from lakefs.ports import Offload
+from lakefs.service import EngineClient
+from lakefs.wire.messages import Message, NameResult, NameResults, ObjectStat, Request, StatNames
+
+M = TypeVar("M", bound=Message)
+UNWATCHED_TIMEOUT_S = 1.0
+"""How long the kernel may rely on what no watch would take back."""
+
+
+@dataclass
+class Mount:
+    """One mounted lake."""
+
+    lake: TrioLake
+    engine: EngineClient
+    offload: Offload
+    staging: StagingFolder
+    table: InodeTable
+    owner: Owner
+    options: MountOptions
+    watched: set[str] = field(default_factory=set)
+    """Buckets whose changes are told at once."""
+    want_watch: Callable[[str], None] = lambda bucket: None
+    """Asks for a bucket to be watched; does not wait."""
+
+    async def ask(self, request: Request, reply: type[M]) -> M:
+        """The engine's answer."""
+        answer = (await self.engine.call(request)).message
+        assert isinstance(answer, reply)
+        return answer
+
+    async def change(self, request: Request) -> ObjectStat:
+        """The answer to a change of one name; its failure is raised.  KeyNotFound when there was nothing."""
+        (result,) = (await self.ask(request, NameResults)).results
+        stat = stat_or_error(result)
+        if isinstance(stat, LakeError):
+            raise stat
+        return stat
+
+    async def stat(self, names: Sequence[Name]) -> list[ObjectStat | LakeError]:
+        """What the store says of each name."""
+        answer = await self.ask(StatNames([(name.bucket, name.key) for name in names]), NameResults)
+        return [stat_or_error(result) for result in answer.results]
+
+    def bucket_of(self, inode: Inode) -> str:
+        """The bucket that the inode is in; empty for the list of buckets, and for what lost its name."""
+        if self.table.bucket:
+            return self.table.bucket
+        at = inode
+        while at.parent is not None and at.parent is not self.table.root:
+            at = at.parent
+        return at.name if at.parent is not None else ""
+
+    def timeouts(self, bucket: str) -> tuple[float, float]:
+        """How long the kernel may rely on an entry of the bucket, and on attributes, in s."""
+        options = self.options
+        if bucket in self.watched:
+            return options.entry_timeout_s, options.attribute_timeout_s
+        return (
+            min(options.entry_timeout_s, UNWATCHED_TIMEOUT_S),
+            min(options.attribute_timeout_s, UNWATCHED_TIMEOUT_S),
+        )
+
+    def is_fresh(self, inode: Inode) -> bool:
+        """Whether what is known of the inode need not be asked again."""
+        _, timeout_s = self.timeouts(self.bucket_of(inode))
+        return trio.current_time() < max(inode.confirmed_at, inode.changed_at) + timeout_s
+
+    def touch(self, inode: Inode) -> None:
+        """This mount has changed the inode: what was asked of the store before is out of date."""
+        inode.changed_at = trio.current_time()
+
+
+def stat_or_error(result: NameResult) -> ObjectStat | LakeError:
+    """An item of a batch."""
+    if result.stat is not None:
+        return result.stat
+    if result.failure is None:
+        return KeyNotFound("there is nothing of this name")
+    return from_wire(result.failure.wire_code, result.failure.message, result.failure.subject)
+
+
+def now_ns() -> int:
+    """The wall clock, for the times of files."""
+    return time.time_ns()

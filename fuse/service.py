@@ -1,0 +1,80 @@
+"""One mount, put together: the connection to the engine, the inodes, the staging folder, the watches, the kernel.
+
+The mount is a client like any other.  It waits for a lost engine, and goes on with what is open; it lives until it is
+cancelled or unmounted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+import trio
+
+from fuse.attributes import Owner
+from fuse.events import Watcher
+from fuse.inodes import InodeTable
+from fuse.mount import Mount, now_ns
+from fuse.mounting import MountOptions, mounted
+from fuse.operations import LakeOperations
+from fuse.staging import StagingFolder
+from lakefs.client.reconnecting import connect_reconnecting
+from lakefs.client.trio_lake import TrioLake
+from lakefs.errors import LakeError
+from lakefs.names import Name
+from lakefs.offload import ThreadOffload
+
+_log: Final = structlog.get_logger(__name__)
+_THREADS: Final = 4
+_ROOT_MODE: Final = 0o755
+
+
+async def serve_mount(address: str, token: str, options: MountOptions, ready: Callable[[str], None]) -> None:
+    """Mount, say so, and serve until cancelled or unmounted.  Errors of connecting, of the mount point, of staging."""
+    staging = StagingFolder(options.staging, options.staging_bytes)
+    try:
+        for leftover in staging.leftovers():
+            _log.warning(
+                "an earlier mount was killed before this was stored; take it or remove it",
+                name=leftover.name,
+                path=str(leftover.path),
+                size_bytes=leftover.size_bytes,
+            )
+        async with (
+            ThreadOffload(_THREADS, "lake-mount") as offload,
+            connect_reconnecting(address, token=token) as engine,
+        ):
+            lake = TrioLake(engine, offload, network=address.startswith("tcp"))
+            owner = Owner(os.getuid(), os.getgid())
+            table = InodeTable(owner.bare_folder(_ROOT_MODE, now_ns()), options.bucket)
+            mount = Mount(lake, engine, offload, staging, table, owner, options)
+            await _look_at_root(mount)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(Watcher(mount, engine).run)
+                operations = LakeOperations(mount)
+                try:
+                    async with mounted(operations, options):
+                        ready(f"mounted {options.mount_point}")
+                        await trio.sleep(math.inf)  # the block is cancelled when the mount is taken away
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await operations.release_all()
+                nursery.cancel_scope.cancel()
+            await lake.aclose()
+    finally:
+        staging.close()
+
+
+async def _look_at_root(mount: Mount) -> None:
+    """With one bucket as the root: that bucket has to be there.  BucketNotFound."""
+    bucket = mount.options.bucket
+    if not bucket:
+        return
+    (found,) = await mount.stat([Name(bucket, "")])
+    if isinstance(found, LakeError):
+        raise found
+    mount.table.root.attributes = mount.owner.shown(found)
+    mount.want_watch(bucket)

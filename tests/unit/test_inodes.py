@@ -1,0 +1,175 @@
+"""The inode table: places, numbers, and what the kernel may still ask about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fuse.files import OpenFile
+from fuse.inodes import FOLDER, OBJECT, ROOT, Attributes, Inode, InodeTable
+from lakefs.errors import KeyNotFound
+from lakefs.names import Name
+
+
+class WrittenFile(OpenFile):
+    """A file that is open, of which only the state counts."""
+
+    def __init__(self, *, is_dirty: bool) -> None:
+        self.is_dirty = is_dirty
+
+
+@pytest.fixture
+def table() -> InodeTable:
+    return InodeTable(Attributes(FOLDER))
+
+
+def folder(table: InodeTable, parent: Inode, name: str, node: int) -> Inode:
+    inode = table.adopt(parent, name, node, Attributes(FOLDER), asked_at=1.0)
+    inode.lookups += 1
+    return inode
+
+
+def content(blob: bytes) -> Attributes:
+    return Attributes(OBJECT, len(blob), 0o644, blob=blob)
+
+
+def file(table: InodeTable, parent: Inode, name: str, node: int, blob: bytes = b"1") -> Inode:
+    inode = table.adopt(parent, name, node, content(blob), asked_at=1.0)
+    inode.lookups += 1
+    return inode
+
+
+def test_names_are_put_together_from_places(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    a = folder(table, bucket, "a", 11)
+    b = file(table, a, "b", 12)
+    assert table.name_of(bucket) == Name("bkt", "")
+    assert table.name_of(a) == Name("bkt", "a/")
+    assert table.name_of(b) == Name("bkt", "a/b")
+    assert table.child_name(a, "c", folder=True) == Name("bkt", "a/c/")
+    assert table.child_name(table.root, "other") == Name("other", "")
+
+
+def test_with_one_bucket_the_root_is_its_folder() -> None:
+    table = InodeTable(Attributes(FOLDER), "bkt")
+    a = file(table, table.root, "a", 11)
+    assert table.name_of(table.root) == Name("bkt", "")
+    assert table.name_of(a) == Name("bkt", "a")
+    assert not table.holds_buckets(table.root)
+
+
+def test_a_moved_folder_takes_all_below_it_along(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    a = folder(table, bucket, "a", 11)
+    b = file(table, a, "b", 12)
+    assert table.move(a, bucket, "z") is None
+    assert table.name_of(b) == Name("bkt", "z/b")
+    assert "a" not in bucket.children
+
+
+def test_what_a_move_replaces_loses_its_name_and_lives_on(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    old, new = file(table, bucket, "old", 11), file(table, bucket, "new", 12)
+    assert table.move(new, bucket, "old") is old
+    assert table.of(old.number) is old
+    assert table.name_of(new) == Name("bkt", "old")
+    with pytest.raises(KeyNotFound):
+        table.name_of(old)
+    assert table.by_node(11) is None
+
+
+def test_a_name_that_has_another_node_is_another_inode(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    before = file(table, bucket, "x", 11)
+    after = file(table, bucket, "x", 12)
+    assert after is not before
+    assert bucket.children["x"] is after
+    assert before.parent is None
+
+
+def test_other_content_of_the_same_node_is_another_inode_with_another_number(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    before = file(table, bucket, "x", 11, b"old")
+    after = file(table, bucket, "x", 11, b"new")
+    assert after is not before
+    assert after.number != before.number
+    assert table.by_node(11) is after
+    assert file(table, bucket, "x", 11, b"new") is after
+
+
+def test_what_is_written_here_keeps_its_inode_and_what_it_shows(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    written = file(table, bucket, "x", 11, b"old")
+    written.file = WrittenFile(is_dirty=True)
+    assert file(table, bucket, "x", 11, b"elsewhere") is written
+    assert written.attributes.blob == b"old"
+
+
+def test_a_new_file_owns_its_name_until_it_is_stored(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    new = table.create(bucket, "x", content(b""))
+    new.lookups = 1
+    assert new.is_pending
+    assert file(table, bucket, "x", 11) is new
+    new.lookups = 1
+    table.stored(new, 12)
+    assert new.node == 12
+    assert table.by_node(12) is new
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table, inode: table.detach(inode),
+        lambda table, inode: table.move(inode, table.root.children["bkt"], "y"),
+    ],
+)
+def test_an_answer_to_an_older_question_changes_nothing(
+    table: InodeTable, change: Callable[[InodeTable, Inode], object]
+) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    inode = file(table, bucket, "x", 11, b"old")
+    inode.attributes = content(b"new")
+    inode.changed_at = 2.0
+    assert table.adopt(bucket, "x", 11, content(b"old"), asked_at=1.5) is inode
+    assert inode.attributes.blob == b"new"
+    assert table.adopt(bucket, "x", 13, content(b"other"), asked_at=1.5) is inode
+
+
+def test_what_the_kernel_has_forgotten_is_forgotten(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    a = folder(table, bucket, "a", 11)
+    b = file(table, a, "b", 12)
+    table.forget(a.number, 1)
+    assert table.of(a.number) is a, "something below it is known"
+    table.forget(b.number, 1)
+    assert len(table) == 2
+    for number in (a.number, b.number):
+        with pytest.raises(KeyError):
+            table.of(number)
+    assert table.by_node(12) is None
+    table.forget(bucket.number, 1)
+    table.forget(ROOT, 5)
+    assert [inode.number for inode in table] == [ROOT]
+
+
+def test_what_is_open_is_known_until_it_is_closed(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    b = file(table, bucket, "b", 12)
+    b.file = WrittenFile(is_dirty=False)
+    table.forget(b.number, 1)
+    table.detach(b)
+    assert table.of(b.number) is b
+    table.closed(b)
+    with pytest.raises(KeyError):
+        table.of(b.number)
+
+
+def test_numbers_are_the_nodes_where_they_are_free(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    first = file(table, bucket, "x", 11)
+    assert (bucket.number, first.number) == (10, 11)
+    table.detach(first)
+    second = file(table, bucket, "y", 11)
+    assert second.number not in (ROOT, 10, 11)
