@@ -140,7 +140,7 @@ class _Check:
     # --- names and nodes ---------------------------------------------------------------------------
 
     async def nodes(self) -> None:
-        """Every node's blob is there, its manifest's children with it."""
+        """Every node's blob is there, its manifest's children with it; a symlink has a target."""
         await self._walk_nodes(self._node)
         self._bad_before_walk = len(self._bad)
 
@@ -150,7 +150,13 @@ class _Check:
         await self._content_of(node_id, node)
 
     async def _content_of(self, node_id: NodeId, node: Node) -> None:
-        if node.blob is not None:
+        if node.kind is NodeKind.SYMLINK:
+            target = node.attributes.symlink_target
+            if node.blob is not None or not target or node.size_bytes != len(target):
+                self._damaged[node_id] = (
+                    "a symlink that has a blob, no target, or another size than its target"
+                )
+        elif node.blob is not None:
             await self._blob(node_id, node.blob, node.size_bytes)
 
     async def _walk_nodes(self, visit: Callable[[NodeId, Node], Awaitable[None]]) -> None:

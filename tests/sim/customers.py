@@ -35,8 +35,10 @@ from lakefs.wire.messages import (
     NameChange,
     NameResults,
     ObjectAttributes,
+    ObjectStat,
     Offer,
     Offered,
+    PutObjects,
     SessionEnd,
     SessionOpen,
     SessionOpened,
@@ -45,12 +47,8 @@ from lakefs.wire.messages import (
 from tests.sim.contents import Contents
 from tests.sim.disk import SimDisk
 from tests.sim.history import History, SimFailure
-
-LONG = "long-" + "n" * 500
-KEYS = ("a", "b", "c", "d/x", "d/y", "d/e/z", "d/e/w", "f/", "f/a", "g/h/i/j", "a/b", f"d/{LONG}", LONG)
-FOLDERS = ("d/", "d/e/", "f/", "g/", "g/h/", "a/", "m/", "m/n/", "d/m/")
-BUCKETS = ("left", "right")
-
+from tests.sim.model import Bound
+from tests.sim.name_customers import NameCustomer
 
 Connect = Callable[[], AbstractAsyncContextManager[TrioLake]]
 
@@ -84,10 +82,8 @@ class Weather:
         return self.cuts and isinstance(error, (EngineUnreachable, SessionLost))
 
 
-class Customer:
+class Customer(NameCustomer):
     """One client, doing operations of random kinds over one connection after the other."""
-
-    _lake: TrioLake
 
     def __init__(
         self,
@@ -99,11 +95,11 @@ class Customer:
         *,
         slowest_s: float,
     ) -> None:
+        super().__init__(rng)
         self._connect = connect
         self._history = history
         self._contents = contents
         self._weather = weather
-        self._rng = rng
         self._slowest_s = slowest_s
         self._kinds: list[tuple[int, Callable[[], Awaitable[None]]]] = [
             (24, self.put),
@@ -120,6 +116,12 @@ class Customer:
             (6, self.adopt),
             (2, self.abandon),
             (3, self.make_folder),
+            (3, self.remove_folder),
+            (4, self.make_symlink),
+            (4, self.set_attributes),
+            (6, self.put_visible),
+            (6, self.put_keeping_the_node),
+            (3, self.sync),
             (5, self.list_names),
             (4, self.stat),
             (1, self.bucket),
@@ -132,6 +134,8 @@ class Customer:
             self.put,
             self.put_many,
             self.conditional_put,
+            self.put_visible,
+            self.put_keeping_the_node,
             self.compose,
             self.adopt,
             self.abandon,
@@ -199,6 +203,36 @@ class Customer:
             await self._pause()
             result = await self._lake.put(name, content, if_match=stat.etag or "none")
         self._expect(result.stat.blob == blob, f"conditional put of {name}")
+
+    async def put_visible(self) -> None:
+        """Put without waiting for durability; often one of several at once."""
+        for _ in range(self._rng.choice((1, 1, 3))):
+            name, content = self._name(), self._contents.take_small()
+            await self._put_one(name, content, keep_node=0, durable=False)
+        if self._coin():
+            await self.sync()
+
+    async def put_keeping_the_node(self) -> None:
+        """Put over the node that was seen, as a file is written through its handle, time and again."""
+        name = self._name()
+        stat = await self._lake.stat(name)
+        for _ in range(self._rng.choice((1, 2))):
+            await self._pause()
+            content = self._contents.take() if self._rng.random() < 0.5 else self._contents.take_small()
+            if len(content) < 200_000:
+                found = await self._put_one(name, content, keep_node=stat.node, durable=self._coin())
+                self._expect(found.node == stat.node, f"{name}: the node {stat.node} was not kept: {found}")
+
+    async def _put_one(self, name: str, content: bytes, *, keep_node: int, durable: bool) -> ObjectStat:
+        self._contents.register_chunk(content)
+        bucket, key = parse_object_name(name)
+        change = NameChange(
+            bucket, key, b"", ObjectAttributes(), create_bucket=not keep_node, keep_node=keep_node
+        )
+        request = PutObjects([len(content)], [change], durable=durable)
+        (stat,) = await self._ask(request, content)
+        self._expect(stat.blob == data_chunk_id(content), f"put of {name}, durable {durable}")
+        return stat
 
     async def compose(self) -> None:
         """A blob of many small chunks, each offered first, some of them in use elsewhere."""
@@ -324,34 +358,6 @@ class Customer:
     async def stat(self) -> None:
         await self._lake.stat(self._name() if self._rng.random() < 0.7 else self._folder())
 
-    # --- names -------------------------------------------------------------------------------------
-
-    async def remove(self) -> None:
-        count = self._rng.choice((1, 1, 1, 4))
-        await self._lake.run(
-            self._lake.steps.remove_many([parse_object_name(self._name()) for _ in range(count)])
-        )
-
-    async def move(self) -> None:
-        await self._lake.move(self._name(), self._name(), replace=self._rng.random() < 0.8)
-
-    async def move_folder(self) -> None:
-        await self._lake.move(self._folder(), self._folder())
-
-    async def copy(self) -> None:
-        await self._lake.copy(self._name(), self._name())
-
-    async def make_folder(self) -> None:
-        exclusive, create = self._rng.random() < 0.3, self._rng.random() < 0.5
-        steps = self._lake.steps.make_folder(self._folder(), exclusive=exclusive, create_bucket=create)
-        await self._lake.run(steps)
-
-    async def bucket(self) -> None:
-        if self._rng.random() < 0.5:
-            await self._lake.create_bucket(self._rng.choice((*BUCKETS, "third")))
-        else:
-            await self._lake.remove_bucket(self._rng.choice((*BUCKETS, "third")))
-
     # --- upkeep ------------------------------------------------------------------------------------
 
     async def collect(self) -> None:
@@ -409,22 +415,13 @@ class Customer:
         bucket, key = parse_object_name(name)
         blobs = self._contents.by_blob
         good = self._history.was(
-            since, lambda state: blobs.get(state.get(bucket, {}).get(key, _NONE)) == content
+            since, lambda state: blobs.get(state.get(bucket, {}).get(key, _NOTHING).blob) == content
         )
         self._expect(good, f"get of {name}: {len(content)} bytes that it never had")
 
     def _expect(self, good: bool, what: str) -> None:
         if not good:
             raise SimFailure(what)
-
-    def _bucket(self) -> str:
-        return self._rng.choice(BUCKETS)
-
-    def _name(self) -> str:
-        return f"{self._bucket()}/{self._rng.choice(KEYS)}"
-
-    def _folder(self) -> str:
-        return f"{self._bucket()}/{self._rng.choice(FOLDERS)}"
 
     async def _pause(self) -> None:
         choice = self._rng.random()
@@ -434,4 +431,4 @@ class Customer:
             await trio.sleep(self._rng.uniform(0.0, self._slowest_s * (20 if choice > 0.9 else 1)))
 
 
-_NONE = BlobId(b"")
+_NOTHING = Bound(BlobId(b"none"))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lakefs.ids import Sequence
-from tests.sim.model import EMPTY, State
+from tests.sim.model import EMPTY, Bound, State
 
 
 class SimFailure(Exception):
@@ -53,16 +53,18 @@ class History:
         """Somebody was told that this group is durable."""
         self.floor = max(self.floor, sequence)
 
-    def observed(self, since: int, fits: Callable[[State], bool], what: str) -> None:
+    def observed(self, since: int, fits: Callable[[State], bool], what: str, *, durable: bool = True) -> None:
         """Somebody was told something that `fits` says of a state; it must be one since the asking.
 
-        What was told must survive: the oldest group that could have brought it about is durable.
+        What was told must survive: the oldest group that could have brought it about is durable.  Not so for who
+        asked for no more than what is visible.
         """
         for index in range(since, len(self.points)):
             if fits(self.points[index].state):
-                while index > 0 and fits(self.points[index - 1].state):
+                while durable and index > 0 and fits(self.points[index - 1].state):
                     index -= 1
-                self.acknowledged(self.points[index].sequence)
+                if durable:
+                    self.acknowledged(self.points[index].sequence)
                 return
         raise SimFailure(
             f"{what}: that was true at no moment of the request; "
@@ -94,9 +96,7 @@ def describe(state: State) -> str:
     return (
         "{"
         + ", ".join(
-            f"{bucket}/{key[:20]}={blob[1:5].hex()}"
-            for bucket in state
-            for key, blob in state[bucket].items()
+            f"{bucket}/{key[:20]}={_short(bound)}" for bucket in state for key, bound in state[bucket].items()
         )
         + "}"
     )
@@ -118,5 +118,8 @@ def _difference(expected: State, found: State) -> str:
     return "; ".join(lines) or "nothing differs from the newest state"
 
 
-def _short(blob: bytes | None) -> str:
-    return "nothing" if blob is None else blob[1:5].hex()
+def _short(bound: Bound | None) -> str:
+    if bound is None:
+        return "nothing"
+    text = f"link to {bound.target!r}" if bound.target else bound.blob[1:5].hex()
+    return f"{text} marked {bound.mark!r}" if bound.mark else text

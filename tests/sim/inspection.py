@@ -8,19 +8,27 @@ from engine.service import Service
 from engine.store import Store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError
-from lakefs.ids import BlobId
 from lakefs.limits import PAGE_BYTES
+from lakefs.names import Name
+from lakefs.wire.messages import ObjectStat
 from tests.sim.disk import SimDisk
 from tests.sim.history import SimFailure
-from tests.sim.model import State
+from tests.sim.model import Bound, State
+from tests.sim.witness import bound_of
 
 
 async def names_of(store: Store) -> State:
-    """All names of the store and the blobs they are bound to."""
+    """All names of the store and what they are bound to."""
     lake = TrioLake(EmbeddedEngine(Service(store), descriptors=False), store.offload)
-    state: dict[str, dict[str, BlobId]] = {}
+    state: dict[str, dict[str, Bound]] = {}
     for bucket in await lake.buckets():
-        state[bucket.name] = {entry.key: BlobId(entry.blob) async for entry in lake.ls(bucket.name)}
+        names = [Name(bucket.name, entry.key) async for entry in lake.ls(bucket.name)]
+        state[bucket.name] = {}
+        for name, found in zip(names, await lake.run(lake.steps.stat_many(names)), strict=True):
+            bound = bound_of(found) if isinstance(found, ObjectStat) else None
+            if bound is None:
+                raise SimFailure(f"{name} is listed, and not there: {found!r}")
+            state[bucket.name][name.key] = bound
     return state
 
 

@@ -1,8 +1,9 @@
 """The names of a store as S3 understands them: buckets of keys, and folders that follow from the keys.
 
-A flat map from key to blob is the whole state.  A folder exists when a key begins with it; one that was made has a
-key of its own that ends in `/`.  Everything that the engine keeps as a tree (parents that come and vanish, a
-folder's rename as one record) must look like this from outside.
+A flat map from key to what it is bound to is the whole state.  A folder exists when a key begins with it; one that was
+made has a key of its own that ends in `/`.  Everything that the engine keeps as a tree (parents that come and vanish,
+a folder's rename as one record) must look like this from outside.  Nodes have no numbers here: whether `keep_node` is
+the present one, the witness says by its sign.
 
 `apply` takes a request of the protocol and gives the next state and the answer that the engine must give.
 """
@@ -10,6 +11,7 @@ folder's rename as one record) must look like this from outside.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from lakefs.errors import (
     AlreadyExists,
@@ -20,18 +22,32 @@ from lakefs.errors import (
     IsAFolder,
     KeyNotFound,
     LakeError,
+    NotAFolder,
     PreconditionFailed,
 )
 from lakefs.ids import EMPTY_BLOB, BlobId
 from lakefs.wire import messages as m
 
-Keys = Mapping[str, BlobId]
+NO_BLOB: Final = BlobId(b"")
+MARK: Final = "user.mark"
+"""The extended attribute that customers set on objects and symlinks."""
+
+
+class Bound(NamedTuple):
+    """What a key is bound to: a blob or the target of a symlink, and its mark."""
+
+    blob: BlobId
+    target: bytes = b""
+    mark: bytes = b""
+
+
+Keys = Mapping[str, Bound]
 State = Mapping[str, Keys]
-"""Bucket to key to blob.  Never changed in place."""
+"""Bucket to key to what it is bound to.  Never changed in place."""
 EMPTY: State = {}
 
-Answer = BlobId | None | type[LakeError]
-"""What an item gives: the blob that the name has now (None: none, or it was not there), or the error."""
+Answer = Bound | None | type[LakeError]
+"""What an item gives: what the name is bound to now (None: nothing, or it was not there), or the error."""
 EtagOf = Callable[[BlobId], str]
 
 
@@ -58,6 +74,12 @@ class Model:
             return self._copy(state, request)
         if isinstance(request, m.MakeFolder):
             return _make_folder(state, request)
+        if isinstance(request, m.RemoveFolder):
+            return _remove_folder(state, request)
+        if isinstance(request, m.MakeSymlink):
+            return _make_symlink(state, request)
+        if isinstance(request, m.SetAttributes):
+            return _set_attributes(state, request)
         if isinstance(request, m.BucketCreate):
             return AlreadyExists if request.name in state else ({**state, request.name: {}}, [None])
         assert isinstance(request, m.BucketRemove)
@@ -73,32 +95,36 @@ class Model:
         bound = blobs if isinstance(request, m.PutObjects) else [BlobId(c.blob) for c in request.changes]
         answers: list[Answer] = []
         for change, blob in zip(request.changes, bound, strict=True):
+            present = state.get(change.bucket, {}).get(change.key)
             outcome = self._bind(
-                state, change.bucket, change.key, blob, change.condition, change.create_bucket
+                state, change.bucket, change.key, Bound(blob), change.condition, change.create_bucket
             )
             if isinstance(outcome, type):
                 answers.append(outcome)
+            elif change.keep_node and not _may_keep(change, present):
+                answers.append(PreconditionFailed)
             else:
                 state = outcome
-                answers.append(blob)
+                answers.append(Bound(blob))
         return state, answers
 
     def _bind(
-        self, state: State, bucket: str, key: str, blob: BlobId, condition: m.Condition, create: bool
+        self, state: State, bucket: str, key: str, bound: Bound, condition: m.Condition, create: bool
     ) -> State | type[LakeError]:
         if bucket not in state and not create:
             return BucketNotFound
         keys = state.get(bucket, {})
         if not self._holds(keys.get(key), condition):
             return PreconditionFailed
-        return {**state, bucket: {**keys, key: blob}}
+        return {**state, bucket: {**keys, key: bound}}
 
-    def _holds(self, present: BlobId | None, condition: m.Condition) -> bool:
-        if condition.absent and present is not None:
+    def _holds(self, present: Bound | None, condition: m.Condition) -> bool:
+        if present is None:
+            return not condition.etags
+        etag = self._etag_of(present.blob) if present.blob else ""
+        if condition.absent or (condition.etags and etag not in condition.etags):
             return False
-        if condition.etags and (present is None or self._etag_of(present) not in condition.etags):
-            return False
-        return not (present is not None and self._etag_of(present) in condition.not_etags)
+        return etag not in condition.not_etags
 
     def _delete_all(self, state: State, request: m.DeleteNames) -> tuple[State, list[Answer]]:
         answers: list[Answer] = []
@@ -110,7 +136,9 @@ class Model:
                 answers.append(PreconditionFailed)
             else:
                 answers.append(keys.get(key))
-                state = {**state, bucket: {name: blob for name, blob in keys.items() if name != key}}
+                left = {name: bound for name, bound in keys.items() if name != key}
+                gone = key if key in keys else ""
+                state = {**state, bucket: _kept(left, gone, request.keep_folder)}
         return state, answers
 
     def _copy(self, state: State, request: m.Copy) -> tuple[State, list[Answer]] | type[LakeError]:
@@ -118,11 +146,26 @@ class Model:
             return BucketNotFound
         if request.to_bucket not in state and not request.create_bucket:
             return BucketNotFound
-        blob = state[request.bucket].get(request.key)
-        if blob is None:
+        bound = state[request.bucket].get(request.key)
+        if bound is None:
             return KeyNotFound
-        outcome = self._bind(state, request.to_bucket, request.to_key, blob, request.condition, True)
-        return outcome if isinstance(outcome, type) else (outcome, [blob])
+        if bound.target and request.to_key.endswith("/"):
+            return InvalidArgument
+        outcome = self._bind(state, request.to_bucket, request.to_key, bound, request.condition, True)
+        return outcome if isinstance(outcome, type) else (outcome, [bound])
+
+
+def _may_keep(change: m.NameChange, present: Bound | None) -> bool:
+    is_object = present is not None and not present.target and not change.key.endswith("/")
+    return is_object and change.keep_node > 0
+
+
+def _kept(left: Keys, gone: str, keep_folder: bool) -> Keys:
+    """The keys when `gone` has left them; the folder that it was in stays when that is asked for."""
+    folder = gone.removesuffix("/").rpartition("/")[0] + "/"
+    if not keep_folder or "/" not in gone.removesuffix("/") or exists(left, folder):
+        return left
+    return {**left, folder: Bound(EMPTY_BLOB)}
 
 
 def _rename(state: State, request: m.Rename) -> tuple[State, list[Answer]] | type[LakeError]:
@@ -148,15 +191,17 @@ def _rename(state: State, request: m.Rename) -> tuple[State, list[Answer]] | typ
         if target.endswith("/") and has_children(state[request.to_bucket], target):
             return FolderNotEmpty
     moving = {
-        key: blob
-        for key, blob in keys.items()
+        key: bound
+        for key, bound in keys.items()
         if key == source or (source.endswith("/") and key.startswith(source))
     }
-    left = {key: blob for key, blob in keys.items() if key not in moving}
+    left = {key: bound for key, bound in keys.items() if key not in moving}
     state = {**state, request.bucket: left}
-    onto = {key: blob for key, blob in state[request.to_bucket].items() if key != target}
-    onto.update({target + key[len(source) :]: blob for key, blob in moving.items()})
-    return {**state, request.to_bucket: onto}, [moving.get(source)]
+    onto = {key: bound for key, bound in state[request.to_bucket].items() if key != target}
+    onto.update({target + key[len(source) :]: bound for key, bound in moving.items()})
+    state = {**state, request.to_bucket: onto}
+    kept = _kept(state[request.bucket], source, request.keep_folder)
+    return {**state, request.bucket: kept}, [moving.get(source)]
 
 
 def _make_folder(state: State, request: m.MakeFolder) -> tuple[State, list[Answer]] | type[LakeError]:
@@ -166,8 +211,46 @@ def _make_folder(state: State, request: m.MakeFolder) -> tuple[State, list[Answe
     key = request.key if request.key.endswith("/") else request.key + "/"
     if request.exclusive and (exists(keys, key) or key[:-1] in keys):
         return AlreadyExists
-    blob = keys.get(key, EMPTY_BLOB)
-    return {**state, request.bucket: {**keys, key: blob}}, [blob]
+    bound = keys.get(key, Bound(EMPTY_BLOB))
+    return {**state, request.bucket: {**keys, key: bound}}, [bound]
+
+
+def _remove_folder(state: State, request: m.RemoveFolder) -> tuple[State, list[Answer]] | type[LakeError]:
+    keys = state.get(request.bucket)
+    if keys is None:
+        return BucketNotFound
+    key = request.key if request.key.endswith("/") else request.key + "/"
+    if not exists(keys, key):
+        return NotAFolder if key[:-1] in keys else KeyNotFound
+    if has_children(keys, key):
+        return FolderNotEmpty
+    left = {name: bound for name, bound in keys.items() if name != key}
+    return {**state, request.bucket: _kept(left, key, request.keep_folder)}, [keys[key]]
+
+
+def _make_symlink(state: State, request: m.MakeSymlink) -> tuple[State, list[Answer]] | type[LakeError]:
+    keys = state.get(request.bucket)
+    if keys is None:
+        return BucketNotFound
+    if request.key.endswith("/"):
+        return InvalidArgument
+    if exists(keys, request.key) or exists(keys, request.key + "/"):
+        return AlreadyExists
+    bound = Bound(NO_BLOB, request.target, request.attributes.xattrs.get(MARK, b""))
+    return {**state, request.bucket: {**keys, request.key: bound}}, [bound]
+
+
+def _set_attributes(state: State, request: m.SetAttributes) -> tuple[State, list[Answer]] | type[LakeError]:
+    keys = state.get(request.bucket)
+    if keys is None:
+        return BucketNotFound
+    if request.key and not exists(keys, request.key):
+        return KeyNotFound
+    bound = keys.get(request.key)
+    if bound is None:
+        return state, [None]
+    bound = bound._replace(mark=request.xattrs.get(MARK, bound.mark) or b"")
+    return {**state, request.bucket: {**keys, request.key: bound}}, [bound]
 
 
 # --- looking -----------------------------------------------------------------------------------------
@@ -184,7 +267,7 @@ def has_children(keys: Keys, folder: str) -> bool:
 
 
 def look_up(state: State, bucket: str, key: str) -> Answer:
-    """What StatNames answers for a name: its blob, None for a folder that nobody made, or the error."""
+    """What StatNames answers for a name: what it is bound to, None for a folder that nobody made, or the error."""
     keys = state.get(bucket)
     if keys is None:
         return BucketNotFound
@@ -196,11 +279,13 @@ def look_up(state: State, bucket: str, key: str) -> Answer:
 def look_open(state: State, bucket: str, key: str) -> Answer:
     """What OpenObjects answers for a name."""
     found = look_up(state, bucket, key)
+    if isinstance(found, Bound) and found.target:
+        return InvalidArgument
     return IsAFolder if found is None else found
 
 
 def page_of(state: State, request: m.ListNames) -> list[tuple[str, BlobId | None]] | type[LakeError]:
-    """The elements of a page: (key, blob), or (prefix, None) where keys are rolled up."""
+    """The elements of a page: (key, blob), none for a symlink, or (prefix, None) where keys are rolled up."""
     keys = state.get(request.bucket)
     if keys is None:
         return BucketNotFound
@@ -210,6 +295,6 @@ def page_of(state: State, request: m.ListNames) -> list[tuple[str, BlobId | None
             continue
         cut = key.find("/", len(request.prefix)) if request.delimiter else -1
         element = key if cut < 0 else key[: cut + 1]
-        elements.setdefault(element, None if cut >= 0 else keys[key])
+        elements.setdefault(element, None if cut >= 0 else keys[key].blob)
     behind = [item for item in elements.items() if item[0].encode() > request.after.encode()]
     return behind[: request.limit]

@@ -10,13 +10,13 @@ from unittest import mock
 
 import trio
 
-from engine.commit import Committer
 from engine.extents import Extent, Place
 from engine.format import ChunkRecord
 from engine.gc import _Cycle
 from engine.holds import Holds, Session
 from engine.journal import Journal
 from engine.large_segments import LargeWriter
+from engine.metadata import Metadata
 from engine.segment_maker import OpenSegment
 from engine.segments import Segments
 from engine.tree import NameEvent
@@ -73,10 +73,12 @@ def _skip_segment_folder_sync() -> AbstractContextManager[Any]:
 
 
 def _acknowledge_before_durable() -> AbstractContextManager[Any]:
-    async def wait_durable(self: Committer, sequence: Sequence) -> None:
+    """Sync still waits: what it finds is a bug of its own."""
+
+    async def wait_durable(self: Metadata, sequence: Sequence) -> None:
         await trio.lowlevel.checkpoint()
 
-    return mock.patch.object(Committer, "wait_durable", wait_durable)
+    return mock.patch.object(Metadata, "wait_durable", wait_durable)
 
 
 def _reuse_an_offset() -> AbstractContextManager[Any]:
@@ -141,6 +143,13 @@ def _forget_leases() -> AbstractContextManager[Any]:
     return mock.patch.object(Holds, "leased_blobs", leased_blobs)
 
 
+def _answer_sync_at_once() -> AbstractContextManager[Any]:
+    async def sync(self: Metadata) -> None:
+        await trio.lowlevel.checkpoint()
+
+    return mock.patch.object(Metadata, "sync", sync)
+
+
 def _lose_the_carried_group() -> AbstractContextManager[Any]:
     original = Journal.begin_file
 
@@ -166,6 +175,7 @@ BUGS = [
     Bug("the folder of a new segment is not synced", _skip_segment_folder_sync, 10),
     Bug("a new journal file is not synced", _skip_journal_sync, 10),
     Bug("answers leave before they are durable", _acknowledge_before_durable, 15),
+    Bug("Sync is answered before what was visible is durable", _answer_sync_at_once, 10),
     Bug("an offset is given out twice", _reuse_an_offset, 10),
     Bug("gc punches extents that live", _punch_a_live_extent, 10),
     Bug("gc punches a page too much", _punch_too_much, 10),

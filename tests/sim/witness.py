@@ -12,9 +12,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
+
+from engine.buckets import find_bucket
+from engine.format import NodeKind
+from engine.names import resolve
 from engine.store import Store
 from engine.tree import Resolved
-from engine.views import Transaction
+from engine.views import Transaction, View
 from lakefs.errors import LakeError, UserError, from_wire
 from lakefs.ids import BlobId, data_chunk_id
 from lakefs.ids import Sequence as GroupSequence
@@ -22,7 +27,7 @@ from lakefs.service import Body, EngineService, Reply, ServedClient
 from lakefs.wire import messages as m
 from tests.sim.contents import Contents
 from tests.sim.history import History, SimFailure
-from tests.sim.model import Answer, Model, State, look_open, look_up, page_of
+from tests.sim.model import MARK, NO_BLOB, Answer, Bound, Model, State, look_open, look_up, page_of
 
 T = TypeVar("T")
 _CHANGES = (
@@ -32,6 +37,9 @@ _CHANGES = (
     m.Rename,
     m.Copy,
     m.MakeFolder,
+    m.RemoveFolder,
+    m.MakeSymlink,
+    m.SetAttributes,
     m.BucketCreate,
     m.BucketRemove,
 )
@@ -41,11 +49,18 @@ _CHANGES = (
 class _Serving:
     """A request being served."""
 
+    asked: m.Request
     request: m.Request
+    """The same as the model understands it."""
     since: int
     blobs: list[BlobId] = field(default_factory=list)
     sequences: list[GroupSequence] = field(default_factory=list)
     decided: bool = False
+
+    @property
+    def durable(self) -> bool:
+        """Whether the client is answered when all that the answer rests on is durable."""
+        return bool(getattr(self.request, "durable", True))
 
 
 _serving: ContextVar[_Serving | None] = ContextVar("serving", default=None)
@@ -59,14 +74,21 @@ class Witness:
         self._history = history
         self._model = model
         self._commit = store.metadata.commit
+        self._metadata = store.metadata
         store.metadata.commit = self.commit  # type: ignore[method-assign]
 
     async def commit(
         self, decide: Callable[[Transaction], T], *, durable: bool = True
     ) -> tuple[T, GroupSequence]:
         """`Metadata.commit`, seen."""
-        outcome, sequence = await self._commit(decide, durable=durable)
         serving = _serving.get()
+
+        def seen(transaction: Transaction) -> T:
+            if serving is not None:
+                serving.request = _with_known_nodes(transaction, serving.asked)
+            return decide(transaction)
+
+        outcome, sequence = await self._commit(seen, durable=durable)
         if serving is not None and isinstance(serving.request, _CHANGES) and not isinstance(outcome, int):
             self._decided(serving, outcome, sequence)
         return outcome, sequence
@@ -83,7 +105,10 @@ class Witness:
             serving.sequences.append(sequence)
         else:
             self._history.observed(
-                self._history.here, self._gives(serving, expected[1]), f"{serving.request}"
+                self._history.here,
+                self._gives(serving, expected[1]),
+                f"{serving.request}",
+                durable=serving.durable,
             )
 
     def _gives(self, serving: _Serving, answers: list[Answer]) -> Callable[[State], bool]:
@@ -103,8 +128,13 @@ class Witness:
         if isinstance(request, _CHANGES):
             if not serving.decided:
                 raise SimFailure(f"{request} was answered without a decision")
-            for sequence in serving.sequences:
+            for sequence in serving.sequences if serving.durable else ():
                 self._history.acknowledged(sequence)
+        elif isinstance(request, m.Sync):
+            sequence = self._history.points[serving.since].sequence
+            if sequence > self._metadata.durable_sequence:
+                raise SimFailure(f"Sync was answered before group {sequence} was durable")
+            self._history.acknowledged(sequence)
         elif isinstance(request, m.StatNames):
             assert isinstance(message, m.NameResults)
             for name, result in zip(request.names, message.results, strict=True):
@@ -132,6 +162,7 @@ class Witness:
                 serving.since,
                 lambda state: self._model.apply(state, request, serving.blobs) is type(error),
                 f"{request}: {error!r}",
+                durable=serving.durable,
             )
         elif isinstance(request, m.ListNames):
             self._history.observed(
@@ -152,6 +183,8 @@ class Witness:
 
     def _check_facts(self, stat: m.ObjectStat | None) -> None:
         """Size and ETag follow from the blob."""
+        if stat is not None and stat.kind == NodeKind.SYMLINK and stat.size_bytes != len(stat.symlink_target):
+            raise SimFailure(f"{stat}: the size of a symlink is its target's")
         if stat is None or not stat.blob:
             return
         blob = BlobId(stat.blob)
@@ -161,7 +194,7 @@ class Witness:
 
     def serving(self, request: m.Request, body: Body) -> _Serving:
         """A request arrives; its body is whole."""
-        serving = _Serving(request, self._history.here)
+        serving = _Serving(request, request, self._history.here)
         if isinstance(request, m.PutObjects):
             serving.blobs = [BlobId(data_chunk_id(part)) for part in body.parts]
         return serving
@@ -202,25 +235,54 @@ class WitnessedService:
         return self._inner.watch(client, request)
 
 
+def _with_known_nodes(view: View, request: m.Request) -> m.Request:
+    """The request as the model understands it: `keep_node` is 1 where it is the present node's id, else -1."""
+    if not isinstance(request, (m.PutObjects, m.Commit)) or not any(c.keep_node for c in request.changes):
+        return request
+    return msgspec.structs.replace(request, changes=[_with_known_node(view, c) for c in request.changes])
+
+
+def _with_known_node(view: View, change: m.NameChange) -> m.NameChange:
+    if not change.keep_node:
+        return change
+    try:
+        present = resolve(view, find_bucket(view, change.bucket), change.key)
+    except UserError:
+        present = None
+    is_kept = present is not None and present.node_id == change.keep_node
+    return msgspec.structs.replace(change, keep_node=1 if is_kept else -1)
+
+
+def bound_of(stat: m.ObjectStat) -> Bound | None:
+    """What a name is bound to; None for a folder that nobody made."""
+    if not stat.blob and stat.kind != NodeKind.SYMLINK:
+        return None
+    return Bound(BlobId(stat.blob), stat.symlink_target, stat.xattrs.get(MARK, b""))
+
+
 def _answers(outcome: object) -> list[Answer]:
     if isinstance(outcome, list):
         return [_answer(result) for result in outcome]
     if isinstance(outcome, Resolved):
-        return [outcome.node.blob]
+        node = outcome.node
+        if node.blob is None and node.kind is not NodeKind.SYMLINK:
+            return [None]
+        target, mark = node.attributes.symlink_target, node.attributes.xattrs.get(MARK, b"")
+        return [Bound(node.blob or NO_BLOB, target, mark)]
     return [None]
 
 
 def _answer(result: m.NameResult) -> Answer:
     if result.failure is not None:
         return _error_class(result.failure)
-    return BlobId(result.stat.blob) if result.stat is not None and result.stat.blob else None
+    return None if result.stat is None else bound_of(result.stat)
 
 
 def _opened(result: m.OpenResult) -> Answer:
     if result.failure is not None:
         return _error_class(result.failure)
     assert result.opened is not None
-    return BlobId(result.opened.stat.blob)
+    return bound_of(result.opened.stat)
 
 
 def _error_class(failure: m.Failure) -> type[LakeError]:

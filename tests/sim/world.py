@@ -23,7 +23,7 @@ from lakefs.errors import DiskFailed, OperationalError, StoreFull, StoreReadOnly
 from lakefs.limits import KIB, MIB
 from tests.sim.clock import SimClock
 from tests.sim.contents import Contents
-from tests.sim.customers import BUCKETS, Customer, Weather
+from tests.sim.customers import Customer, Weather
 from tests.sim.determinism import run_seeded
 from tests.sim.disk import SimCrashed, SimDisk
 from tests.sim.gate import Gate
@@ -31,6 +31,7 @@ from tests.sim.history import History, SimFailure
 from tests.sim.inspection import check_tidy, check_whole, names_of
 from tests.sim.lives import QUIET, Life, Result, draw_life, draw_sizes
 from tests.sim.model import Model
+from tests.sim.name_customers import BUCKETS
 from tests.sim.network import SimulatedNetwork
 from tests.sim.offload import SimOffload
 from tests.sim.onlooker import Onlooker

@@ -10,11 +10,12 @@ import trio
 import trio.testing
 
 from engine.embedded import EmbeddedEngine
-from lakefs.errors import LakeError
+from lakefs.errors import AlreadyExists, DiskFailed, LakeError, StoreReadOnly
 from lakefs.ids import data_chunk_id
 from lakefs.offload import InlineOffload
 from lakefs.wire import messages as m
-from tests.store_rig import change, client_of, put, run, session_of, simulated_store, store_chunks
+from tests.sim.disk import SimDisk
+from tests.store_rig import ask, change, client_of, good, put, run, session_of, simulated_store, store_chunks
 
 T = TypeVar("T")
 SMALL, LARGE = b"small content", b"large content" * 10_000
@@ -149,6 +150,94 @@ def test_an_answer_waits_for_the_change_that_it_rests_on(changed: str, index: in
                 offload.let_go.set()
             assert too_early == []
             assert len(ended) == 2
+
+    run(main)
+
+
+LINK = m.MakeSymlink("bkt", "new", b"t", m.ObjectAttributes(), durable=False)
+VISIBLE: dict[str, m.Request] = {
+    "put": m.PutObjects([len(NEW)], [change("new")], durable=False),
+    "delete": m.DeleteNames([("bkt", "small")], durable=False),
+    "rename": m.Rename("bkt", "small", "bkt", "new", durable=False),
+    "folder": m.MakeFolder("bkt", "new/", durable=False),
+    "attributes": m.SetAttributes("bkt", "small", mode=0, durable=False),
+    "symlink": LINK,
+    "removed folder": m.RemoveFolder("bkt", "folder/", durable=False),
+}
+
+
+@pytest.mark.parametrize("what", [*VISIBLE, "commit"])
+def test_who_asks_for_no_more_than_visible_is_answered_at_once_and_nobody_else(what: str) -> None:
+    async def main() -> None:
+        offload = HeldJournal()
+        async with simulated_store(offload=offload) as store:
+            client, other = client_of(store), client_of(store)
+            await put(client, "small", SMALL)
+            await client.call(m.MakeFolder("bkt", "folder/"))
+            session = await session_of(client)
+            (chunk,) = await store_chunks(client, session, [LARGE])
+            request = VISIBLE.get(what) or m.Commit(session, [change("new", chunk)], True, durable=False)
+            body = [NEW] if isinstance(request, m.PutObjects) else []
+            offload.let_go = trio.Event()
+            before = store.metadata.durable_sequence
+            told: list[m.Message] = []
+            names = ("small", "new", "new/", "folder/")
+
+            async def tell(asker: EmbeddedEngine, question: m.Request) -> None:
+                told.append((await asker.call(question)).message)
+
+            with trio.fail_after(60):
+                answered = (await client.call(request, body)).message
+            assert isinstance(answered, m.NameResults)
+            assert answered.results[0].failure is None
+            assert store.metadata.durable_sequence == before
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tell, other, m.ListNames("bkt"))
+                nursery.start_soon(tell, other, m.StatNames([("bkt", key) for key in names]))
+                nursery.start_soon(tell, client, m.Sync())
+                await trio.testing.wait_all_tasks_blocked()
+                too_early = list(told)
+                offload.let_go.set()
+            assert too_early == []
+            assert len(told) == 3
+
+    run(main)
+
+
+def test_a_refusal_of_who_asks_for_no_more_than_visible_leaves_at_once() -> None:
+    async def main() -> None:
+        offload = HeldJournal()
+        async with simulated_store(offload=offload) as store:
+            client = client_of(store)
+            await put(client, "small", SMALL)
+            offload.let_go = trio.Event()
+            with trio.fail_after(60):
+                await client.call(LINK)
+                with pytest.raises(AlreadyExists):
+                    await client.call(LINK)
+            offload.let_go.set()
+
+    run(main)
+
+
+def test_what_was_only_visible_fails_the_sync_and_all_that_follows_when_the_journal_fails() -> None:
+    async def main() -> None:
+        disk = SimDisk()
+        async with simulated_store(disk) as store:
+            client = client_of(store)
+            await put(client, "small", SMALL)
+            disk.fail_next("sync_data", DiskFailed("planted"), path="journal/")
+            await client.call(LINK)
+            with pytest.raises(StoreReadOnly):
+                await client.call(m.Sync())
+            with pytest.raises(StoreReadOnly):
+                await client.call(m.MakeFolder("bkt", "f/", durable=False))
+            with pytest.raises(StoreReadOnly):
+                await client.call(m.StatNames([("bkt", "new")]))
+        async with simulated_store(disk.crash()) as store:
+            (found,) = good(await ask(client_of(store), m.StatNames([("bkt", "small")]), m.NameResults))
+            assert found.size_bytes == len(SMALL)
+            await ask(client_of(store), m.Sync(), m.Done)
 
     run(main)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.holds import Client, Holds
 from engine.number_set import NumberSet
-from lakefs.ids import Birth
+from lakefs.errors import EngineBusy
+from lakefs.ids import EMPTY_BLOB, Birth
 from lakefs.limits import SESSION_LINGER_S
 
 
@@ -54,6 +57,25 @@ def test_a_session_is_open_until_it_is_ended_by_anybody() -> None:
     assert holds.is_open(session)
     holds.end_session(holds.connect("other", descriptors=False, trusted=True), session.identifier)
     assert not holds.is_open(session)
+
+
+def test_leases_of_all_connections_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.holds.LEASES_MAX", 3)
+    holds, first, _ = connected()
+    second = holds.connect("test", descriptors=False, trusted=True)
+    held = [holds.lease(first, EMPTY_BLOB), holds.lease(first, EMPTY_BLOB)]
+    holds.lease(second, EMPTY_BLOB)
+    with pytest.raises(EngineBusy):
+        holds.lease(second, EMPTY_BLOB)
+    holds.end_leases(second, held)
+    assert holds.statistics()["leases"] == 3
+    holds.end_leases(first, [held[0], held[0], 1])
+    holds.lease(second, EMPTY_BLOB)
+    holds.disconnect(second)
+    assert holds.statistics()["leases"] == 1
+    holds.disconnect(first)
+    assert holds.statistics()["leases"] == 0
+    assert list(holds.leased_blobs()) == []
 
 
 def test_a_set_takes_over_the_numbers_of_another() -> None:

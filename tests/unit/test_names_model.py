@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from engine.format import NodeKind
 from engine.listing import list_names
 from engine.names import (
     Binding,
@@ -20,6 +21,8 @@ from engine.names import (
     resolve,
     unbind,
 )
+from engine.node_changes import make_symlink
+from engine.tree import Resolved
 from engine.views import Transaction
 from lakefs.errors import (
     AlreadyExists,
@@ -37,12 +40,12 @@ from lakefs.ids import (
 )
 from lakefs.wire.messages import NO_CONDITION, Condition
 from tests.unit.nasty_keys import keys
-from tests.unit.shelf import NOW_NS, Shelf, an_object, blob
+from tests.unit.shelf import NOW_NS, PLAIN, Shelf, an_object, blob
 from tests.unit.tree_check import check_tree
 
 
 class NamesAgainstADictionary(RuleBasedStateMachine):
-    """Two buckets; the model of each is a dictionary from full key to blob, folders being prefixes of keys."""
+    """Two buckets; the model of each is a dictionary from full key to blob, or target; folders are prefixes of keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,6 +68,9 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
 
     def is_object(self, which: int, key: str) -> bool:
         return key in self.model[which] and not key.endswith("/")
+
+    def is_link(self, which: int, key: str) -> bool:
+        return self.model[which].get(key, b"").startswith(b"to ")
 
     def attempt(self, error: type[UserError] | None, change: Callable[[Transaction], object]) -> None:
         if error is None:
@@ -91,14 +97,51 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
         assert not any(isinstance(result, UserError) for result in results)
         self.model[which].update({self.key(i): blob(f"many{i}") for i in indexes})
 
-    @rule(which=st.integers(0, 1), index=st.integers(0, 99))
-    def remove(self, which: int, index: int) -> None:
+    @rule(which=st.integers(0, 1), index=st.integers(0, 99), wrong=st.sampled_from([0, 0, 0, 1, -1]))
+    def put_keeping_the_node(self, which: int, index: int, wrong: int) -> None:
         key, bucket = self.key(index), self.shelf.buckets[which]
-        removed = self.shelf.store.run(lambda t: unbind(t, bucket, key, NO_CONDITION))
-        assert (removed.node.blob if removed else None) == self.model[which].pop(key, None)
+        self.texts += 1
+        present = resolve(self.shelf.store.view(), bucket, key)
+        kept = (present.node_id if present else 9) + wrong
+        binding = Binding(bucket, key, an_object(str(self.texts)), NO_CONDITION, kept)
+        (result,) = self.shelf.store.run(lambda t: bind_many(t, [binding], NOW_NS))
+        if wrong or present is None or present.kind is not NodeKind.OBJECT:
+            assert isinstance(result, PreconditionFailed)
+            return
+        assert isinstance(result, Resolved)
+        assert result.node_id == kept
+        self.model[which][key] = blob(str(self.texts))
 
     @rule(which=st.integers(0, 1), index=st.integers(0, 99))
-    def remove_empty_folder(self, which: int, index: int) -> None:
+    def link(self, which: int, index: int) -> None:
+        key, model, bucket = self.key(index), self.model[which], self.shelf.buckets[which]
+        error: type[UserError] | None = None
+        if key.endswith("/"):
+            error = InvalidArgument
+        elif key in model or key + "/" in model or self.below(which, key + "/"):
+            error = AlreadyExists
+        self.texts += 1
+        target = b"to %d" % self.texts
+        self.attempt(error, lambda t: make_symlink(t, bucket, key, target, PLAIN, NOW_NS))
+        if error is None:
+            model[key] = BlobId(target)
+
+    def stays(self, which: int, gone: str, keep: bool) -> None:
+        """The folder that `gone` was in stays when it was asked to and is there no more by itself."""
+        folder = gone.removesuffix("/").rpartition("/")[0] + "/"
+        if keep and "/" in gone.removesuffix("/") and not self.below(which, folder):
+            self.model[which].setdefault(folder, EMPTY_BLOB)
+
+    @rule(which=st.integers(0, 1), index=st.integers(0, 99), keep=st.booleans())
+    def remove(self, which: int, index: int, keep: bool) -> None:
+        key, bucket = self.key(index), self.shelf.buckets[which]
+        removed = self.shelf.store.run(lambda t: unbind(t, bucket, key, NO_CONDITION, keep))
+        assert content_of(removed) == self.model[which].pop(key, None)
+        if removed is not None:
+            self.stays(which, key, keep)
+
+    @rule(which=st.integers(0, 1), index=st.integers(0, 99), keep=st.booleans())
+    def remove_empty_folder(self, which: int, index: int, keep: bool) -> None:
         key, model, bucket = self.key(index), self.model[which], self.shelf.buckets[which]
         folder = key if key.endswith("/") else key + "/"
         error: type[UserError] | None = None
@@ -106,9 +149,10 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
             error = FolderNotEmpty
         elif folder not in model:
             error = NotAFolder if self.is_object(which, folder[:-1]) else KeyNotFound
-        self.attempt(error, lambda t: remove_folder(t, bucket, key, NO_CONDITION))
+        self.attempt(error, lambda t: remove_folder(t, bucket, key, NO_CONDITION, keep))
         if error is None:
             del model[folder]
+            self.stays(which, folder, keep)
 
     @rule(which=st.integers(0, 1), index=st.integers(0, 99), exclusive=st.booleans())
     def make(self, which: int, index: int, exclusive: bool) -> None:
@@ -131,18 +175,20 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
         to=st.integers(0, 1),
         to_index=st.integers(0, 99),
         replace=st.booleans(),
+        keep=st.booleans(),
     )
-    def move(self, which: int, index: int, to: int, to_index: int, replace: bool) -> None:
+    def move(self, which: int, index: int, to: int, to_index: int, replace: bool, keep: bool) -> None:
         key, to_key = self.key(index), self.key(to_index)
         source, target = self.shelf.buckets[which], self.shelf.buckets[to]
         error = self.refusal_of_move(which, key, to, to_key, replace)
-        self.attempt(error, lambda t: rename(t, source, key, target, to_key, replace, NOW_NS))
+        self.attempt(error, lambda t: rename(t, source, key, target, to_key, replace, NOW_NS, keep))
         if error is not None or (which, key) == (to, to_key):
             return
         moving = [key, *self.below(which, key)] if key.endswith("/") else [key]
         moved = {to_key + k[len(key) :]: self.model[which].pop(k) for k in moving if k in self.model[which]}
         self.model[to].pop(to_key, None)
         self.model[to].update(moved)
+        self.stays(which, key, keep)
 
     def refusal_of_move(
         self, which: int, key: str, to: int, to_key: str, replace: bool
@@ -167,7 +213,9 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
     def copy(self, which: int, index: int, to: int, to_index: int) -> None:
         key, to_key = self.key(index), self.key(to_index)
         source, target = self.shelf.buckets[which], self.shelf.buckets[to]
-        error = None if key in self.model[which] else KeyNotFound
+        error: type[UserError] | None = None if key in self.model[which] else KeyNotFound
+        if self.is_link(which, key) and to_key.endswith("/"):
+            error = InvalidArgument
         self.attempt(error, lambda t: copy(t, source, key, target, to_key, None, NO_CONDITION, NOW_NS))
         if error is None:
             self.model[to][to_key] = self.model[which][key]
@@ -181,8 +229,7 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
         for bucket, model in zip(self.shelf.buckets, self.model, strict=True):
             for key in self.pool:
                 found = resolve(self.shelf.store.view(), bucket, key)
-                present = found.node.blob if found else None
-                assert present == model.get(key)
+                assert content_of(found) == model.get(key)
 
     @rule(
         which=st.integers(0, 1),
@@ -225,7 +272,16 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
             assert rolled == [e for e in expected if delimiter and "/" in e[len(start) :]]
             for entry in listed:
                 if not entry.is_prefix:
-                    assert entry.blob == self.model[which].get(entry.key, b"")
+                    is_link = self.is_link(which, entry.key)
+                    assert entry.blob == (b"" if is_link else self.model[which].get(entry.key, b""))
+                    assert (entry.kind == NodeKind.SYMLINK) == is_link
+
+
+def content_of(found: Resolved | None) -> BlobId | None:
+    """The blob of a node, or the target of a symlink in its place."""
+    if found is None or found.kind is not NodeKind.SYMLINK:
+        return found.node.blob if found else None
+    return BlobId(found.node.attributes.symlink_target)
 
 
 def modelled_listing(model: dict[str, BlobId], prefix: str, delimiter: str, folders: bool) -> list[str]:

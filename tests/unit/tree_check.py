@@ -39,6 +39,9 @@ def check_tree(view: View) -> list[bytes]:
                 len(name) == COMPONENT_SPLIT_BYTES and not name.endswith(b"/")
             )
             assert b"/" not in name[:-1]
+            target = nodes[node_id].attributes.symlink_target
+            assert bool(target) == (kind is NodeKind.SYMLINK)
+            assert not target or (nodes[node_id].blob is None and nodes[node_id].size_bytes == len(target))
             if kind not in (NodeKind.FOLDER, NodeKind.HIDDEN):
                 keys.append(path + name)
                 continue
