@@ -53,6 +53,13 @@ class RangeSet:
         at = bisect_left(self._begins, size) - 1
         return min(size, self._ends[at]) if at >= 0 else 0
 
+    def copy(self) -> RangeSet:
+        """The same ranges, to be changed apart."""
+        other = RangeSet()
+        other._begins, other._ends = self._begins[:], self._ends[:]
+        other.byte_count = self.byte_count
+        return other
+
     def add(self, begin: int, end: int) -> None:
         """Add the bytes [begin, end)."""
         if begin >= end:

@@ -213,6 +213,15 @@ class StagedFile:
             at = behind
         return found + self._unstaged(at, end)
 
+    def is_all(self, kind: Kind, offset: int, length: int) -> bool:
+        """Whether all bytes of a range, which must not be empty or pass the end, are of one kind."""
+        end = offset + length
+        if kind is Kind.STAGED:
+            return self._staged.contains(offset, end)
+        if self._staged.overlaps(offset, end):
+            return False
+        return end <= self._base_bytes if kind is Kind.BASE else offset >= self._base_bytes
+
     def read(self, offset: int, length: int) -> bytes:
         """Bytes that are STAGED or HOLE, cut at the end.  LocalFileError."""
         spans = self.spans(offset, length)
@@ -233,7 +242,7 @@ class StagedFile:
 
     def written(self) -> RangeSet:
         """The bytes that differ from the base's, or may: staged, and not by `fill`."""
-        written = RangeSet(self._staged)
+        written = self._staged.copy()
         for begin, end in self._filled:
             written.remove(begin, end)
         return written

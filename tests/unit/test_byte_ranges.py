@@ -55,6 +55,9 @@ def test_ranges_are_what_a_set_of_bytes_is(changes: list[tuple[str, int, int]], 
     assert ranges.end == max(model, default=-1) + 1
     assert ranges.last_begin == (runs(model)[-1][0] if model else 0)
     assert RangeSet(ranges) == ranges
+    copy = ranges.copy()
+    assert (copy, copy.byte_count) == (ranges, len(model))
     ranges.clear()
+    assert copy == RangeSet(runs(model))
     assert ranges == RangeSet()
     assert ranges.byte_count == 0

@@ -49,6 +49,10 @@ def content_of(file: StagedFile, base: bytes) -> bytes:
         assert length > 0
         parts.append(base[offset : offset + length] if kind is Kind.BASE else file.read(offset, length))
         assert len(parts[-1]) == length
+        assert [found for found in Kind if file.is_all(found, offset, length)] == [kind]
+        assert not any(
+            file.is_all(found, offset - 1, length + 1) for found in Kind if at and found is not kind
+        )
         at += length
     assert at == file.size
     return b"".join(parts)

@@ -1,0 +1,390 @@
+"""Storing a staged file: what was written goes to the store, what was not is kept where it is.
+
+    plan       which chunks of the stored content stay as they are, and what is cut anew (pure)
+    hold       the session holds the kept ones; no byte of them moves
+    store      the rest: by the staging file's descriptor where it has all bytes of a cut, else put together and sent
+    commit     one atomic change of the name
+
+Rules kept here:
+- A kept chunk has no byte that was written, hidden by a truncation, or behind the end.
+- Edited chunks keep their borders, so an edit stores what it touches; a grown end is cut anew, and takes smaller chunks
+  before it along while they are less than twice as long.  So of chunks under 4 MiB at the end each is at least twice as
+  long as the next: n small appends leave n bytes / 4 MiB + 23 chunks at most, and store each byte O(log n) times.
+- Without a byte of stored content it is what a put of a plain file is: the same cuts, the same blob.
+- The staging file is only read.  Content that changed meanwhile is not committed: the store begins again.
+- Memory: `WINDOW_REQUESTS` chunks of 4 MiB that were put together here, 24 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from fuse.byte_ranges import RangeSet
+from fuse.staging import Kind, StagedFile
+from lakefs.chunking import fixed_cuts, iter_extents, plan_file
+from lakefs.errors import EngineUnreachable, InvalidArgument, SessionLost, SourceChanged
+from lakefs.getting import Opened, Piece, read_range
+from lakefs.ids import ChunkId, data_chunk_id
+from lakefs.lake import LakeSteps
+from lakefs.limits import BATCH_MAX, CHUNK_BYTES, SMALL_PAYLOAD_BYTES
+from lakefs.manifest import CutKind
+from lakefs.names import Name
+from lakefs.service import Reply
+from lakefs.steps import Completion, Effect, Pipeline, Send, Steps, send, work
+from lakefs.uploading import (
+    ATTEMPTS,
+    STORE_CHUNKS_PER_REQUEST,
+    WINDOW_REQUESTS,
+    Upload,
+    abandon_upload,
+    commit_upload,
+    forget,
+    note_stored,
+    offer_payloads,
+    only_result,
+    open_upload,
+    store_manifests,
+    store_payloads,
+)
+from lakefs.wire.messages import (
+    Commit,
+    Condition,
+    NameChange,
+    ObjectAttributes,
+    ObjectStat,
+    Offer,
+    Offered,
+    PutObjects,
+    SourceClose,
+    SourceOpen,
+    SourceOpened,
+    StoreFromSource,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A chunk that is in the store already."""
+
+    piece: Piece
+
+    @property
+    def offset(self) -> int:
+        """Where it is in the content."""
+        return self.piece.offset
+
+    @property
+    def length(self) -> int:
+        """Its bytes."""
+        return self.piece.length
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A chunk to be stored: 1 byte to 4 MiB of the content."""
+
+    offset: int
+    length: int
+
+
+Cut = Keep | Store
+
+
+def plan_cuts(pieces: Sequence[Piece], written: RangeSet, base_bytes: int, size: int) -> list[Cut]:
+    """The chunks of a content of `size` bytes, in order, that was made from one of `pieces`.
+
+    Bytes in `written` are new; others are those of the pieces below `base_bytes`, and zeros from there on.
+    """
+    cuts: list[Cut] = []
+    for piece in pieces:
+        end = piece.offset + piece.length
+        if end > min(base_bytes, size):
+            break
+        touched = written.overlaps(piece.offset, end)
+        cuts.append(Store(piece.offset, piece.length) if touched else Keep(piece))
+    begin = _end_of(cuts)
+    if begin < size:
+        while cuts and _goes_along(cuts[-1], size - begin):
+            begin = cuts.pop().offset
+        cuts += (Store(begin + offset, length) for offset, length in iter_extents(fixed_cuts(size - begin)))
+    if size <= SMALL_PAYLOAD_BYTES and any(isinstance(cut, Store) for cut in cuts):
+        return [Store(0, size)]
+    return cuts
+
+
+def _end_of(cuts: Sequence[Cut]) -> int:
+    return cuts[-1].offset + cuts[-1].length if cuts else 0
+
+
+def _goes_along(cut: Cut, tail_bytes: int) -> bool:
+    """Whether a chunk is cut anew with the tail behind it: it has to be stored anyway, or is short beside the tail."""
+    return cut.length < CHUNK_BYTES and (isinstance(cut, Store) or cut.length < 2 * tail_bytes)
+
+
+def store_staged(
+    lake: LakeSteps,
+    staged: StagedFile,
+    base: Opened | None,
+    name: Name,
+    attributes: ObjectAttributes,
+    *,
+    keep_node: int,
+    condition: Condition,
+    durable: bool,
+) -> Steps[ObjectStat]:
+    """Store the content of a staged file under its name; `base` is the stored content that it was written over.
+
+    The name is changed at once or not at all; on return that is durable, or with `durable` false visible to all.
+    Afterwards `staged.mark_stored` is the caller's to call, when it reads from the new content.
+
+    PreconditionFailed, StoreFull, SessionLost (after ATTEMPTS), SourceChanged (it is being changed all the time),
+    LocalFileError, what reading the base raises, and what names raise: then the staged file is as it was.
+    """
+    assert base is not None or not staged.base_bytes, "bytes of a base that is not there"
+    change = NameChange(name.bucket, name.key, b"", attributes, condition, False, keep_node)
+    put = _StagedPut(lake, staged, base, change, durable)
+    for attempt in range(ATTEMPTS):
+        try:
+            return (yield from put.run())
+        except (SessionLost, SourceChanged):
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError("the loop returns or raises")
+
+
+class _StagedPut:
+    """One staged file on its way to the store."""
+
+    def __init__(
+        self, lake: LakeSteps, staged: StagedFile, base: Opened | None, change: NameChange, durable: bool
+    ) -> None:
+        self._lake = lake
+        self._staged = staged
+        self._base = base
+        self._change = change
+        self._durable = durable
+        self._revision = 0
+        self._source: int | None = None
+        self._can_send_descriptor = lake.carries_descriptors
+
+    def run(self) -> Steps[ObjectStat]:
+        """One attempt."""
+        self._revision = self._staged.begin_storing()
+        self._source = None
+        cuts, cut_kind = yield from self._plan()
+        if not cuts or (len(cuts) == 1 and isinstance(cuts[0], Store)):
+            return (yield from self._put_object())
+        upload = yield from open_upload(self._lake.transfer(None), cut_kind)
+        try:
+            if self._is_the_base(cuts):
+                return (yield from self._commit_base(upload))
+            held = yield from self._hold(upload, cuts)
+            yield from self._store(upload, held)
+            self._verify_unchanged()
+            return (yield from commit_upload(upload, self._change, durable=self._durable)).stat
+        except EngineUnreachable:
+            raise  # it was waited for already, and the session ends by itself
+        except BaseException:
+            yield from abandon_upload(upload)
+            raise
+
+    def _verify_unchanged(self) -> None:
+        if self._staged.revision != self._revision:
+            raise SourceChanged(
+                f"{self._staged.name} was written to while it was stored; nothing was changed",
+                subject=self._staged.name,
+            )
+
+    # --- what is to be done --------------------------------------------------------------------------
+
+    def _plan(self) -> Steps[tuple[list[Cut], CutKind]]:
+        staged = self._staged
+        if self._base is None or not staged.base_bytes:
+            plan = yield from work(plan_file, staged.read, staged.size)
+            return [Store(offset, length) for offset, length in iter_extents(plan.lengths())], plan.cut_kind
+        cuts = plan_cuts(self._base.pieces, staged.written(), staged.base_bytes, staged.size)
+        is_fixed = all(cut.length == CHUNK_BYTES for cut in cuts[:-1])
+        return cuts, CutKind.FIXED if is_fixed else CutKind.PARTS
+
+    def _is_the_base(self, cuts: Sequence[Cut]) -> bool:
+        return (
+            self._base is not None
+            and len(cuts) == len(self._base.pieces)
+            and all(isinstance(cut, Keep) for cut in cuts)
+        )
+
+    # --- small and unchanged -------------------------------------------------------------------------
+
+    def _put_object(self) -> Steps[ObjectStat]:
+        payload = yield from self._put_together(0, self._staged.size)
+        self._verify_unchanged()
+        request = PutObjects([len(payload)], [self._change], durable=self._durable)
+        return only_result((yield from send(request, body=[payload])))
+
+    def _commit_base(self, upload: Upload) -> Steps[ObjectStat]:
+        """The content that is there, with other attributes: the engine holds all of it by its top chunk."""
+        assert self._base is not None
+        change = msgspec.structs.replace(self._change, blob=self._base.stat.blob)
+        request = Commit(upload.session, [change], end_session=True, durable=self._durable)
+        return only_result((yield from send(request)))
+
+    # --- chunks --------------------------------------------------------------------------------------
+
+    def _hold(self, upload: Upload, cuts: list[Cut]) -> Steps[list[Cut]]:
+        """Have the session hold what is kept, and the zeros of holes, which become chunks to keep.
+
+        A chunk that the store does not have any more is stored again.
+        """
+        zeros = yield from self._zeros(cuts)
+        cuts = [self._without_hole(cut, zeros) for cut in cuts]
+        wanted = list(dict.fromkeys(cut.piece.chunk for cut in cuts if isinstance(cut, Keep)))
+        lacking: set[ChunkId] = set()
+        for start in range(0, len(wanted), BATCH_MAX):
+            batch = wanted[start : start + BATCH_MAX]
+            reply = yield from send(Offer(upload.session, [bytes(chunk) for chunk in batch]))
+            assert isinstance(reply.message, Offered)
+            there = reply.message.present
+            lacking.update(chunk for chunk, is_there in zip(batch, there, strict=True) if not is_there)
+        for length, chunk in zeros.items():
+            if chunk in lacking:
+                request, _ = store_payloads(upload, [memoryview(bytes(length))])
+                yield from send(request.request, body=request.body)
+                lacking.discard(chunk)
+        return [
+            Store(cut.offset, cut.length) if isinstance(cut, Keep) and cut.piece.chunk in lacking else cut
+            for cut in cuts
+        ]
+
+    def _zeros(self, cuts: Iterable[Cut]) -> Steps[dict[int, ChunkId]]:
+        """The chunks of zeros that whole cuts in holes are, by their length: few lengths, however long the hole."""
+        lengths = {cut.length for cut in cuts if isinstance(cut, Store) and self._is_all(Kind.HOLE, cut)}
+        zeros: dict[int, ChunkId] = {}
+        for length in sorted(lengths):
+            zeros[length] = yield from work(_zeros_id, length)
+        return zeros
+
+    def _without_hole(self, cut: Cut, zeros: dict[int, ChunkId]) -> Cut:
+        if isinstance(cut, Store) and cut.length in zeros and self._is_all(Kind.HOLE, cut):
+            return Keep(Piece(zeros[cut.length], cut.offset, cut.length))
+        return cut
+
+    def _is_all(self, kind: Kind, cut: Cut) -> bool:
+        return self._staged.is_all(kind, cut.offset, cut.length)
+
+    def _store(self, upload: Upload, cuts: list[Cut]) -> Steps[None]:
+        """Store what is not kept; all chunks are noted in order."""
+        pipeline = Pipeline(WINDOW_REQUESTS)
+        try:
+            for kept, stores in _batches(cuts, self._is_sent):
+                if stores:
+                    effect, done = yield from self._effect(upload, stores, pipeline)
+                    yield from pipeline.submit(effect, _after(upload, kept, done), self._failed)
+                else:
+                    yield from pipeline.drain()
+                    _note_kept(upload, kept)
+                yield from store_manifests(upload, pipeline)
+            yield from pipeline.drain()
+        except EngineUnreachable:
+            raise  # the source ends with the connection
+        except BaseException:
+            if self._source is not None:
+                yield from forget(SourceClose(self._source))
+            raise
+        if self._source is not None:
+            yield from send(SourceClose(self._source))
+
+    def _is_sent(self, store: Store) -> bool:
+        """Whether the engine cannot read the bytes from the staging file."""
+        return not (self._can_send_descriptor and self._is_all(Kind.STAGED, store))
+
+    def _effect(
+        self, upload: Upload, stores: list[Store], pipeline: Pipeline
+    ) -> Steps[tuple[Effect, Completion]]:
+        if not self._is_sent(stores[0]) and (yield from self._open_source()):
+            assert self._source is not None
+            offsets, lengths = [store.offset for store in stores], [store.length for store in stores]
+            request = StoreFromSource(upload.session, self._source, offsets, lengths)
+            return Send(request), note_stored(upload, lengths)
+        payloads: list[memoryview] = []
+        for store in stores:
+            payload = yield from self._put_together(store.offset, store.length)
+            payloads.append(payload)
+        if self._lake.network:
+            return offer_payloads(upload, payloads, pipeline)
+        return store_payloads(upload, payloads)
+
+    def _failed(self, error: Exception) -> None:
+        """Raise it; a source that the engine does not know is one of a connection that was lost meanwhile."""
+        if isinstance(error, InvalidArgument) and self._source is not None:
+            raise SessionLost(error.message, subject=self._staged.name) from error
+        raise error
+
+    def _open_source(self) -> Steps[bool]:
+        """Hand the staging file to the engine; whether it takes it: its file system may be none that it reads from."""
+        if self._source is not None:
+            return True
+        try:
+            reply = yield from send(SourceOpen(), descriptors=[self._staged.descriptor])
+        except InvalidArgument:
+            self._can_send_descriptor = False
+            return False
+        assert isinstance(reply.message, SourceOpened)
+        self._source = reply.message.source
+        return True
+
+    def _put_together(self, offset: int, length: int) -> Steps[memoryview]:
+        """Bytes of the content, of whatever kind."""
+        content = memoryview(bytearray(length))
+        of_base = [span for span in self._staged.spans(offset, length) if span.kind is Kind.BASE]
+        if of_base:
+            assert self._base is not None
+            begin, end = of_base[0].offset, of_base[-1].offset + of_base[-1].length
+            found = yield from read_range(self._lake.access(None), self._base, begin, end - begin)
+            content[begin - offset : end - offset] = found
+        if length:
+            yield from work(self._staged.overlay, offset, content)
+        return content
+
+
+def _zeros_id(length: int) -> ChunkId:
+    return data_chunk_id(bytes(length))
+
+
+def _batches(
+    cuts: Iterable[Cut], is_sent: Callable[[Store], bool]
+) -> Iterator[tuple[list[Keep], list[Store]]]:
+    """What is kept, and then stored by one request: one chunk that is sent, or some that the engine reads itself."""
+    kept: list[Keep] = []
+    stores: list[Store] = []
+    for cut in cuts:
+        if stores and (isinstance(cut, Keep) or len(stores) == STORE_CHUNKS_PER_REQUEST or is_sent(cut)):
+            yield kept, stores
+            kept, stores = [], []
+        if isinstance(cut, Keep):
+            kept.append(cut)
+            continue
+        stores.append(cut)
+        if is_sent(cut):
+            yield kept, stores
+            kept, stores = [], []
+    if kept or stores:
+        yield kept, stores
+
+
+def _note_kept(upload: Upload, kept: Sequence[Keep]) -> None:
+    upload.stored(
+        [bytes(keep.piece.chunk) for keep in kept], [keep.length for keep in kept], [False] * len(kept)
+    )
+
+
+def _after(upload: Upload, kept: Sequence[Keep], done: Completion) -> Completion:
+    """Note what is kept before what was stored behind it."""
+
+    def completed(result: Reply) -> Steps[None] | None:
+        _note_kept(upload, kept)
+        return done(result)
+
+    return completed
