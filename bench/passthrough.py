@@ -60,7 +60,7 @@ class Passthrough(pyfuse3.Operations):
         node = self._nodes[inode]
         if node.gone:
             if not node.descriptors:
-                raise FUSEError(errno.ENOENT)
+                raise FUSEError(errno.ESTALE)
             return b"/proc/self/fd/%d" % node.descriptors[0]
         parts: list[bytes] = []
         while inode != pyfuse3.ROOT_INODE:
@@ -111,7 +111,7 @@ class Passthrough(pyfuse3.Operations):
                 self._drop_unused(inode)
 
     async def getattr(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> EntryAttributes:
-        with _errors():
+        with _node_errors():
             return _attributes(inode, os.stat(self._path(inode), follow_symlinks=self._nodes[inode].gone))
 
     async def setattr(
@@ -123,7 +123,7 @@ class Passthrough(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> EntryAttributes:
         follow = self._nodes[inode].gone
-        with _errors():
+        with _node_errors():
             path = self._path(inode)
             if fields.update_size:
                 self.truncate(path if fh is None else int(fh), attr.st_size)
@@ -145,7 +145,7 @@ class Passthrough(pyfuse3.Operations):
         os.truncate(file, size)
 
     async def readlink(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> FileNameT:
-        with _errors():
+        with _node_errors():
             return FileNameT(os.readlink(self._path(inode)))
 
     async def mknod(
@@ -216,7 +216,7 @@ class Passthrough(pyfuse3.Operations):
                 self._names[parent_inode_new, name_new] = moved
 
     async def open(self, inode: InodeT, flags: FlagT, ctx: pyfuse3.RequestContext) -> FileInfo:
-        with _errors():
+        with _node_errors():
             descriptor = os.open(self._path(inode), flags & ~OWN_FLAGS)
         return self._opened(inode, descriptor)
 
@@ -269,7 +269,7 @@ class Passthrough(pyfuse3.Operations):
         os.close(fh)
 
     async def opendir(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> FileHandleT:
-        with _errors():
+        with _node_errors():
             names = sorted(os.listdir(self._path(inode)))
         number = self._next_listing
         self._next_listing += 1
@@ -311,20 +311,20 @@ class Passthrough(pyfuse3.Operations):
     async def setxattr(
         self, inode: InodeT, name: pyfuse3.XAttrNameT, value: bytes, ctx: pyfuse3.RequestContext
     ) -> None:
-        with _errors():
+        with _node_errors():
             os.setxattr(self._path(inode), name, value, follow_symlinks=self._nodes[inode].gone)
 
     async def getxattr(self, inode: InodeT, name: pyfuse3.XAttrNameT, ctx: pyfuse3.RequestContext) -> bytes:
-        with _errors():
+        with _node_errors():
             return os.getxattr(self._path(inode), name, follow_symlinks=self._nodes[inode].gone)
 
     async def listxattr(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> Sequence[pyfuse3.XAttrNameT]:
-        with _errors():
+        with _node_errors():
             found = os.listxattr(self._path(inode), follow_symlinks=self._nodes[inode].gone)
         return [pyfuse3.XAttrNameT(os.fsencode(name)) for name in found]
 
     async def removexattr(self, inode: InodeT, name: pyfuse3.XAttrNameT, ctx: pyfuse3.RequestContext) -> None:
-        with _errors():
+        with _node_errors():
             os.removexattr(self._path(inode), name, follow_symlinks=self._nodes[inode].gone)
 
 
@@ -332,6 +332,17 @@ class Passthrough(pyfuse3.Operations):
 def _errors() -> Iterator[None]:
     try:
         yield
+    except OSError as error:
+        raise FUSEError(error.errno or errno.EIO) from None
+
+
+@contextmanager
+def _node_errors() -> Iterator[None]:
+    """As `_errors`, for what is done to a file and not to a name: one that is gone makes the kernel look again."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise FUSEError(errno.ESTALE) from None
     except OSError as error:
         raise FUSEError(error.errno or errno.EIO) from None
 

@@ -1,0 +1,195 @@
+"""Holds a mounted folder against a plain one: the same steps on both, the same results.
+
+One process does each system call of a sequence in a folder of the local disk and in one of the mount, and compares
+what they gave, errno included; now and then, and at the end, it compares the whole trees.  When a second mount of
+the same store is given, a sequence may close all and go on there, and at its end both mounts must show the tree:
+what was closed on one is seen whole on the other.  Nothing says when; it is waited for, up to `SETTLE_S`.
+
+Left out, because a mount differs from a local disk on purpose or may: hard links, device nodes, FIFOs, atime and
+ctime, times of folders, of files changed through a mapping and of files truncated to the size that they have,
+st_blocks and SEEK_HOLE, locks, fallocate, RENAME_EXCHANGE, set-id bits, times before 1970, names that are not UTF-8
+or longer than a local disk allows, touching a mapping behind the file's end, the mount's root itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.mount.place import Place
+from tests.mount.snapshot import Tree, difference, tree
+from tests.mount.steps import ANY, CHECK, SWITCH, Step
+
+SETTLE_S: Final = 15.0
+"""The promise is a second; a slow machine must not fail a test."""
+POLL_S: Final = 0.02
+INNER: Final = "in"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where sequences run: a plain folder, and one folder or two that must behave like it and show the same."""
+
+    plain: Path
+    mounts: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first thing that was not as on the local disk."""
+
+    position: int
+    what: str
+
+
+def run(steps: Sequence[Step], ground: Ground, name: str) -> Difference | None:
+    """Run a sequence in new folders called `name`; None when nothing differed.  The folders are gone afterwards."""
+    pair = _Pair(ground, name)
+    found: Difference | None = None
+    for position, step in enumerate(steps):
+        if what := pair.do(step):
+            found = Difference(position, what)
+            break
+    if found is None and (what := pair.finish()):
+        found = Difference(len(steps), what)
+    left = pair.clean_up()
+    return found or (Difference(len(steps), left) if left else None)
+
+
+class _Pair:
+    """One sequence under way."""
+
+    def __init__(self, ground: Ground, name: str) -> None:
+        # One folder around the place: a symlink to `../a` leads to where others do not work.
+        self._plain = Place(ground.plain / name / INNER)
+        self._mounts = [Place(folder / name / INNER) for folder in ground.mounts]
+        self._here = 0
+        self._mtimes = True
+        os.makedirs(self._plain.folder)
+        os.makedirs(self._mounts[0].folder)
+
+    @property
+    def _mount(self) -> Place:
+        return self._mounts[self._here]
+
+    def do(self, step: Step) -> str:
+        """Do it on both sides; empty when they agree."""
+        if step.call == CHECK:
+            return self._check()
+        if step.call == SWITCH:
+            return self._switch()
+        if step.call == "map" and step.arguments[3]:
+            self._mtimes = False
+        expected, got = _outcome(self._plain, step), _outcome(self._mount, step)
+        self._mtimes = self._mtimes and not self._plain.same_size_truncated
+        return (
+            ""
+            if expected == got
+            else f"expected {_short(expected)}, got {_short(got)}{_where(expected, got)}"
+        )
+
+    def _check(self) -> str:
+        expected = tree(_outer(self._plain), mtimes=self._mtimes)
+        try:
+            return difference(expected, tree(_outer(self._mount), mtimes=self._mtimes))
+        except OSError as error:
+            return f"the tree cannot be read: {error}"
+
+    def _switch(self) -> str:
+        if what := self._end() or self._check():
+            return what
+        self._here = (self._here + 1) % len(self._mounts)
+        return self._settle(self._mount)
+
+    def _end(self) -> str:
+        expected, got = _outcome(self._plain, Step("end")), _outcome(self._mount, Step("end"))
+        return "" if expected == got else f"closing all: expected {_short(expected)}, got {_short(got)}"
+
+    def _settle(self, place: Place) -> str:
+        """Wait until a mount shows what the local disk has."""
+        expected = tree(_outer(self._plain), mtimes=self._mtimes)
+        return _wait(lambda: _shown(expected, place, self._mtimes))
+
+    def finish(self) -> str:
+        """Close all; every mount must show the tree."""
+        if what := self._end() or self._check():
+            return what
+        for place in self._mounts:
+            if what := self._settle(place):
+                return f"on {'this' if place is self._mount else 'the other'} mount: {what}"
+        return ""
+
+    def clean_up(self) -> str:
+        """Remove what the sequence made; on all mounts it must be gone."""
+        for place in (self._plain, self._mount):
+            _outcome(place, Step("end"))
+            try:
+                shutil.rmtree(_outer(place))
+            except OSError as error:
+                return f"the folder cannot be removed: {error}"
+        for place in self._mounts:
+            if what := _wait(lambda place=place: _gone(_outer(place))):  # type: ignore[misc]
+                return what
+        return ""
+
+
+def _outer(place: Place) -> str:
+    return os.path.dirname(place.folder)
+
+
+def _shown(expected: Tree, place: Place, mtimes: bool) -> str:
+    """What a mount does not show as it should; names that it still remembers though no folder lists them too."""
+    try:
+        what = difference(expected, tree(_outer(place), mtimes=mtimes))
+        stale = [
+            name
+            for name in ANY
+            if f"{INNER}/{name}" not in expected and os.path.lexists(f"{place.folder}/{name}")
+        ]
+    except OSError as error:
+        return f"the tree cannot be read: {error}"
+    return what or (f"names that are gone are still found: {stale}" if stale else "")
+
+
+def _gone(folder: str) -> str:
+    return f"{folder} is still there" if os.path.lexists(folder) else ""
+
+
+def _wait(check: Callable[[], str]) -> str:
+    """Until nothing is wrong, or the time is over."""
+    until = time.monotonic() + SETTLE_S
+    while (what := check()) and time.monotonic() < until:
+        time.sleep(POLL_S)
+    return what
+
+
+def _outcome(place: Place, step: Step) -> object:
+    """What a step gave: a value, or the name of the errno that it raised."""
+    try:
+        return getattr(place, step.call)(*step.arguments)
+    except OSError as error:
+        return OSError, errno.errorcode.get(error.errno or 0, str(error))
+
+
+def _short(outcome: object) -> str:
+    if isinstance(outcome, bytes) and len(outcome) > 24:
+        return f"{len(outcome)} bytes {outcome[:24]!r}..."
+    if isinstance(outcome, tuple) and outcome[:1] == (OSError,):
+        return str(outcome[1])
+    return repr(outcome)
+
+
+def _where(expected: object, got: object) -> str:
+    if not (isinstance(expected, bytes) and isinstance(got, bytes)):
+        return ""
+    common = min(len(expected), len(got))
+    first = next((index for index in range(common) if expected[index] != got[index]), common)
+    return (
+        f", different from byte {first}: {expected[first : first + 16]!r} became {got[first : first + 16]!r}"
+    )
