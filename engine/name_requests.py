@@ -51,7 +51,7 @@ class NameRequests:
         def look(view: View) -> list[m.NameResult]:
             return [_each(name, lambda name: _stat(view, *name)) for name in request.names]
 
-        return Reply(m.NameResults(await self._look(look)))
+        return Reply(m.NameResults(await self._look(look, request.durable)))
 
     async def list_names(self, client: Client, request: m.ListNames, body: Body, _: Sequence[int]) -> Reply:
         def look(view: View) -> m.Listed:
@@ -67,7 +67,7 @@ class NameRequests:
             )
             return m.Listed(entries, next_after)
 
-        return Reply(await self._look(look))
+        return Reply(await self._look(look, request.durable))
 
     async def bucket_list(self, client: Client, request: m.BucketList, body: Body, _: Sequence[int]) -> Reply:
         def look(view: View) -> list[BucketRef]:
@@ -179,7 +179,7 @@ class NameRequests:
 
     # --- below -------------------------------------------------------------------------------------
 
-    async def _look(self, look: Callable[[View], T]) -> T:
+    async def _look(self, look: Callable[[View], T], durable: bool = True) -> T:
         refusal: UserError | None = None
         with self._metadata.view() as view:
             try:
@@ -187,7 +187,8 @@ class NameRequests:
             except UserError as error:
                 refusal = error
             sequence = view.sequence
-        await self._metadata.wait_durable(sequence)
+        if durable:
+            await self._metadata.wait_durable(sequence)
         if refusal is not None:
             raise refusal
         return found

@@ -87,7 +87,8 @@ class Reads:
             await self._add_layouts(opening, min(request.layout_max, LAYOUT_MAX))
             sequence = max(sequence, self._grant_all(opening))
             parts = await self._inline(opening, min(request.inline_bytes, BODY_BYTES_MAX))
-            await self._metadata.wait_durable(sequence)
+            if request.durable:
+                await self._metadata.wait_durable(sequence)
             leases -= {item.lease for item in opening if isinstance(item, _Opening)}
         finally:
             self._store.holds.end_leases(client, leases)  # nobody is told of them

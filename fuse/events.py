@@ -105,6 +105,7 @@ class Watcher:
             return
         child = parent.children.get(name)
         if child is None:
+            parent.is_complete = False
             _invalidate_entry(parent, name)
         elif child.node == event.node:
             self._doubt(child)
@@ -136,6 +137,7 @@ class Watcher:
                 self._doubt(moved)
                 _invalidate_entry(*old)
         if new is not None:
+            new[0].is_complete = False
             _invalidate_entry(*new)
 
     def _lose(self, parent: Inode, name: str, child: Inode) -> None:
@@ -208,6 +210,7 @@ class Watcher:
         for number, inode in enumerate(self._table):
             if inode.parent is not None and self._mount.bucket_of(inode) == bucket:
                 inode.confirmed_at = _EXPIRED
+                inode.is_complete = False
                 if inode.node and not (inode.file is not None and inode.file.is_dirty):
                     _invalidate_entry(inode.parent, inode.name)
             if number % 1000 == 999:

@@ -29,8 +29,9 @@ from fuse.reading import BlobReader
 from fuse.staged_put import store_staged
 from fuse.staging import Base, Kind, StagedFile
 from lakefs.errors import KeyNotFound, LakeError, PreconditionFailed
-from lakefs.getting import close_object, open_object
+from lakefs.getting import Opened, open_object
 from lakefs.ids import Buffer
+from lakefs.limits import SMALL_PAYLOAD_BYTES
 from lakefs.names import Name
 from lakefs.wire.messages import NO_CONDITION, Done, ObjectStat, Sync
 
@@ -74,6 +75,12 @@ class OpenFile:
                 await self._compare_stored()
             self.handles += 1
 
+    def open_new(self) -> None:
+        """The first handle of a file that this mount has just made, empty."""
+        assert not self.handles
+        self.handles = 1
+        self.is_dirty = self.inode.is_pending
+
     async def release(self) -> None:
         """One handle less; with the last one what late writes left is stored, and all is given back."""
         self.handles -= 1
@@ -102,7 +109,7 @@ class OpenFile:
         self.is_dirty = False
         self._mount.table.closed(self.inode)
         if reader is not None:
-            await self._mount.lake.run(close_object(reader.opened))
+            self._mount.give_back(reader.opened.lease)
 
     def _give_up(self, error: LakeError) -> None:
         staged, self._staged = self._staged, None
@@ -119,15 +126,23 @@ class OpenFile:
     # --- stored content ------------------------------------------------------------------------------
 
     async def _open_stored(self) -> None:
-        mount = self._mount
-        opened = await mount.lake.run(
-            open_object(mount.lake.steps.access(None), mount.table.name_of(self.inode))
-        )
+        mount, size_bytes = self._mount, self.inode.attributes.size_bytes
+        opened = await self._opened_object(lease=size_bytes >= SMALL_PAYLOAD_BYTES)
+        if not opened.lease and len(opened.inline) != len(opened.pieces):
+            opened = await self._opened_object(lease=True)  # its content did not come along
         if opened.stat.node != self.inode.node or opened.stat.blob != self.inode.attributes.blob:
-            await mount.lake.run(close_object(opened))
+            mount.give_back(opened.lease)
             raise _replaced(mount.table.name_of(self.inode))
         self._stat = opened.stat
         self._reader = BlobReader(mount.lake, mount.offload, opened)
+
+    async def _opened_object(self, *, lease: bool) -> Opened:
+        mount = self._mount
+        return await mount.lake.run(
+            open_object(
+                mount.lake.steps.access(None), mount.table.name_of(self.inode), lease=lease, durable=False
+            )
+        )
 
     async def _compare_stored(self) -> None:
         name = self._mount.table.name_of(self.inode)
@@ -145,16 +160,13 @@ class OpenFile:
         """After the connection was lost: hold the content again, where the name still has it."""
         async with self._lock:
             reader = self._reader
-            if reader is None or self.inode.parent is None or self.is_dirty:
+            if reader is None or not reader.opened.lease or self.inode.parent is None:
                 return
-            opened_blob = reader.opened.stat.blob
-            opened = await self._mount.lake.run(
-                open_object(self._mount.lake.steps.access(None), self._mount.table.name_of(self.inode))
-            )
-            if opened.stat.blob == opened_blob:
+            opened = await self._opened_object(lease=True)
+            if opened.stat.blob == reader.opened.stat.blob:
                 self._reader = BlobReader(self._mount.lake, self._mount.offload, opened)
             else:
-                await self._mount.lake.run(close_object(opened))
+                self._mount.give_back(opened.lease)
 
     # --- reading and writing -------------------------------------------------------------------------
 
@@ -260,7 +272,7 @@ class OpenFile:
         self._is_to_open = True
         self._staged.mark_stored(Base(size_bytes))
         if before is not None:
-            await self._mount.lake.run(close_object(before.opened))
+            self._mount.give_back(before.opened.lease)
 
     async def _store(self, *, durable: bool) -> ObjectStat:
         mount, inode = self._mount, self.inode

@@ -79,6 +79,10 @@ class Inode:
     file: OpenFile | None = None
     children: dict[str, Inode] = field(default_factory=dict)
     target: bytes = b""
+    xattrs: dict[str, bytes] | None = None
+    """None: not known; else as fresh as the attributes."""
+    is_complete: bool = False
+    """A folder with all its names in `children`: made here, nothing forgotten, nothing come from elsewhere."""
 
     @property
     def is_folder(self) -> bool:
@@ -187,6 +191,7 @@ class InodeTable:
             self._link(inode, parent, name)
         if not _is_dirty(inode):
             inode.attributes = found
+            inode.xattrs = None
         inode.confirmed_at = asked_at
         return inode
 
@@ -242,6 +247,8 @@ class InodeTable:
     def _drop_if_unknown(self, inode: Inode) -> None:
         while inode is not self.root and inode.lookups <= 0 and inode.file is None and not inode.children:
             parent = inode.parent
+            if parent is not None:
+                parent.is_complete = False
             self._unlink(inode)
             self._by_number.pop(inode.number, None)
             if self._by_node.get(inode.node) is inode:

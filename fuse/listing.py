@@ -77,7 +77,9 @@ class FolderHandle:
         found: dict[str, ObjectStat | ListEntry | Inode] = {}
         bucket, prefix = self._mount.table.name_of(self.folder)
         while not self._is_complete and len(found) < _TOGETHER_MAX:
-            request = ListNames(bucket, prefix, self._after or "", "/", LIST_PAGE_MAX, folders=True)
+            request = ListNames(
+                bucket, prefix, self._after or "", "/", LIST_PAGE_MAX, folders=True, durable=False
+            )
             page = await self._mount.ask(request, Listed)
             folders = [entry.key for entry in page.entries if entry.is_prefix]
             stats = await self._mount.stat([Name(bucket, key) for key in folders]) if folders else []

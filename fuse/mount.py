@@ -15,12 +15,14 @@ from fuse.mounting import MountOptions
 from fuse.staging import StagingFolder
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import KeyNotFound, LakeError, from_wire
+from lakefs.getting import close_leases
 from lakefs.names import Name
 from lakefs.ports import Offload
 from lakefs.service import EngineClient
 from lakefs.wire.messages import Message, NameResult, NameResults, ObjectStat, Request, StatNames
 
 M = TypeVar("M", bound=Message)
+_GATHER_S = 0.02
 UNWATCHED_TIMEOUT_S = 1.0
 """How long the kernel may rely on what no watch would take back."""
 
@@ -41,6 +43,25 @@ class Mount:
     want_watch: Callable[[str], None] = lambda bucket: None
     """Asks for a bucket to be watched; does not wait."""
 
+    leases: list[int] = field(default_factory=list)
+    """To be given back, many in one request."""
+    has_leases: trio.Event = field(default_factory=trio.Event)
+
+    def give_back(self, lease: int) -> None:
+        """Close a lease soon; does not wait."""
+        if lease:
+            self.leases.append(lease)
+            self.has_leases.set()
+
+    async def give_leases_back(self) -> None:
+        """Close what is to be given back, until cancelled."""
+        while True:
+            await self.has_leases.wait()
+            await trio.sleep(_GATHER_S)
+            leases, self.leases = self.leases, []
+            self.has_leases = trio.Event()
+            await self.lake.run(close_leases(leases))
+
     async def ask(self, request: Request, reply: type[M]) -> M:
         """The engine's answer."""
         answer = (await self.engine.call(request)).message
@@ -57,7 +78,9 @@ class Mount:
 
     async def stat(self, names: Sequence[Name]) -> list[ObjectStat | LakeError]:
         """What the store says of each name."""
-        answer = await self.ask(StatNames([(name.bucket, name.key) for name in names]), NameResults)
+        answer = await self.ask(
+            StatNames([(name.bucket, name.key) for name in names], durable=False), NameResults
+        )
         return [stat_or_error(result) for result in answer.results]
 
     def bucket_of(self, inode: Inode) -> str:

@@ -3,7 +3,8 @@
 `mounted` makes it, serves it while the block runs, and takes it away, whatever the reason to leave:
 - the block was left or cancelled (SIGTERM): unmounted while requests are still answered, since unmounting can need
   answers; lazily when it is in use, and the log says so; then no request is taken any more, and those under way end;
-- it was unmounted from outside, or its connection was aborted: the event that the block was given says so;
+- it was unmounted from outside, or its connection was aborted: the block is cancelled, and what stands behind it
+  goes on;
 - the loop failed: as the first, and the failure is raised (in an exception group).
 
 Rules kept here:
@@ -74,12 +75,12 @@ class MountOptions:
 
 
 @asynccontextmanager
-async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> AsyncIterator[trio.Event]:
+async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> AsyncIterator[None]:
     """Mount, serve `operations` while the block runs, unmount.  The kernel has had its first answer at the start.
 
-    The event is set when no request comes any more, since the mount was taken away from outside: then the block
-    should end.  The leave is shielded from cancellation and bounded.  Raises what `check_mount_point` raises,
-    PermissionDenied, InvalidArgument, LocalFileError.
+    The block is cancelled when no request comes any more, since the mount was taken away from outside.  The leave is
+    shielded from cancellation and bounded.  Raises what `check_mount_point` raises, PermissionDenied,
+    InvalidArgument, LocalFileError.
     """
     place = options.mount_point
     await trio.to_thread.run_sync(
@@ -96,7 +97,8 @@ async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> Asyn
             try:
                 await _wait_first_answer(place)
                 _raise_read_ahead(entry.device, options.read_ahead_kib)
-                yield loop.ended
+                with loop.block:
+                    yield
             finally:
                 with trio.CancelScope(shield=True):
                     await _leave(loop, entry)
@@ -110,6 +112,7 @@ class _Loop:
 
     ended: trio.Event = field(default_factory=trio.Event)
     scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope(shield=True))
+    block: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     async def run(self) -> None:
         """Until the session is over; what escaped a handler is raised."""
@@ -118,6 +121,7 @@ class _Loop:
                 await pyfuse3.main(max_tasks=MAX_TASKS)
         finally:
             self.ended.set()
+            self.block.cancel()
 
     async def has_ended(self, within_s: float) -> bool:
         """Wait at most that long for the end."""

@@ -125,11 +125,14 @@ class LakeOperations(pyfuse3.Operations):
         """The inode of a name; that there is none may be remembered, too."""
         parent = self._inode(parent_inode)
         component = _component(name)
+        self._watch(self._mount.bucket_of(parent))
         present = parent.children.get(component)
         if present is not None and (present.is_pending or self._mount.is_fresh(present)):
             return self._known(present)
         asked_at = trio.current_time()
         bucket = self._mount.bucket_of(parent)
+        if present is None and parent.is_complete and bucket in self._mount.watched:
+            return no_entry(self._mount.timeouts(bucket)[0])
         try:
             found = await look_up(self._mount, parent, component)
         except (KeyNotFound, BucketNotFound, InvalidName):
@@ -141,9 +144,7 @@ class LakeOperations(pyfuse3.Operations):
             if self._table.holds_buckets(parent):
                 raise FUSEError(errno.ENOENT) from None
             return no_entry(self._mount.timeouts(bucket)[0])
-        inode = self._adopt(parent, component, found, asked_at)
-        self._watch(self._mount.bucket_of(inode))
-        return self._known(inode)
+        return self._known(self._adopt(parent, component, found, asked_at))
 
     @answering
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
@@ -267,7 +268,9 @@ class LakeOperations(pyfuse3.Operations):
             found = await self._mount.change(
                 MakeFolder(bucket, key, exclusive=True, attributes=attributes, durable=False)
             )
-        return self._known(self._made(parent, component, found))
+        made = self._made(parent, component, found)
+        made.is_complete = not made.children
+        return self._known(made)
 
     @answering
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
@@ -418,15 +421,8 @@ class LakeOperations(pyfuse3.Operations):
         exclusive = bool(flags & os.O_EXCL)
         inode = await self._make_file(parent, component, mode, ctx, exclusive=exclusive)
         file = self._file_of(inode)
+        file.open_new()
         inode.lookups += 1
-        try:
-            await file.open()
-        except BaseException:
-            inode.lookups -= 1
-            await file.discard()
-            raise
-        if inode.is_pending:
-            file.is_dirty = True
         return self._opened(inode, file, flags), self._entry(inode)
 
     @answering
@@ -540,8 +536,7 @@ class LakeOperations(pyfuse3.Operations):
         """The value of a `user.` attribute; others are not kept."""
         if not name.startswith(_USER_XATTRS):
             raise FUSEError(pyfuse3.ENOATTR)
-        xattrs = (await self._stat_of(self._inode(inode))).xattrs
-        value = xattrs.get(_text(name))
+        value = (await self._xattrs(self._inode(inode))).get(_text(name))
         if value is None:
             raise FUSEError(pyfuse3.ENOATTR)
         return value
@@ -549,7 +544,15 @@ class LakeOperations(pyfuse3.Operations):
     @answering
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """Names of the `user.` attributes."""
-        return [XAttrNameT(name.encode()) for name in (await self._stat_of(self._inode(inode))).xattrs]
+        return [XAttrNameT(name.encode()) for name in await self._xattrs(self._inode(inode))]
+
+    async def _xattrs(self, inode: Inode) -> dict[str, bytes]:
+        if inode.is_pending:
+            return {}
+        is_dirty = inode.file is not None and inode.file.is_dirty
+        if inode.xattrs is None or not (is_dirty or self._mount.is_fresh(inode)):
+            inode.xattrs = (await self._stat_of(inode)).xattrs
+        return inode.xattrs
 
     @answering
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
@@ -576,6 +579,7 @@ class LakeOperations(pyfuse3.Operations):
         found = await self._mount.change(SetAttributes(bucket, key, xattrs={name: value}, durable=False))
         if inode.file is not None:
             inode.file.note(found)
+        inode.xattrs = found.xattrs
         inode.attributes.ctime_ns = found.ctime_ns or now_ns()
         self._mount.touch(inode)
 
@@ -598,8 +602,9 @@ class LakeOperations(pyfuse3.Operations):
 
     def _adopt(self, parent: Inode, name: str, found: Any, asked_at: float) -> Inode:
         inode = self._table.adopt(parent, name, found.node, self._mount.owner.shown(found), asked_at)
-        if isinstance(found, ObjectStat) and found.symlink_target:
+        if isinstance(found, ObjectStat) and inode.node == found.node:
             inode.target = found.symlink_target
+            inode.xattrs = found.xattrs
         return inode
 
     def _made(self, parent: Inode, name: str, found: ObjectStat) -> Inode:

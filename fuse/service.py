@@ -54,6 +54,7 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
             await _look_at_root(mount)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(Watcher(mount, engine).run)
+                nursery.start_soon(mount.give_leases_back)
                 operations = LakeOperations(mount)
                 try:
                     async with mounted(operations, options):

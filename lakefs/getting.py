@@ -150,13 +150,23 @@ class BufferSink:
 
 
 def open_objects(
-    access: Access, names: Sequence[Name], *, lease: bool = True, inline_bytes: int = 1 << 20
+    access: Access,
+    names: Sequence[Name],
+    *,
+    lease: bool = True,
+    inline_bytes: int = 1 << 20,
+    durable: bool = True,
 ) -> Steps[list[Opened | LakeError]]:
     """Open objects; an error stands in the place of a name that cannot be opened."""
     opened: list[Opened | LakeError] = []
     for start in range(0, len(names), BATCH_MAX):
         batch = names[start : start + BATCH_MAX]
-        request = OpenObjects([(n.bucket, n.key) for n in batch], inline_bytes=inline_bytes, lease=lease)
+        request = OpenObjects(
+            [(name.bucket, name.key) for name in batch],
+            inline_bytes=inline_bytes,
+            lease=lease,
+            durable=durable,
+        )
         reply = yield from send(request)
         assert isinstance(reply.message, OpenResults)
         body = memoryview(reply.body.joined())
@@ -186,10 +196,17 @@ def _opened_or_error(
 
 
 def open_object(
-    access: Access, name: Name, *, lease: bool = True, inline_bytes: int = 1 << 20
+    access: Access,
+    name: Name,
+    *,
+    lease: bool = True,
+    inline_bytes: int = 1 << 20,
+    durable: bool = True,
 ) -> Steps[Opened]:
     """Open one object.  BucketNotFound, KeyNotFound, IsAFolder."""
-    (opened,) = yield from open_objects(access, [name], lease=lease, inline_bytes=inline_bytes)
+    (opened,) = yield from open_objects(
+        access, [name], lease=lease, inline_bytes=inline_bytes, durable=durable
+    )
     if isinstance(opened, LakeError):
         raise opened
     return opened

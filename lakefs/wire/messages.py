@@ -304,11 +304,15 @@ class PutObjects(Request, frozen=True):
 
 
 class StatNames(Request, frozen=True):
-    """Look names up: (bucket, key) pairs.  A key ending in `/`, or empty, asks for a folder."""
+    """Look names up: (bucket, key) pairs.  A key ending in `/`, or empty, asks for a folder.
+
+    With `durable` false the answer may rest on what is visible and not durable yet.
+    """
 
     OP = 22
     REPLY = NameResults
     names: list[tuple[str, str]]
+    durable: bool = True
 
 
 class DeleteNames(Request, frozen=True):
@@ -455,7 +459,8 @@ class Listed(Message, frozen=True):
 class ListNames(Request, frozen=True):
     """Names with the prefix, strictly after `after`, rolled up at `delimiter` ("" or "/"), at most `limit`.
 
-    `after` may be a rolled-up prefix: everything below it is skipped.  `folders` lists bare folders too.
+    `after` may be a rolled-up prefix: everything below it is skipped.  `folders` lists bare folders too.  `durable` as
+    in StatNames.
     """
 
     OP = 27
@@ -466,6 +471,7 @@ class ListNames(Request, frozen=True):
     delimiter: str = ""
     limit: int = 1000
     folders: bool = False
+    durable: bool = True
 
 
 class BucketStat(Message, frozen=True):
@@ -558,7 +564,7 @@ class OpenObjects(Request, frozen=True):
     """Open objects for reading.
 
     Payloads under 64 KiB come inline while `inline_bytes` lasts.  `lease` false: no lease is taken (lease 0), for
-    readers that finish with this answer or retry.
+    readers that finish with this answer or retry.  `durable` as in StatNames.
     """
 
     OP = 40
@@ -567,6 +573,7 @@ class OpenObjects(Request, frozen=True):
     layout_max: int = 1024
     inline_bytes: int = 1 << 20
     lease: bool = True
+    durable: bool = True
 
 
 class CloseLeases(Request, frozen=True):
