@@ -33,7 +33,7 @@ from lakefs.getting import Opened, open_object
 from lakefs.ids import Buffer
 from lakefs.limits import SMALL_PAYLOAD_BYTES
 from lakefs.names import Name
-from lakefs.wire.messages import NO_CONDITION, Done, ObjectStat, Sync
+from lakefs.wire.messages import NO_CONDITION, Done, ObjectStat, SetAttributes, Sync
 
 _log: Final = structlog.get_logger(__name__)
 _COMMIT_ATTEMPTS: Final = 3
@@ -249,6 +249,9 @@ class OpenFile:
             await self._staging()
         stat = await self._store(durable=durable)
         inode, attributes = self.inode, self.inode.attributes
+        if attributes.mtime_ns == 0:  # in new content that means now
+            bucket, key = self._mount.table.name_of(inode)
+            stat = await self._mount.change(SetAttributes(bucket, key, mtime_ns=0, durable=durable))
         self._mount.table.stored(inode, stat.node)
         attributes.blob = stat.blob
         attributes.size_bytes = stat.size_bytes
@@ -259,6 +262,11 @@ class OpenFile:
         self.is_dirty = False
         self._unsynced = not durable
         await self._take_as_stored(attributes.size_bytes)
+
+    async def hold(self) -> None:
+        """The file may lose its name, and goes on being open: have its stored content open."""
+        async with self._lock:
+            await self._hold()
 
     async def _hold(self) -> None:
         """The file goes on being open: open what it has stored.  Should that fail, its next use tells."""

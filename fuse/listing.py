@@ -54,6 +54,7 @@ class FolderHandle:
 
     async def _read_more(self) -> None:
         mount, folder = self._mount, self.folder
+        pending = _pending(folder)
         self.asked_at = trio.current_time()
         if mount.table.holds_buckets(folder):
             found = await self._buckets()
@@ -61,7 +62,9 @@ class FolderHandle:
         else:
             found = await self._names()
         if self._is_complete:
-            found |= {name: child for name, child in folder.children.items() if child.is_pending}
+            # One that was stored meanwhile may be missing on the store's page.
+            found = {name: child for name, child in pending.items() if child.parent is folder} | found
+            found |= _pending(folder)
         known = {listing.name for listing in self._entries}
         self._entries += [Listing(name, item) for name, item in found.items() if name not in known]
 
@@ -92,6 +95,10 @@ class FolderHandle:
             self._after = page.next_after
             self._is_complete = not page.next_after
         return found
+
+
+def _pending(folder: Inode) -> dict[str, Inode]:
+    return {name: child for name, child in folder.children.items() if child.is_pending}
 
 
 def _add(found: dict[str, ObjectStat | ListEntry | Inode], name: str, item: ObjectStat | ListEntry) -> None:

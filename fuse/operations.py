@@ -173,7 +173,7 @@ class LakeOperations(pyfuse3.Operations):
         if isinstance(found, (KeyNotFound, BucketNotFound)):
             self._table.detach(inode)
             if inode.file is None:
-                raise FUSEError(errno.ENOENT)
+                raise FUSEError(errno.ESTALE)  # the kernel looks the name up anew
         elif isinstance(found, LakeError):
             raise found
         else:
@@ -298,6 +298,8 @@ class LakeOperations(pyfuse3.Operations):
         if self._table.holds_buckets(parent) or (present is not None and present.is_folder):
             raise FUSEError(errno.EISDIR)
         is_pending = present is not None and present.is_pending
+        if present is not None and present.file is not None:
+            await present.file.hold()
         request = DeleteNames([self._key(parent, component)], keep_folder=True, durable=False)
         try:
             await self._mount.change(request)
@@ -333,6 +335,8 @@ class LakeOperations(pyfuse3.Operations):
             _check_kinds(moved, replaced)
         if moved.file is not None and moved.file.is_dirty:
             await moved.file.commit(durable=False)
+        if replaced is not None and replaced.file is not None:
+            await replaced.file.hold()
         bucket, key = self._key(source, old, folder=moved.is_folder)
         to_bucket, to_key = self._key(target, new, folder=moved.is_folder)
         if (
@@ -442,7 +446,7 @@ class LakeOperations(pyfuse3.Operations):
     async def flush(self, fh: FileHandleT) -> None:
         """close(2): what was written is stored, and visible to all; an error is close's."""
         file, flags = self._files[fh]
-        if flags & _WRITING:
+        if flags & _WRITING or file.inode.is_pending:
             await file.commit(durable=self._mount.options.sync)
 
     @answering
@@ -520,7 +524,10 @@ class LakeOperations(pyfuse3.Operations):
         if has_name and not is_dirty:  # else it goes with the commit
             bucket, key = self._table.name_of(inode)
             self._mount.touch(inode)
-            await self._mount.change(msgspec.structs.replace(wanted, bucket=bucket, key=key))
+            try:
+                await self._mount.change(msgspec.structs.replace(wanted, bucket=bucket, key=key))
+            except KeyNotFound:
+                raise self._gone(inode) from None
         elif inode is self._table.root:
             raise FUSEError(errno.EPERM)
         shown = inode.attributes
@@ -636,9 +643,16 @@ class LakeOperations(pyfuse3.Operations):
                 raise FUSEError(errno.ESTALE)
             await inode.file.commit(durable=False)
         (found,) = await self._mount.stat([self._table.name_of(inode)])
+        if isinstance(found, KeyNotFound):
+            raise self._gone(inode)
         if isinstance(found, LakeError):
             raise found
         return found
+
+    def _gone(self, inode: Inode) -> FUSEError:
+        """What to answer when the name of an inode is not there any more: the kernel looks it up anew."""
+        self._table.detach(inode)
+        return FUSEError(errno.ESTALE)
 
     async def _inode_of(self, parent: Inode, component: str) -> Inode:
         present = parent.children.get(component)
