@@ -39,13 +39,10 @@ class Finding:
         """A program that repeats it in a folder given to it, printing what each step gave."""
         lines = [
             "import os, sys",
-            "from tests.mount.place import Place",
+            "from tests.mount.place import Place, outcome",
             "place = Place(sys.argv[1])",
             "def step(call):",
-            "    try:",
-            "        print(call, '->', repr(eval(call))[:200])",
-            "    except OSError as error:",
-            "        print(call, '->', error)",
+            "    print(call, '->', repr(outcome(lambda: eval(call)))[:200])",
         ]
         for index, one in enumerate(self.steps):
             if index == self.position:

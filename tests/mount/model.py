@@ -13,7 +13,6 @@ or longer than a local disk allows, touching a mapping behind the file's end, th
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import time
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.mount.place import Place
+from tests.mount.place import Place, outcome
 from tests.mount.snapshot import Tree, difference, tree
 from tests.mount.steps import ANY, CHECK, SWITCH, Step
 
@@ -170,19 +169,15 @@ def _wait(check: Callable[[], str]) -> str:
 
 
 def _outcome(place: Place, step: Step) -> object:
-    """What a step gave: a value, or the name of the errno that it raised."""
-    try:
-        return getattr(place, step.call)(*step.arguments)
-    except OSError as error:
-        return OSError, errno.errorcode.get(error.errno or 0, str(error))
+    return outcome(lambda: getattr(place, step.call)(*step.arguments))
 
 
-def _short(outcome: object) -> str:
-    if isinstance(outcome, bytes) and len(outcome) > 24:
-        return f"{len(outcome)} bytes {outcome[:24]!r}..."
-    if isinstance(outcome, tuple) and outcome[:1] == (OSError,):
-        return str(outcome[1])
-    return repr(outcome)
+def _short(came: object) -> str:
+    if isinstance(came, bytes) and len(came) > 24:
+        return f"{len(came)} bytes {came[:24]!r}..."
+    if isinstance(came, tuple) and came[:1] == (OSError,):
+        return str(came[1])
+    return repr(came)
 
 
 def _where(expected: object, got: object) -> str:

@@ -11,6 +11,7 @@ Nothing here knows which kind of file system it works on.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import random
@@ -312,6 +313,14 @@ class Place:
         if errors:
             raise errors[0]
         return None
+
+
+def outcome(call: Callable[[], object]) -> object:
+    """What a call gave: a value, or OSError and the name of its errno."""
+    try:
+        return call()
+    except OSError as error:
+        return OSError, errno.errorcode.get(error.errno or 0, str(error))
 
 
 def _kind_of_entry(entry: os.DirEntry[str]) -> str:

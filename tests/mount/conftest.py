@@ -1,0 +1,39 @@
+"""Fixtures of the mount's tests: a mount of a new store, for all tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.mount.mounts import LakeMounts, lake
+
+
+@pytest.fixture(scope="module")
+def short_folder() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket in it."""
+    with TemporaryDirectory(prefix="lake-") as path:
+        yield Path(path)
+
+
+@pytest.fixture(scope="module")
+def mounts(short_folder: Path) -> Iterator[LakeMounts]:
+    """A store, its engine, and two mounts of it."""
+    with lake(short_folder, mounts=2) as mounted:
+        yield mounted
+
+
+@pytest.fixture
+def here(mounts: LakeMounts, request: pytest.FixtureRequest) -> Path:
+    """A new folder on the first mount, of this test alone."""
+    folder = mounts.folders[0] / str(request.node.name)[:60]
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def there(mounts: LakeMounts, here: Path) -> Path:
+    """The same folder, as the second mount shows it."""
+    return mounts.folders[1] / here.name
