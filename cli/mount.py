@@ -15,7 +15,7 @@ import click
 
 from cli.output import notice, write_line
 from cli.target import Target, engine_options, target_of
-from lakefs.errors import InvalidArgument, LakeError, LocalFileError
+from lakefs.errors import EngineBusy, InvalidArgument, LakeError, LocalFileError
 
 if TYPE_CHECKING:
     from cli.mount_daemon import Reporter
@@ -92,10 +92,13 @@ def unmount(folder: Path, lazy: bool) -> None:
             f"{place} is a mount of {entry.type}, not of a lake; remove it with: umount {place}",
             subject=str(place),
         )
-    is_dead = not lazy and answers(place) is False
-    take_away(place, lazy=lazy or is_dead)
-    if is_dead:
-        notice(f"the process behind {place} had been killed; its mount is taken away")
+    try:
+        take_away(place, lazy=lazy)
+    except EngineBusy:
+        if answers(place) is not False:
+            raise
+        take_away(place, lazy=True)
+        notice(f"the process behind {place} had been killed; files that are still open in it fail")
     lock = places_of(place).lock
     if not lazy and os.access(lock, os.R_OK | os.W_OK):
         with MountLock(lock) as held:

@@ -215,12 +215,18 @@ def test_readers_of_a_killed_mount_get_an_error_and_the_next_mount_cleans_up(rig
     assert not rig.is_mounted, "the dead mount was still below"
 
 
-def test_unmount_takes_a_dead_mount_away(rig: MountRig) -> None:
-    rig.foreground().signal(signal.SIGKILL).end()
-    assert rig.is_mounted
+@pytest.mark.parametrize("in_use", [False, True])
+def test_unmount_takes_a_dead_mount_away(rig: MountRig, in_use: bool) -> None:
+    process = rig.foreground()
+    descriptor = os.open(rig.place, os.O_RDONLY)
+    process.signal(signal.SIGKILL).end()
+    if not in_use:
+        os.close(descriptor)
     done = rig.lake("unmount", rig.place)
     assert (done.code, rig.is_mounted) == (0, False)
-    assert "had been killed" in done.err
+    assert ("had been killed" in done.err) is in_use
+    if in_use:
+        os.close(descriptor)
 
 
 # --- cannot begin -----------------------------------------------------------------------------------------

@@ -56,6 +56,8 @@ def _clean_venv(folder: Path) -> Path:
 def _assert_works(python: Path, away: Path) -> None:
     lake = python.with_name("lake")
     assert VERSION in _run(lake, "--version", cwd=away)
+    # -f: mount(8) only pretends.
+    _run(python.with_name("mount.lake"), "lake", away, "-f", cwd=away)
     probe = (
         "import lakefs, engine.format, gateway.admin, fuse.errno_map, systemd.notify; print(lakefs.__file__)"
     )
@@ -93,6 +95,6 @@ def test_the_wheel_holds_the_packages_the_units_the_types_and_the_licence(wheel:
         str(path) for path in tracked_files() if path.parts[0] in PRODUCT_PACKAGES and path.suffix == ".py"
     }
     assert modules - names == set()
-    assert {"lakefs/py.typed", "systemd/lake-engine.service"} <= names
+    assert {"lakefs/py.typed", "systemd/lake-engine.service", "systemd/lake-mount@.service"} <= names
     assert {"systemd/sysusers.d/lake.conf", "systemd/tmpfiles.d/lake.conf"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -8,6 +8,7 @@ escape; reading `forever` never returns.  The option `hurry` waits 0.2 s for suc
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import stat
@@ -105,9 +106,9 @@ async def serve(options: MountOptions) -> None:
                     return
 
             nursery.start_soon(stop)
-            async with mounted(tiny, options) as unmounted:
+            async with mounted(tiny, options):
                 say("ready")
-                await unmounted.wait()
+                await trio.sleep(math.inf)
             nursery.cancel_scope.cancel()
     say("ended")
 

@@ -6,11 +6,14 @@ bug, `unix:.../killed` is killed before it serves; anything else serves.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 from collections.abc import Callable
 from types import ModuleType
+
+import trio
 
 from cli.main import main
 from fuse.mounting import MountOptions, mounted
@@ -27,9 +30,9 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
             raise ValueError("a bug")
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-    async with mounted(TinyFs(), options) as unmounted:
+    async with mounted(TinyFs(), options):
         ready(f"mounted {options.mount_point}")
-        await unmounted.wait()
+        await trio.sleep(math.inf)
 
 
 service = ModuleType("fuse.service")

@@ -1,0 +1,155 @@
+"""What `lake mount` makes of its options, of calls by mount(8), and of paths."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.main import COMMANDS
+from cli.mount_helper import from_mount, from_mount_fuse
+from cli.mount_options import parse_mount_options
+from cli.mount_places import NAME_CHARACTERS_MAX, escaped_path, places_of
+from fuse import mount_table
+from fuse.mount_table import MountEntry, all_mounts, mount_at
+from lakefs.errors import InvalidArgument
+
+
+def test_options_become_the_fields_of_a_mount() -> None:
+    texts = ["ro,bucket=models,read_ahead=512", "staging_size=2G,,sync,noatime,noexec", "attr_timeout=0.5"]
+    assert parse_mount_options(texts) == {
+        "read_only": True,
+        "bucket": "models",
+        "read_ahead_kib": 512,
+        "staging_bytes": 2 << 30,
+        "sync": True,
+        "attribute_timeout_s": 0.5,
+        "kernel_options": frozenset({"noatime", "noexec"}),
+    }
+
+
+def test_what_mount_8_hands_to_every_helper_changes_nothing() -> None:
+    told = "rw,suid,dev,relatime,_netdev,nofail,noauto,user,user=me,x-systemd.automount,comment=x,defaults"
+    assert parse_mount_options([told]) == {}
+
+
+def test_the_later_of_two_that_contradict_counts() -> None:
+    assert parse_mount_options(["ro,rw"]) == {}
+    assert parse_mount_options(["rw", "ro"]) == {"read_only": True}
+    assert parse_mount_options(["user,noexec,exec"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("alow_other", "'allow_other'"),
+        ("max_read=4096", "unknown mount option"),
+        ("bucket", "-o bucket=VALUE"),
+        ("bucket=", "needs a value"),
+        ("remount,ro", "cannot be remounted"),
+        ("allow_root", "allow_other"),
+        ("read_ahead=1M", "KiB"),
+        ("read_ahead=1048577", "KiB"),
+        ("read_ahead=²", "KiB"),
+        ("staging_size=big", "staging_size: 'big' is not a size"),
+        ("attr_timeout=nan", "seconds"),
+        ("entry_timeout=-1", "seconds"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused_with_what_would(text: str, words: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_mount_options([text])
+    assert words in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+# --- mount(8) ---------------------------------------------------------------------------------------------
+
+
+def test_the_helper_s_call_becomes_a_lake_mount() -> None:
+    call = ["lake", "/mnt/my models", "-s", "-n", "-v", "-N", "ns", "-t", "lake", "-o", "ro,bucket=models"]
+    assert from_mount(call) == [
+        *("mount", "--quiet", "-o", "ro,bucket=models", "-o", "fsname=lake", "--", "/mnt/my models")
+    ]
+
+
+def test_an_address_as_the_source_is_the_engine() -> None:
+    made = from_mount(["tcp://store:7000", "/lake", "-o", "rw"])
+    assert made[made.index("--server") + 1] == "tcp://store:7000"
+    assert "fsname=tcp://store:7000" in made
+
+
+def test_a_pretended_mount_does_nothing() -> None:
+    assert from_mount(["lake", "/lake", "-f"]) == []
+
+
+@pytest.mark.parametrize("call", [[], ["lake"], ["lake", "/a", "/b"], ["lake", "/a", "-x"], ["s3://b", "/a"]])
+def test_a_call_that_makes_no_sense_is_refused(call: list[str]) -> None:
+    with pytest.raises(InvalidArgument):
+        from_mount(call)
+
+
+def test_a_call_by_mount_fuse_is_told_from_a_mistyped_verb() -> None:
+    assert from_mount_fuse(["none", "/lake", "-o", "ro,dev,suid"]) == [
+        *("mount", "--quiet", "-o", "ro,dev,suid", "-o", "fsname=none", "--", "/lake")
+    ]
+    assert from_mount_fuse(["", "/lake", "-o", "rw,nodev,nosuid"]) is not None
+    assert from_mount_fuse(["moutn", "/lake", "-o", "ro"]) is None
+    assert from_mount_fuse(["lake", "/lake"]) is None
+
+
+def test_the_verbs_are_there() -> None:
+    assert {"mount", "unmount"} <= set(COMMANDS)
+
+
+# --- paths ------------------------------------------------------------------------------------------------
+
+
+def test_places_are_those_of_the_service_manager_when_it_made_some() -> None:
+    places = places_of(Path("/mnt/lake"), {"STATE_DIRECTORY": "/var/lib/other:/var/lib/lake-mount"})
+    assert places.staging == Path("/var/lib/lake-mount/mnt-lake/staging")
+
+
+@pytest.mark.skipif(not shutil.which("systemd-escape"), reason="systemd-escape is not installed")
+@pytest.mark.parametrize("path", ["/", "/lake", "/mnt/my-models", "/.hidden/.x", "/a b/ü_1:2.3", "/\\x2d"])
+def test_a_path_is_escaped_as_systemd_does(path: str) -> None:
+    done = subprocess.run(["systemd-escape", "--path", path], capture_output=True, text=True, check=True)
+    assert escaped_path(Path(path)) == done.stdout.rstrip("\n")
+
+
+@given(st.lists(st.text(st.characters(blacklist_characters="/\0", blacklist_categories=["Cs"]), min_size=1)))
+def test_an_escaped_path_is_one_component_of_a_path(parts: list[str]) -> None:
+    escaped = escaped_path(Path("/" + "/".join(parts)))
+    assert 0 < len(escaped.encode()) <= NAME_CHARACTERS_MAX
+    assert "/" not in escaped
+    assert escaped not in (".", "..")
+
+
+def test_long_paths_that_differ_at_the_end_have_places_of_their_own() -> None:
+    one, other = (escaped_path(Path("/" + "long/" * 100 + end)) for end in "ab")
+    assert one != other
+
+
+# --- the table of mounts ----------------------------------------------------------------------------------
+
+
+def test_the_table_of_mounts_is_read_whatever_the_names_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_bytes(
+        b"21 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
+        b"50 21 0:44 / /mnt/a\\040b\\134\\012\\377 rw shared:1 master:2 - fuse.lake lake\\040x rw,user_id=0\n"
+        b"51 50 0:45 / /mnt/a\\040b\\134\\012\\377 rw - tmpfs none rw\n"
+    )
+    monkeypatch.setattr(mount_table, "MOUNT_TABLE", table)
+    place = Path("/mnt/a b\\\n\udcff")
+    assert all_mounts()[1] == MountEntry("0:44", place, "fuse.lake", "lake x")
+    upper = mount_at(place)
+    assert upper is not None
+    assert upper.type == "tmpfs"
+    assert mount_at(Path("/mnt")) is None
