@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -18,9 +18,10 @@ import trio
 
 from fuse.mounting import MountOptions
 from fuse.service import serve_mount
-from systemd.notify import Notifier, notifier_from
+from systemd.notify import notifier_from
 from systemd.watchdog import keep_watchdog
 
+END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 EXIT_HURRIED: Final = 75
 DESCRIPTORS_MAX: Final = 262_144
 """100,000 open handles with two descriptors each, and what the process needs itself."""
@@ -40,25 +41,29 @@ async def _run(address: str, token: str, options: MountOptions, ready: Callable[
         _log.info("serving", mount_point=str(options.mount_point), engine=address, pid=os.getpid())
         ready(line)
         notifier.ready(line)
+        serving.set()
 
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+    async def end_on_signal() -> None:
+        """The first signal ends the mount; a second one does not wait for that."""
+        number = await anext(signals)
+        _log.info("told to end", signal=signal.Signals(number).name)
+        notifier.stopping("storing what was written")
+        if serving.is_set():
+            options.stop.set()
+        else:
+            start.cancel()
+        for each in END_SIGNALS:
+            signal.signal(each, _hurry)
+
+    serving = trio.Event()
+    with trio.open_signal_receiver(*END_SIGNALS) as signals:
         async with trio.open_nursery() as nursery:
-            with trio.CancelScope() as mount:
-                nursery.start_soon(keep_watchdog, notifier, lambda: True)
-                nursery.start_soon(_end_on_signal, signals, mount, notifier)
+            nursery.start_soon(keep_watchdog, notifier, lambda: True)
+            nursery.start_soon(end_on_signal)
+            with trio.CancelScope() as start:
                 await serve_mount(address, token, options, serves)
             nursery.cancel_scope.cancel()
     _log.info("ended", mount_point=str(options.mount_point))
-
-
-async def _end_on_signal(signals: AsyncIterator[int], mount: trio.CancelScope, notifier: Notifier) -> None:
-    """The first signal ends the mount; a second one does not wait for that."""
-    number = await anext(signals)
-    _log.info("told to end", signal=signal.Signals(number).name)
-    notifier.stopping("storing what was written")
-    mount.cancel()
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, _hurry)
 
 
 def _hurry(number: int, frame: object) -> None:

@@ -3,8 +3,8 @@
 `mounted` makes it, serves it while the block runs, and takes it away, whatever the reason to leave:
 - the block was left or cancelled (SIGTERM): unmounted while requests are still answered, since unmounting can need
   answers; lazily when it is in use, and the log says so; then no request is taken any more, and those under way end;
-- it was unmounted from outside, or its connection was aborted: the block is cancelled, and what stands behind it
-  goes on;
+- it was unmounted from outside, its connection was aborted, or `MountOptions.stop` was set: the block is cancelled,
+  and what stands behind it goes on, with all that the caller has around it still alive;
 - the loop failed: as the first, and the failure is raised (in an exception group).
 
 Rules kept here:
@@ -72,6 +72,8 @@ class MountOptions:
     """Passed on as they are: noexec, noatime, nodiratime, dirsync."""
     debug: bool = False
     """libfuse prints every request."""
+    stop: trio.Event = field(default_factory=trio.Event, compare=False)
+    """Set to end the mount in order; cancelling ends what stores the last writes, too."""
 
 
 @asynccontextmanager
@@ -97,11 +99,13 @@ async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> Asyn
             try:
                 await _wait_first_answer(place)
                 _raise_read_ahead(entry.device, options.read_ahead_kib)
+                nursery.start_soon(loop.end_block_at, options.stop)
                 with loop.block:
                     yield
             finally:
                 with trio.CancelScope(shield=True):
                     await _leave(loop, entry)
+            nursery.cancel_scope.cancel()
     finally:
         pyfuse3.close(unmount=False)
 
@@ -122,6 +126,11 @@ class _Loop:
         finally:
             self.ended.set()
             self.block.cancel()
+
+    async def end_block_at(self, stop: trio.Event) -> None:
+        """Cancel the block when the event is set."""
+        await stop.wait()
+        self.block.cancel()
 
     async def has_ended(self, within_s: float) -> bool:
         """Wait at most that long for the end."""

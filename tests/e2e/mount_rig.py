@@ -59,12 +59,14 @@ class MountProcess:
 class MountRig:
     """One mount point below a folder of the test's own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, command: list[str], server: str) -> None:
         self.folder = folder
+        self.command = command
+        self.server = server
         self.place = folder / "mnt"
         self.place.mkdir()
         self.state = folder / "lake-mount"
-        self.env = environment(SERVES) | {"STATE_DIRECTORY": str(self.state), "LAKE_CONFIG": self._config()}
+        self.env = environment(server) | {"STATE_DIRECTORY": str(self.state), "LAKE_CONFIG": self._config()}
         self._started: list[MountProcess] = []
 
     def _config(self) -> str:
@@ -72,23 +74,23 @@ class MountRig:
         config.write_text("")
         return str(config)
 
-    def lake(self, *args: str | Path, server: str = SERVES, before: tuple[str, ...] = ()) -> Finished:
+    def lake(self, *args: str | Path, server: str = "", before: tuple[str, ...] = ()) -> Finished:
         """A command to its end; `before` is what runs it."""
-        return self.run(*before, *TINY_LAKE, *args, server=server)
+        return self.run(*before, *self.command, *args, server=server)
 
-    def run(self, *command: str | Path, server: str = SERVES) -> Finished:
+    def run(self, *command: str | Path, server: str = "") -> Finished:
         """Any command to its end."""
         done = subprocess.run(
             list(map(str, command)),
             cwd=ROOT,
-            env=self.env | {"LAKE_SERVER": server},
+            env=self.env | {"LAKE_SERVER": server or self.server},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=WAIT_S,
         )
         return Finished(done.returncode, done.stdout, done.stderr.decode(errors="backslashreplace"))
 
-    def mount(self, *args: str | Path, server: str = SERVES) -> Finished:
+    def mount(self, *args: str | Path, server: str = "") -> Finished:
         """`lake mount` at the place; it must serve."""
         done = self.lake("mount", *args, self.place, server=server)
         assert done.code == 0, done
@@ -101,7 +103,7 @@ class MountRig:
 
     def foreground(self, *args: str, env: dict[str, str] | None = None) -> MountProcess:
         """`lake mount --foreground` at the place."""
-        return self._start([*TINY_LAKE, "mount", "--foreground", *args, str(self.place)], env)
+        return self._start([*self.command, "mount", "--foreground", *args, str(self.place)], env)
 
     def _start(self, command: list[str], env: dict[str, str] | None = None) -> MountProcess:
         started = MountProcess(command, self.env | (env or {}), self.folder / f"stderr-{len(self._started)}")
@@ -157,17 +159,17 @@ class MountRig:
 
 def _is_ours(pid: int) -> bool:
     try:
-        return b"tests.e2e.tiny_lake" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"\0mount\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
 
 @contextmanager
-def mount_rig() -> Iterator[MountRig]:
+def mount_rig(command: list[str] = TINY_LAKE, server: str = SERVES) -> Iterator[MountRig]:
     """A rig; what it started has ended, and nothing is mounted, at the end of the block."""
     with TemporaryDirectory(prefix="lake-mount-") as folder:
         os.chmod(folder, 0o755)
-        rig = MountRig(Path(os.path.realpath(folder)))
+        rig = MountRig(Path(os.path.realpath(folder)), command, server)
         try:
             yield rig
         finally:
