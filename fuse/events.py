@@ -105,7 +105,7 @@ class Watcher:
             return
         child = parent.children.get(name)
         if child is None:
-            parent.is_complete = False
+            _renew_names(parent)
             _invalidate_entry(parent, name)
         elif child.node == event.node:
             self._doubt(child)
@@ -129,6 +129,8 @@ class Watcher:
             present = new[0].children.get(new[1])
             if present is not None and present.node == event.node:
                 return  # this mount did it
+        if old is not None:
+            _renew_names(old[0])
         if old is not None and moved is not None and moved.node == event.node:
             if new is None:
                 self._lose(*old, moved)
@@ -137,11 +139,12 @@ class Watcher:
                 self._doubt(moved)
                 _invalidate_entry(*old)
         if new is not None:
-            new[0].is_complete = False
+            _renew_names(new[0])
             _invalidate_entry(*new)
 
     def _lose(self, parent: Inode, name: str, child: Inode) -> None:
         number = child.number
+        _renew_names(parent)
         self._table.detach(child)
         _invalidate_entry(parent, name, number)
 
@@ -210,7 +213,7 @@ class Watcher:
         for number, inode in enumerate(self._table):
             if inode.parent is not None and self._mount.bucket_of(inode) == bucket:
                 inode.confirmed_at = _EXPIRED
-                inode.is_complete = False
+                _renew_names(inode)
                 if inode.node and not (inode.file is not None and inode.file.is_dirty):
                     _invalidate_entry(inode.parent, inode.name)
             if number % 1000 == 999:
@@ -227,6 +230,11 @@ class Watcher:
                     await inode.file.renew_lease()
                 except LakeError as error:
                     _log.warning("an open file is not held any more", name=inode.name, error=error.message)
+
+
+def _renew_names(folder: Inode) -> None:
+    folder.is_complete = False
+    folder.names_changed_at = trio.current_time()
 
 
 def _invalidate_entry(parent: Inode, name: str, gone: int = 0) -> None:

@@ -16,7 +16,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import structlog
@@ -28,7 +29,7 @@ from fuse.mount import Mount, now_ns
 from fuse.reading import BlobReader
 from fuse.staged_put import store_staged
 from fuse.staging import Base, Kind, StagedFile
-from lakefs.errors import KeyNotFound, LakeError, PreconditionFailed
+from lakefs.errors import DiskFailed, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.getting import Opened, open_object
 from lakefs.ids import Buffer
 from lakefs.limits import SMALL_PAYLOAD_BYTES
@@ -55,7 +56,9 @@ class OpenFile:
         self._stat: ObjectStat | None = (
             None  # as the name was when it was opened, for what a file system has not
         )
-        self._unsynced = False
+        self._visible_since = (
+            b""  # boot of the engine that has the last commit visible, and not known to be durable
+        )
 
     # --- handles -------------------------------------------------------------------------------------
 
@@ -238,9 +241,21 @@ class OpenFile:
                 await self._commit(durable=durable)
                 if durable or self.handles > 1:
                     await self._hold()
-            elif durable and self._unsynced:
-                await self._mount.ask(Sync(), Done)
-                self._unsynced = False
+            elif durable and self._visible_since:
+                await self._sync()
+
+    async def _sync(self) -> None:
+        """Make an earlier commit durable.  DiskFailed when the engine that had it visible is gone, and it with that."""
+        mount = self._mount
+        await mount.ask(Sync(), Done)
+        if self._visible_since != mount.engine_boot() and self.inode.parent is not None:
+            (found,) = await mount.stat([mount.table.name_of(self.inode)])
+            if not isinstance(found, ObjectStat) or found.blob != self.inode.attributes.blob:
+                raise DiskFailed(
+                    f"{self.inode.name}: the engine was restarted before the last close was durable; write it again",
+                    subject=self.inode.name,
+                )
+        self._visible_since = b""
 
     async def _commit(self, *, durable: bool) -> None:
         if self.inode.parent is None:
@@ -260,13 +275,20 @@ class OpenFile:
         self._mount.touch(inode)
         self._stat = stat
         self.is_dirty = False
-        self._unsynced = not durable
+        self._visible_since = b"" if durable else self._mount.engine_boot()
         await self._take_as_stored(attributes.size_bytes)
 
-    async def hold(self) -> None:
-        """The file may lose its name, and goes on being open: have its stored content open."""
+    @asynccontextmanager
+    async def at_rest(self, *, stored: bool = False) -> AsyncIterator[None]:
+        """Nothing is committed in the block, which may take the name away: what is stored is open, and stays readable.
+
+        With `stored` what was written is committed first.
+        """
         async with self._lock:
+            if stored and self.is_dirty:
+                await self._commit(durable=False)
             await self._hold()
+            yield
 
     async def _hold(self) -> None:
         """The file goes on being open: open what it has stored.  Should that fail, its next use tells."""

@@ -74,6 +74,8 @@ class Inode:
     """When the store was last asked, and said so; on trio's clock, as is the next."""
     changed_at: float = -1.0
     """When this mount last changed it: what the store was asked before says nothing of it."""
+    names_changed_at: float = -1.0
+    """When names in this folder were last seen to change elsewhere: what was asked of them before is out of date."""
     cached_blob: bytes | None = None
     """The content that the kernel's page cache may hold."""
     file: OpenFile | None = None

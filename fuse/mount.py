@@ -13,13 +13,13 @@ from fuse.attributes import Owner
 from fuse.inodes import Inode, InodeTable
 from fuse.mounting import MountOptions
 from fuse.staging import StagingFolder
+from lakefs.client.reconnecting import ReconnectingEngine
 from lakefs.client.trio_lake import TrioLake
-from lakefs.errors import KeyNotFound, LakeError, from_wire
+from lakefs.errors import DiskFailed, KeyNotFound, LakeError, from_wire
 from lakefs.getting import close_leases
 from lakefs.names import Name
 from lakefs.ports import Offload
-from lakefs.service import EngineClient
-from lakefs.wire.messages import Message, NameResult, NameResults, ObjectStat, Request, StatNames
+from lakefs.wire.messages import Done, Message, NameResult, NameResults, ObjectStat, Request, StatNames, Sync
 
 M = TypeVar("M", bound=Message)
 _GATHER_S = 0.02
@@ -32,7 +32,7 @@ class Mount:
     """One mounted lake."""
 
     lake: TrioLake
-    engine: EngineClient
+    engine: ReconnectingEngine
     offload: Offload
     staging: StagingFolder
     table: InodeTable
@@ -43,6 +43,8 @@ class Mount:
     want_watch: Callable[[str], None] = lambda bucket: None
     """Asks for a bucket to be watched; does not wait."""
 
+    visible_since: bytes = b""
+    """Boot of the engine that has the last change of a name visible."""
     leases: list[int] = field(default_factory=list)
     """To be given back, many in one request."""
     has_leases: trio.Event = field(default_factory=trio.Event)
@@ -68,9 +70,21 @@ class Mount:
         assert isinstance(answer, reply)
         return answer
 
+    def engine_boot(self) -> bytes:
+        """Which run of the engine answers now."""
+        return self.engine.hello.boot_id
+
+    async def sync(self) -> None:
+        """All changes of names so far are durable.  DiskFailed when an engine is gone that may have taken some along."""
+        visible_since, self.visible_since = self.visible_since, b""
+        await self.ask(Sync(), Done)
+        if visible_since not in (b"", self.engine_boot()):
+            raise DiskFailed("the engine was restarted; changes of names just before that may be lost")
+
     async def change(self, request: Request) -> ObjectStat:
         """The answer to a change of one name; its failure is raised.  KeyNotFound when there was nothing."""
         (result,) = (await self.ask(request, NameResults)).results
+        self.visible_since = self.engine_boot()
         stat = stat_or_error(result)
         if isinstance(stat, LakeError):
             raise stat

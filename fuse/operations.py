@@ -16,7 +16,8 @@ import errno
 import functools
 import os
 import stat as modes
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
@@ -66,7 +67,6 @@ from lakefs.wire.messages import (
     SetAttributes,
     Status,
     StatusReply,
-    Sync,
 )
 
 P = ParamSpec("P")
@@ -76,6 +76,8 @@ _COMPONENT_BYTES_MAX: Final = 255
 _USER_XATTRS: Final = b"user."
 _WRITING: Final = os.O_WRONLY | os.O_RDWR
 _STATFS_S: Final = 1.0
+_LOOKUPS_MAX: Final = 3
+"""Times that a name is looked up while names of its folder change."""
 _BLOCK: Final = 4096
 
 
@@ -129,22 +131,36 @@ class LakeOperations(pyfuse3.Operations):
         present = parent.children.get(component)
         if present is not None and (present.is_pending or self._mount.is_fresh(present)):
             return self._known(present)
-        asked_at = trio.current_time()
         bucket = self._mount.bucket_of(parent)
         if present is None and parent.is_complete and bucket in self._mount.watched:
             return no_entry(self._mount.timeouts(bucket)[0])
+        for attempt in range(_LOOKUPS_MAX):
+            asked_at = trio.current_time()
+            entry = await self._looked_up(parent, component, bucket)
+            if parent.names_changed_at < asked_at:
+                break
+            entry.entry_timeout = entry.attr_timeout = 0  # names changed meanwhile: this may be of before
+            if attempt < _LOOKUPS_MAX - 1:
+                self._table.forget(entry.st_ino, 0)
+        if entry.st_ino:
+            self._table.of(entry.st_ino).lookups += 1
+        return entry
+
+    async def _looked_up(self, parent: Inode, component: str, bucket: str) -> EntryAttributes:
+        """The entry of a name as the store has it, not counted yet."""
+        asked_at = trio.current_time()
         try:
             found = await look_up(self._mount, parent, component)
         except (KeyNotFound, BucketNotFound, InvalidName):
             present = parent.children.get(component)
             if present is not None and (present.is_pending or present.changed_at >= asked_at):
-                return self._known(present)
+                return self._entry(present)
             if present is not None:
                 self._table.detach(present)
             if self._table.holds_buckets(parent):
                 raise FUSEError(errno.ENOENT) from None
             return no_entry(self._mount.timeouts(bucket)[0])
-        return self._known(self._adopt(parent, component, found, asked_at))
+        return self._entry(self._adopt(parent, component, found, asked_at))
 
     @answering
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
@@ -233,8 +249,10 @@ class LakeOperations(pyfuse3.Operations):
                 inode = found
             else:
                 inode = self._adopt(handle.folder, listing.name, found, handle.asked_at)
-            name = listing.name.encode()
-            if not pyfuse3.readdir_reply(token, FileNameT(name), self._entry(inode), position + len(dots)):
+            name, entry = listing.name.encode(), self._entry(inode)
+            if handle.folder.names_changed_at >= handle.asked_at:
+                entry.entry_timeout = entry.attr_timeout = 0  # it may be of before
+            if not pyfuse3.readdir_reply(token, FileNameT(name), entry, position + len(dots)):
                 self._table.forget(inode.number, 0)
                 return
             inode.lookups += 1
@@ -246,7 +264,7 @@ class LakeOperations(pyfuse3.Operations):
     @answering
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         """What was changed before is durable on return."""
-        await self._mount.ask(Sync(), Done)
+        await self._mount.sync()
 
     @answering
     async def mkdir(
@@ -297,16 +315,14 @@ class LakeOperations(pyfuse3.Operations):
         present = parent.children.get(component)
         if self._table.holds_buckets(parent) or (present is not None and present.is_folder):
             raise FUSEError(errno.EISDIR)
-        is_pending = present is not None and present.is_pending
-        if present is not None and present.file is not None:
-            await present.file.hold()
         request = DeleteNames([self._key(parent, component)], keep_folder=True, durable=False)
-        try:
-            await self._mount.change(request)
-        except KeyNotFound:
-            if not is_pending:
-                raise
-        self._removed(parent, component)
+        async with _at_rest([present]):
+            try:
+                await self._mount.change(request)
+            except KeyNotFound:
+                if present is None or not present.is_pending:
+                    raise
+            self._removed(parent, component)
 
     @answering
     async def rename(
@@ -333,10 +349,6 @@ class LakeOperations(pyfuse3.Operations):
             if flags & pyfuse3.RENAME_NOREPLACE:
                 raise FUSEError(errno.EEXIST)
             _check_kinds(moved, replaced)
-        if moved.file is not None and moved.file.is_dirty:
-            await moved.file.commit(durable=False)
-        if replaced is not None and replaced.file is not None:
-            await replaced.file.hold()
         bucket, key = self._key(source, old, folder=moved.is_folder)
         to_bucket, to_key = self._key(target, new, folder=moved.is_folder)
         if (
@@ -346,11 +358,12 @@ class LakeOperations(pyfuse3.Operations):
         ):
             raise FUSEError(errno.ENOTEMPTY)
         request = Rename(bucket, key, to_bucket, to_key, keep_folder=True, durable=False)
-        self._mount.touch(moved)
-        await self._mount.change(request)
-        self._table.move(moved, target, new)
-        self._mount.touch(moved)
-        moved.attributes.ctime_ns = now_ns()
+        async with _at_rest([moved, replaced], stored=moved):
+            self._mount.touch(moved)
+            await self._mount.change(request)
+            self._table.move(moved, target, new)
+            self._mount.touch(moved)
+            moved.attributes.ctime_ns = now_ns()
 
     @answering
     async def symlink(
@@ -404,7 +417,7 @@ class LakeOperations(pyfuse3.Operations):
         except BaseException:
             await file.discard()
             raise
-        if flags & os.O_TRUNC and known.attributes.size_bytes:
+        if flags & os.O_TRUNC:
             try:
                 await file.truncate(0)
             except BaseException:
@@ -709,6 +722,17 @@ class LakeOperations(pyfuse3.Operations):
     def _watch(self, bucket: str) -> None:
         if bucket and bucket not in self._mount.watched:
             self._mount.want_watch(bucket)
+
+
+@asynccontextmanager
+async def _at_rest(inodes: Sequence[Inode | None], *, stored: Inode | None = None) -> AsyncIterator[None]:
+    """What is open of the inodes commits nothing in the block; what was written to one of them is stored before."""
+    async with AsyncExitStack() as stack:
+        open_ones = [inode for inode in inodes if inode is not None and inode.file is not None]
+        for inode in sorted(open_ones, key=lambda inode: inode.number):
+            assert inode.file is not None
+            await stack.enter_async_context(inode.file.at_rest(stored=inode is stored))
+        yield
 
 
 def _component(name: bytes) -> str:

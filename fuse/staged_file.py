@@ -323,6 +323,8 @@ class StagedFile:
         end_before = self._staged.end
         end = offset + len(view)
         try:
+            if self._sidecar_is_stale:
+                self._rewrite()  # else it would claim bytes of the file that mean something else by then
             if offset > end_before and not self._sidecar_is_closed:
                 # The last range goes on to the end of the file; now the file gets a gap.
                 self._append(closing_line(self._staged.last_begin, end_before))
@@ -341,8 +343,6 @@ class StagedFile:
 
     def _is_known(self, offset: int, end: int) -> bool:
         """Whether the sidecar already says that these bytes are staged, once they are in the file."""
-        if self._sidecar_is_stale:
-            return False
         if end <= self._staged.end:
             return self._staged.contains(offset, end)
         return not self._sidecar_is_closed and self._staged.last_begin <= offset <= self._staged.end
