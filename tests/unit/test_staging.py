@@ -1,36 +1,22 @@
-"""A staged file is a plain file to whoever uses it, also after its process was killed, and on a full disk."""
+"""A staging folder: private, locked, bounded, and cheap to use again."""
 
 from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fuse import staged_file
-from fuse.leftovers import Leftover, forget, restore
-from fuse.staging import Base, Kind, StagedFile, StagingFolder
-from lakefs.errors import AlreadyExists, InvalidArgument, LakeError, LocalFileError, StoreFull, StoreLocked
+from fuse.sidecar import replay
+from fuse.staging import Base, Kind, StagingFolder
+from lakefs.errors import InvalidArgument, LakeError, LocalFileError, StoreFull, StoreLocked
 
-MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 LIMIT = 1 << 20
-
-
-@contextmanager
-def fresh_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
-        yield Path(name)
 
 
 @pytest.fixture
@@ -38,217 +24,6 @@ def folder(tmp_path: Path) -> Iterator[StagingFolder]:
     staging = StagingFolder(tmp_path / "staging", LIMIT)
     yield staging
     staging.close()
-
-
-def content_of(file: StagedFile, base: bytes) -> bytes:
-    """The content as a reader puts it together; spans are checked on the way."""
-    parts: list[bytes] = []
-    at = 0
-    for kind, offset, length in file.spans(0, file.size + 10):
-        assert offset == at
-        assert length > 0
-        parts.append(base[offset : offset + length] if kind is Kind.BASE else file.read(offset, length))
-        assert len(parts[-1]) == length
-        assert [found for found in Kind if file.is_all(found, offset, length)] == [kind]
-        assert not any(
-            file.is_all(found, offset - 1, length + 1) for found in Kind if at and found is not kind
-        )
-        at += length
-    assert at == file.size
-    return b"".join(parts)
-
-
-# --- against a plain bytearray -------------------------------------------------------------------------
-
-SIZES = st.integers(0, 120)
-WRITES = st.tuples(st.just("write"), SIZES, st.binary(max_size=40))
-OPERATIONS = st.lists(
-    st.one_of(
-        WRITES,
-        WRITES,
-        st.tuples(st.just("append"), st.binary(max_size=20)),
-        st.tuples(st.just("truncate"), SIZES),
-        st.tuples(st.just("fill"), SIZES, SIZES),
-        st.tuples(st.just("read"), SIZES, SIZES),
-        st.tuples(st.just("rename"), st.sampled_from(["b/one", "b/two", "b/\udce9"])),
-        st.tuples(st.just("mark_stored")),
-        # The next so many calls of pwrite work, then one writes only so many bytes and the disk is full.
-        st.tuples(st.just("full"), st.integers(0, 2), st.integers(0, 30)),
-    ),
-    max_size=25,
-)
-
-
-class FullDisk:
-    """`os.pwrite` that finds the disk full once, `calls` calls later, having written `short` bytes."""
-
-    def __init__(self) -> None:
-        self._calls_left = -1
-        self._short = 0
-        self._real = os.pwrite
-
-    def get_full(self, calls: int, short: int) -> None:
-        self._calls_left, self._short = calls + 1, short
-
-    def get_empty(self) -> None:
-        self._calls_left = -1
-
-    def __call__(self, descriptor: int, view: Any, offset: int) -> int:
-        if self._calls_left > 0:
-            self._calls_left -= 1
-        if self._calls_left:
-            return self._real(descriptor, view, offset)
-        if self._short:
-            count = self._real(descriptor, bytes(view)[: self._short], offset)
-            self._short = 0
-            return count
-        self._calls_left = -1
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
-@dataclass
-class Modelled:
-    """A staged file and what it should hold."""
-
-    file: StagedFile
-    base: bytes
-    content: bytearray
-    changed: bool
-    disk: FullDisk
-
-    def do(self, operation: tuple[Any, ...]) -> None:
-        getattr(self, operation[0])(*operation[1:])
-        assert self.file.size == len(self.content)
-        assert self.file.changed == self.changed
-        assert content_of(self.file, self.base) == self.content
-
-    def write(self, offset: int, data: bytes) -> None:
-        staged = [span for span in self.file.spans(0, self.file.size) if span.kind is Kind.STAGED]
-        try:
-            self.file.write(offset, data)
-        except StoreFull:
-            found = content_of(self.file, self.base)
-            for _, begin, length in staged:  # bytes that were staged before may be torn
-                for at in range(max(begin, offset), min(begin + length, offset + len(data))):
-                    assert found[at] in (self.content[at], data[at - offset])
-                    self.content[at] = found[at]
-            return
-        if data:
-            self.content += bytes(max(0, offset - len(self.content)))
-            self.content[offset : offset + len(data)] = data
-            self.changed = True
-
-    def append(self, data: bytes) -> None:
-        self.write(len(self.content), data)
-
-    def truncate(self, size: int) -> None:
-        try:
-            self.file.truncate(size)
-        except StoreFull:
-            return
-        self.changed |= size != len(self.content)
-        self.content = self.content[:size] + bytes(max(0, size - len(self.content)))
-
-    def fill(self, offset: int, length: int) -> None:
-        revision = self.file.revision
-        try:
-            self.file.fill(offset, self.base[offset : offset + length])
-        except StoreFull:
-            return
-        assert self.file.revision == revision
-        spans = self.file.spans(offset, min(length, len(self.base) - offset))
-        assert all(span.kind is not Kind.BASE for span in spans)
-
-    def read(self, offset: int, length: int) -> None:
-        if all(span.kind is not Kind.BASE for span in self.file.spans(offset, length)):
-            assert self.file.read(offset, length) == self.content[offset : offset + length]
-        target = bytearray(self.content[offset : offset + length])
-        for kind, begin, span_length in self.file.spans(offset, length):
-            if kind is not Kind.BASE:
-                target[begin - offset : begin - offset + span_length] = b"\xff" * span_length
-        self.file.overlay(offset, memoryview(target))
-        assert target == self.content[offset : offset + length]
-
-    def rename(self, name: str) -> None:
-        self.file.rename(name)
-
-    def mark_stored(self) -> None:
-        self.file.begin_storing()
-        assert self.file.mark_stored(Base(len(self.content)))
-        self.base, self.changed = bytes(self.content), False
-        assert self.file.staged_bytes == 0
-
-    def full(self, calls: int, short: int) -> None:
-        self.disk.get_full(calls, short)
-
-
-def leftovers_if_killed_now(folder: Path) -> tuple[StagingFolder, list[Leftover]]:
-    """What the next mount finds in a copy of the folder as it is."""
-    copy = folder.with_name("copy")
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(folder, copy)
-    staging = StagingFolder(copy, LIMIT)
-    return staging, staging.leftovers()
-
-
-def check_recovery(modelled: Modelled, folder: Path) -> None:
-    """Everything that was written is there, and told from what was not."""
-    file, base = modelled.file, modelled.base
-    if file._sidecar_is_stale:
-        file.sync()  # a full disk had no room for what must not fail
-    staging, found = leftovers_if_killed_now(folder)
-    try:
-        staged = [span for span in file.spans(0, file.size) if span.kind is Kind.STAGED]
-        if not staged and not modelled.changed:
-            assert found == []
-            return
-        if not found:  # it was given another length, and then its old one
-            assert not staged
-            assert len(base) == file.size
-            return
-        (leftover,) = found
-        assert leftover.name == file.name.encode("utf-8", "replace").decode()
-        assert leftover.size_bytes == file.size
-        assert leftover.new_bytes == file.staged_bytes
-        assert list(leftover.ranges) == [(offset, offset + length) for _, offset, length in staged]
-        assert leftover.is_complete == all(
-            span.kind is not Kind.BASE for span in file.spans(0, leftover.base_bytes)
-        )
-        target = folder.with_name("restored")
-        target.unlink(missing_ok=True)
-        restore(leftover, target, lambda offset, length: base[offset : offset + length])
-        assert target.read_bytes() == modelled.content
-        forget(leftover)
-        assert staging.leftovers() == []
-    finally:
-        staging.close()
-
-
-@settings(max_examples=1500)
-@given(st.one_of(st.none(), st.binary(max_size=100)), OPERATIONS, st.integers(0, 30))
-def test_a_staged_file_is_a_plain_file_and_so_is_what_a_killed_mount_leaves(
-    base: bytes | None, operations: list[tuple[Any, ...]], looked_at: int
-) -> None:
-    disk = FullDisk()
-    with fresh_folder() as path, mock.patch("os.pwrite", disk):
-        staging = StagingFolder(path / "staging", LIMIT)
-        file = staging.new("b/k", None if base is None else Base(len(base), 7, b"blob"))
-        modelled = Modelled(file, base or b"", bytearray(base or b""), base is None, disk)
-        for index, operation in enumerate(operations):
-            modelled.do(operation)
-            if index == looked_at:
-                disk.get_empty()
-                check_recovery(modelled, path / "staging")
-        disk.get_empty()
-        check_recovery(modelled, path / "staging")
-        assert staging.used_bytes == file.staged_bytes
-        file.discard()
-        assert staging.used_bytes == 0
-        staging.close()
-        assert sorted(os.listdir(path / "staging")) == ["lock"]
-
-
-# --- the folder ----------------------------------------------------------------------------------------
 
 
 def test_the_folder_and_its_files_are_private(tmp_path: Path) -> None:
@@ -342,67 +117,6 @@ def test_a_full_disk_is_said_with_the_folders_name(
     file.discard()
 
 
-def test_a_file_that_is_not_stored_is_kept_when_the_mount_ends(tmp_path: Path) -> None:
-    folder = StagingFolder(tmp_path / "staging", LIMIT)
-    base = Base(100, 42, b"\x02blob")
-    unchanged, changed, kept = (folder.new(name, base) for name in ("b/0", "b/1", "b/2"))
-    changed.write(10, b"new")
-    kept.write(0, bytes(100))
-    kept.keep_for_recovery()
-    kept.keep_for_recovery()
-    kept.discard()
-    assert [leftover.name for leftover in folder.leftovers()] == ["b/2"]
-    folder.close()
-    assert unchanged.changed is False
-    again = StagingFolder(tmp_path / "staging", LIMIT)
-    first, second = again.leftovers()
-    assert (first.name, first.size_bytes, first.base, first.is_complete) == ("b/1", 100, base, False)
-    assert (first.ranges, first.new_bytes) == (((10, 13),), 3)
-    assert (second.name, second.is_complete) == ("b/2", True)
-    assert first.time_ns > 0
-    restore(first, tmp_path / "one")
-    assert (tmp_path / "one").read_bytes() == bytes(10) + b"new" + bytes(87)
-    with pytest.raises(AlreadyExists):
-        restore(first, tmp_path / "one")
-    with pytest.raises(LocalFileError):
-        restore(first, tmp_path / "missing" / "one")
-    with pytest.raises(LocalFileError):
-        restore(first, tmp_path / "two", lambda offset, length: b"")
-    assert not (tmp_path / "two").exists()
-    forget(first)
-    forget(first)
-    assert again.leftovers() == [second]
-    again.close()
-
-
-def test_a_large_leftover_stays_sparse(folder: StagingFolder, tmp_path: Path) -> None:
-    file = folder.new("b/sparse", None)
-    file.write(1 << 40, b"end")
-    file.keep_for_recovery()
-    (leftover,) = folder.leftovers()
-    restore(leftover, tmp_path / "out")
-    found = (tmp_path / "out").stat()
-    assert found.st_size == (1 << 40) + 3
-    assert found.st_blocks * 512 < 1 << 20
-    forget(leftover)
-
-
-def test_a_sidecar_that_cannot_be_read_leaves_the_bytes_to_be_found(tmp_path: Path) -> None:
-    folder = StagingFolder(tmp_path, LIMIT)
-    file = folder.new("b/k", None)
-    file.write(0, b"precious")
-    file.keep_for_recovery()
-    folder.close()
-    (sidecar,) = tmp_path.glob("*.json")
-    for nonsense in (b"{", b"\xff\n", b'{"format":2}\n', b'{"ranges":[[0,5]]}\n', b"[]\n", b'{"format":1}\n'):
-        sidecar.write_bytes(nonsense)
-        folder = StagingFolder(tmp_path, LIMIT)
-        (leftover,) = folder.leftovers()
-        assert (leftover.name, leftover.is_complete, leftover.size_bytes) == ("", False, 8)
-        assert leftover.ranges == ((0, 8),)
-        folder.close()
-
-
 def test_many_changes_do_not_make_a_sidecar_long(folder: StagingFolder) -> None:
     file = folder.new("b/k", Base(100))
     for number in range(5000):
@@ -412,10 +126,10 @@ def test_many_changes_do_not_make_a_sidecar_long(folder: StagingFolder) -> None:
     (sidecar,) = folder.path.glob("*.json")
     assert sidecar.stat().st_size < 100_000
     file.write(60, b"y")
-    staging, (leftover,) = leftovers_if_killed_now(folder.path)
-    assert leftover.ranges == ((60, 61),)
-    assert (leftover.size_bytes, leftover.base_bytes) == (100, 50)
-    staging.close()
+    state = replay(sidecar.read_bytes(), 61)
+    assert state is not None
+    assert list(state.ranges) == [(60, 61)]
+    assert (state.size, state.base_bytes) == (100, 50)
     file.discard()
 
 
