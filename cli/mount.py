@@ -75,7 +75,11 @@ def mount(
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--lazy", is_flag=True, help="Also when it is in use; files that are open in it then fail.")
+@click.option(
+    "--lazy",
+    is_flag=True,
+    help="Also when it is in use: who has files open in it goes on, and nobody else sees it.",
+)
 def unmount(folder: Path, lazy: bool) -> None:
     """Take away the lake mount at DIR, and wait until what was written through it is stored."""
     from cli.mount_places import places_of

@@ -97,6 +97,16 @@ class MountRig:
         assert self.is_mounted
         return done
 
+    def refused(self, *args: str | Path, before: tuple[str, ...] = ()) -> tuple[int, str]:
+        """The exit code and the one line of a mount that must not come about."""
+        was_mounted = self.is_mounted
+        done = self.lake("mount", *args, before=before)
+        assert done.code != 0, done
+        assert done.out == b""
+        [line] = done.err.splitlines()
+        assert self.is_mounted == was_mounted
+        return done.code, line
+
     def tiny(self, *options: str) -> MountProcess:
         """`tiny_fs` at the place, without the command line around it."""
         return self._start([*TINY_FS, str(self.place), *options])
