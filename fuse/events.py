@@ -204,8 +204,10 @@ class Watcher:
             self._lose(parent, inode.name, inode)
             return
         inode.confirmed_at = asked_at
-        if shown != inode.attributes:
-            inode.attributes = shown
+        before = inode.attributes
+        inode.take(shown)
+        inode.xattrs = found.xattrs
+        if inode.attributes != before:
             _invalidate_attributes(inode)
 
     async def _expire(self, bucket: str) -> None:

@@ -74,6 +74,8 @@ class Inode:
     """When the store was last asked, and said so; on trio's clock, as is the next."""
     changed_at: float = -1.0
     """When this mount last changed it: what the store was asked before says nothing of it."""
+    changed_below_ns: int = 0
+    """When this mount last changed a name in this folder, on the wall clock."""
     names_changed_at: float = -1.0
     """When names in this folder were last seen to change elsewhere: what was asked of them before is out of date."""
     cached_blob: bytes | None = None
@@ -85,6 +87,12 @@ class Inode:
     """None: not known; else as fresh as the attributes."""
     is_complete: bool = False
     """A folder with all its names in `children`: made here, nothing forgotten, nothing come from elsewhere."""
+
+    def take(self, found: Attributes) -> None:
+        """Show what the store has; of a folder the times of what this mount changed in it since."""
+        if self.changed_below_ns > found.ctime_ns:
+            found.mtime_ns = found.ctime_ns = self.changed_below_ns
+        self.attributes = found
 
     @property
     def is_folder(self) -> bool:
@@ -192,7 +200,7 @@ class InodeTable:
             self._unlink(inode)
             self._link(inode, parent, name)
         if not _is_dirty(inode):
-            inode.attributes = found
+            inode.take(found)
             inode.xattrs = None
         inode.confirmed_at = asked_at
         return inode

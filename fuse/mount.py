@@ -75,7 +75,7 @@ class Mount:
         return self.engine.hello.boot_id
 
     async def sync(self) -> None:
-        """All changes of names so far are durable.  DiskFailed when an engine is gone that may have taken some along."""
+        """All changes of names so far are durable.  DiskFailed when an engine is gone, and perhaps some with it."""
         visible_since, self.visible_since = self.visible_since, b""
         await self.ask(Sync(), Done)
         if visible_since not in (b"", self.engine_boot()):

@@ -16,8 +16,7 @@ import errno
 import functools
 import os
 import stat as modes
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
@@ -41,29 +40,15 @@ from pyfuse3 import (
 )
 
 from fuse.attributes import no_entry, to_entry
+from fuse.changes import Changes
 from fuse.errno_map import errno_of
 from fuse.files import OpenFile
-from fuse.inodes import FOLDER, OBJECT, SYMLINK, Attributes, Inode
-from fuse.listing import FolderHandle, look_up
-from fuse.mount import Mount, now_ns
-from lakefs.errors import BucketNotFound, InvalidName, KeyNotFound, LakeError, PreconditionFailed
-from lakefs.limits import KEY_BYTES_MAX
-from lakefs.names import Name
+from fuse.inodes import SYMLINK, Inode
+from fuse.listing import FolderHandle
+from fuse.lookups import Lookups
+from fuse.mount import Mount
+from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.wire.messages import (
-    BucketCreate,
-    BucketRemove,
-    Buckets,
-    Condition,
-    DeleteNames,
-    Done,
-    MakeFolder,
-    MakeSymlink,
-    NameChange,
-    ObjectAttributes,
-    ObjectStat,
-    PutObjects,
-    RemoveFolder,
-    Rename,
     SetAttributes,
     Status,
     StatusReply,
@@ -76,8 +61,6 @@ _COMPONENT_BYTES_MAX: Final = 255
 _USER_XATTRS: Final = b"user."
 _WRITING: Final = os.O_WRONLY | os.O_RDWR
 _STATFS_S: Final = 1.0
-_LOOKUPS_MAX: Final = 3
-"""Times that a name is looked up while names of its folder change."""
 _BLOCK: Final = 4096
 
 
@@ -114,6 +97,8 @@ class LakeOperations(pyfuse3.Operations):
         super().__init__()
         self._mount = mount
         self._table = mount.table
+        self._lookups = Lookups(mount)
+        self._changes = Changes(mount, self._lookups)
         self._files: dict[int, tuple[OpenFile, int]] = {}
         self._folders: dict[int, FolderHandle] = {}
         self._next_handle = 0
@@ -125,86 +110,34 @@ class LakeOperations(pyfuse3.Operations):
     @answering
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
         """The inode of a name; that there is none may be remembered, too."""
-        parent = self._inode(parent_inode)
-        component = _component(name)
-        self._watch(self._mount.bucket_of(parent))
-        present = parent.children.get(component)
-        if present is not None and (present.is_pending or self._mount.is_fresh(present)):
-            return self._known(present)
-        bucket = self._mount.bucket_of(parent)
-        if present is None and parent.is_complete and bucket in self._mount.watched:
-            return no_entry(self._mount.timeouts(bucket)[0])
-        for attempt in range(_LOOKUPS_MAX):
-            asked_at = trio.current_time()
-            entry = await self._looked_up(parent, component, bucket)
-            if parent.names_changed_at < asked_at:
-                break
-            entry.entry_timeout = entry.attr_timeout = 0  # names changed meanwhile: this may be of before
-            if attempt < _LOOKUPS_MAX - 1:
-                self._table.forget(entry.st_ino, 0)
-        if entry.st_ino:
-            self._table.of(entry.st_ino).lookups += 1
+        parent = self._lookups.inode(parent_inode)
+        self._lookups.watch(parent)
+        inode, is_reliable = await self._lookups.look(parent, _component(name))
+        if inode is not None:
+            entry = self._known(inode)
+        elif self._table.holds_buckets(parent):
+            raise FUSEError(errno.ENOENT)
+        else:
+            entry = no_entry(self._mount.timeouts(self._mount.bucket_of(parent))[0])
+        if not is_reliable:
+            entry.entry_timeout = entry.attr_timeout = 0
         return entry
-
-    async def _looked_up(self, parent: Inode, component: str, bucket: str) -> EntryAttributes:
-        """The entry of a name as the store has it, not counted yet."""
-        asked_at = trio.current_time()
-        try:
-            found = await look_up(self._mount, parent, component)
-        except (KeyNotFound, BucketNotFound, InvalidName):
-            present = parent.children.get(component)
-            if present is not None and (present.is_pending or present.changed_at >= asked_at):
-                return self._entry(present)
-            if present is not None:
-                self._table.detach(present)
-            if self._table.holds_buckets(parent):
-                raise FUSEError(errno.ENOENT) from None
-            return no_entry(self._mount.timeouts(bucket)[0])
-        return self._entry(self._adopt(parent, component, found, asked_at))
 
     @answering
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         """Attributes, asked anew when they are not fresh."""
-        known = self._inode(inode)
-        await self._refresh(known)
+        known = self._lookups.inode(inode)
+        await self._lookups.refresh(known)
         return self._entry(known)
-
-    async def _refresh(self, inode: Inode) -> None:
-        """Have attributes of a moment ago.  What was replaced elsewhere keeps those it had, without a name."""
-        mount = self._mount
-        if inode is self._table.root and not self._table.bucket:
-            return
-        if inode.parent is None and inode is not self._table.root:
-            return
-        if inode.is_pending or mount.is_fresh(inode) or (inode.file is not None and inode.file.is_dirty):
-            return
-        asked_at = trio.current_time()
-        (found,) = await mount.stat([self._table.name_of(inode)])
-        if inode.changed_at >= asked_at or (inode.parent is None and inode is not self._table.root):
-            return
-        if inode is self._table.root:
-            if isinstance(found, ObjectStat):
-                inode.attributes, inode.confirmed_at = mount.owner.shown(found), asked_at
-            return
-        if isinstance(found, (KeyNotFound, BucketNotFound)):
-            self._table.detach(inode)
-            if inode.file is None:
-                raise FUSEError(errno.ESTALE)  # the kernel looks the name up anew
-        elif isinstance(found, LakeError):
-            raise found
-        else:
-            assert inode.parent is not None
-            self._adopt(inode.parent, inode.name, found, asked_at)
 
     @answering
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
         """Where a symlink points."""
-        link = self._inode(inode)
+        link = self._lookups.inode(inode)
         if link.attributes.kind != SYMLINK:
             raise FUSEError(errno.EINVAL)
         if not link.target:
-            found = await self._stat_of(link)
-            link.target = found.symlink_target
+            link.target = (await self._lookups.stat_of(link)).symlink_target
         return link.target
 
     @answering
@@ -227,10 +160,10 @@ class LakeOperations(pyfuse3.Operations):
     @answering
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """Begin to read a folder."""
-        folder = self._inode(inode)
+        folder = self._lookups.inode(inode)
         handle = self._handle()
         self._folders[handle] = FolderHandle(self._mount, folder)
-        self._watch(self._mount.bucket_of(folder))
+        self._lookups.watch(folder)
         return FileHandleT(handle)
 
     @answering
@@ -248,7 +181,7 @@ class LakeOperations(pyfuse3.Operations):
             if isinstance(found, Inode):
                 inode = found
             else:
-                inode = self._adopt(handle.folder, listing.name, found, handle.asked_at)
+                inode = self._lookups.adopt(handle.folder, listing.name, found, handle.asked_at)
             name, entry = listing.name.encode(), self._entry(inode)
             if handle.folder.names_changed_at >= handle.asked_at:
                 entry.entry_timeout = entry.attr_timeout = 0  # it may be of before
@@ -271,58 +204,20 @@ class LakeOperations(pyfuse3.Operations):
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
     ) -> EntryAttributes:
         """A folder that stays when it is empty; in the list of buckets, a bucket."""
-        parent, component = self._inode(parent_inode), _component(name)
-        if self._table.holds_buckets(parent):
-            await self._mount.ask(BucketCreate(component), Buckets)
-            (found,) = await self._mount.stat([Name(component, "")])
-            if isinstance(found, LakeError):
-                raise found
-        else:
-            self._check_free(parent, component)
-            bucket, key = self._key(parent, component, folder=True)
-            attributes = ObjectAttributes(
-                mode=mode & 0o7777 & ~ctx.umask, uid=ctx.uid, gid=ctx.gid, mtime_ns=now_ns()
-            )
-            found = await self._mount.change(
-                MakeFolder(bucket, key, exclusive=True, attributes=attributes, durable=False)
-            )
-        made = self._made(parent, component, found)
-        made.is_complete = not made.children
-        return self._known(made)
+        parent = self._lookups.inode(parent_inode)
+        return self._known(await self._changes.make_folder(parent, _component(name), mode, ctx))
 
     @answering
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """An empty folder, or bucket."""
-        parent, component = self._inode(parent_inode), _component(name)
-        present = parent.children.get(component)
-        if present is not None and not present.is_folder:
-            raise FUSEError(errno.ENOTDIR)
-        if present is not None and any(child.is_pending for child in present.children.values()):
-            raise FUSEError(errno.ENOTEMPTY)
-        if self._table.holds_buckets(parent):
-            await self._mount.ask(BucketRemove(component), Done)
-        else:
-            bucket, key = self._key(parent, component, folder=True)
-            await self._mount.change(RemoveFolder(bucket, key, keep_folder=True, durable=False))
-        self._removed(parent, component)
+        await self._changes.remove_folder(self._lookups.inode(parent_inode), _component(name))
 
     # --- names ---------------------------------------------------------------------------------------
 
     @answering
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove a file or symlink; what is open of it goes on."""
-        parent, component = self._inode(parent_inode), _component(name)
-        present = parent.children.get(component)
-        if self._table.holds_buckets(parent) or (present is not None and present.is_folder):
-            raise FUSEError(errno.EISDIR)
-        request = DeleteNames([self._key(parent, component)], keep_folder=True, durable=False)
-        async with _at_rest([present]):
-            try:
-                await self._mount.change(request)
-            except KeyNotFound:
-                if present is None or not present.is_pending:
-                    raise
-            self._removed(parent, component)
+        await self._changes.unlink(self._lookups.inode(parent_inode), _component(name))
 
     @answering
     async def rename(
@@ -335,51 +230,16 @@ class LakeOperations(pyfuse3.Operations):
         ctx: RequestContext,
     ) -> None:
         """Give a file or folder another name; a file there is replaced, and so is an empty folder."""
-        if flags & ~pyfuse3.RENAME_NOREPLACE:
-            raise FUSEError(errno.EINVAL)
-        source, old = self._inode(parent_inode_old), _component(name_old)
-        target, new = self._inode(parent_inode_new), _component(name_new)
-        if self._table.holds_buckets(source) or self._table.holds_buckets(target):
-            raise FUSEError(errno.EPERM)
-        moved = await self._inode_of(source, old)
-        replaced = await self._inode_if_any(target, new)
-        if moved is replaced:
-            return
-        if replaced is not None:
-            if flags & pyfuse3.RENAME_NOREPLACE:
-                raise FUSEError(errno.EEXIST)
-            _check_kinds(moved, replaced)
-        bucket, key = self._key(source, old, folder=moved.is_folder)
-        to_bucket, to_key = self._key(target, new, folder=moved.is_folder)
-        if (
-            replaced is not None
-            and replaced.is_folder
-            and any(c.is_pending for c in replaced.children.values())
-        ):
-            raise FUSEError(errno.ENOTEMPTY)
-        request = Rename(bucket, key, to_bucket, to_key, keep_folder=True, durable=False)
-        async with _at_rest([moved, replaced], stored=moved):
-            self._mount.touch(moved)
-            await self._mount.change(request)
-            self._table.move(moved, target, new)
-            self._mount.touch(moved)
-            moved.attributes.ctime_ns = now_ns()
+        source, target = self._lookups.inode(parent_inode_old), self._lookups.inode(parent_inode_new)
+        await self._changes.rename(source, _component(name_old), target, _component(name_new), flags)
 
     @answering
     async def symlink(
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
         """A name that points elsewhere."""
-        parent, component = self._inode(parent_inode), _component(name)
-        if self._table.holds_buckets(parent):
-            raise FUSEError(errno.EPERM)
-        self._check_free(parent, component)
-        bucket, key = self._key(parent, component)
-        attributes = ObjectAttributes(mode=0o777, uid=ctx.uid, gid=ctx.gid, mtime_ns=now_ns())
-        found = await self._mount.change(MakeSymlink(bucket, key, bytes(target), attributes, durable=False))
-        inode = self._made(parent, component, found)
-        inode.target = bytes(target)
-        return self._known(inode)
+        parent = self._lookups.inode(parent_inode)
+        return self._known(await self._changes.make_symlink(parent, _component(name), bytes(target), ctx))
 
     @answering
     async def link(
@@ -395,15 +255,15 @@ class LakeOperations(pyfuse3.Operations):
         """An empty file; devices, pipes and sockets are not offered: EPERM, as mknod(2) has it."""
         if not modes.S_ISREG(mode):
             raise FUSEError(errno.EPERM)
-        inode = await self._make_file(self._inode(parent_inode), _component(name), mode, ctx, exclusive=True)
-        return self._known(inode)
+        parent = self._lookups.inode(parent_inode)
+        return self._known(await self._changes.make_file(parent, _component(name), mode, ctx, exclusive=True))
 
     # --- handles -------------------------------------------------------------------------------------
 
     @answering
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """A handle of a file.  ESTALE when the name has other content by now: the kernel looks it up anew."""
-        known = self._inode(inode)
+        known = self._lookups.inode(inode)
         if known.is_folder:
             raise FUSEError(errno.EISDIR)
         file = self._file_of(known)
@@ -430,13 +290,13 @@ class LakeOperations(pyfuse3.Operations):
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         """A new file and a handle of it.  With O_EXCL its name is made at once; else it comes with the first commit."""
-        parent, component = self._inode(parent_inode), _component(name)
+        parent, component = self._lookups.inode(parent_inode), _component(name)
         present = parent.children.get(component)
         if present is not None and not flags & os.O_EXCL and not present.is_folder:
             info = await self.open(InodeT(present.number), flags, ctx)
             return info, self._known(present)
         exclusive = bool(flags & os.O_EXCL)
-        inode = await self._make_file(parent, component, mode, ctx, exclusive=exclusive)
+        inode = await self._changes.make_file(parent, component, mode, ctx, exclusive=exclusive)
         file = self._file_of(inode)
         file.open_new()
         inode.lookups += 1
@@ -500,7 +360,7 @@ class LakeOperations(pyfuse3.Operations):
         ctx: RequestContext,
     ) -> EntryAttributes:
         """Length, mode, owner, times.  The access time is not kept."""
-        known = self._inode(inode)
+        known = self._lookups.inode(inode)
         if fields.update_size:
             await self._set_size(known, attr.st_size, fh)
         wanted = SetAttributes(
@@ -513,7 +373,7 @@ class LakeOperations(pyfuse3.Operations):
             durable=False,
         )
         if not (wanted.mode is wanted.uid is wanted.gid is wanted.mtime_ns is None):
-            await self._set_attributes(known, wanted)
+            await self._changes.set_attributes(known, wanted)
         return self._entry(known)
 
     async def _set_size(self, inode: Inode, size: int, fh: FileHandleT | None) -> None:
@@ -531,32 +391,12 @@ class LakeOperations(pyfuse3.Operations):
         finally:
             await file.release()
 
-    async def _set_attributes(self, inode: Inode, wanted: SetAttributes) -> None:
-        has_name = inode.parent is not None or (inode is self._table.root and self._table.bucket)
-        is_dirty = inode.file is not None and inode.file.is_dirty
-        if has_name and not is_dirty:  # else it goes with the commit
-            bucket, key = self._table.name_of(inode)
-            self._mount.touch(inode)
-            try:
-                await self._mount.change(msgspec.structs.replace(wanted, bucket=bucket, key=key))
-            except KeyNotFound:
-                raise self._gone(inode) from None
-        elif inode is self._table.root:
-            raise FUSEError(errno.EPERM)
-        shown = inode.attributes
-        shown.mode = shown.mode if wanted.mode is None else wanted.mode
-        shown.uid = shown.uid if wanted.uid is None else wanted.uid
-        shown.gid = shown.gid if wanted.gid is None else wanted.gid
-        shown.mtime_ns = shown.mtime_ns if wanted.mtime_ns is None else wanted.mtime_ns
-        shown.ctime_ns = now_ns()
-        self._mount.touch(inode)
-
     @answering
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """The value of a `user.` attribute; others are not kept."""
         if not name.startswith(_USER_XATTRS):
             raise FUSEError(pyfuse3.ENOATTR)
-        value = (await self._xattrs(self._inode(inode))).get(_text(name))
+        value = (await self._lookups.xattrs(self._lookups.inode(inode))).get(_text(name))
         if value is None:
             raise FUSEError(pyfuse3.ENOATTR)
         return value
@@ -564,22 +404,14 @@ class LakeOperations(pyfuse3.Operations):
     @answering
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """Names of the `user.` attributes."""
-        return [XAttrNameT(name.encode()) for name in await self._xattrs(self._inode(inode))]
-
-    async def _xattrs(self, inode: Inode) -> dict[str, bytes]:
-        if inode.is_pending:
-            return {}
-        is_dirty = inode.file is not None and inode.file.is_dirty
-        if inode.xattrs is None or not (is_dirty or self._mount.is_fresh(inode)):
-            inode.xattrs = (await self._stat_of(inode)).xattrs
-        return inode.xattrs
+        return [XAttrNameT(name.encode()) for name in await self._lookups.xattrs(self._lookups.inode(inode))]
 
     @answering
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
         """Set a `user.` attribute; durable as names are."""
         if not name.startswith(_USER_XATTRS):
             raise FUSEError(errno.ENOTSUP)
-        await self._change_xattr(self._inode(inode), _text(name), value)
+        await self._changes.set_xattr(self._lookups.inode(inode), _text(name), value)
 
     @answering
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
@@ -587,29 +419,11 @@ class LakeOperations(pyfuse3.Operations):
         if not name.startswith(_USER_XATTRS):
             raise FUSEError(pyfuse3.ENOATTR)
         try:
-            await self._change_xattr(self._inode(inode), _text(name), None)
+            await self._changes.set_xattr(self._lookups.inode(inode), _text(name), None)
         except KeyNotFound:
             raise FUSEError(pyfuse3.ENOATTR) from None
 
-    async def _change_xattr(self, inode: Inode, name: str, value: bytes | None) -> None:
-        if inode.file is not None and inode.file.is_dirty:
-            await inode.file.commit(durable=False)
-        bucket, key = self._table.name_of(inode)
-        self._mount.touch(inode)
-        found = await self._mount.change(SetAttributes(bucket, key, xattrs={name: value}, durable=False))
-        if inode.file is not None:
-            inode.file.note(found)
-        inode.xattrs = found.xattrs
-        inode.attributes.ctime_ns = found.ctime_ns or now_ns()
-        self._mount.touch(inode)
-
     # --- below ---------------------------------------------------------------------------------------
-
-    def _inode(self, number: int) -> Inode:
-        try:
-            return self._table.of(number)
-        except KeyError:
-            raise FUSEError(errno.ESTALE) from None
 
     def _entry(self, inode: Inode) -> EntryAttributes:
         entry_timeout_s, attribute_timeout_s = self._mount.timeouts(self._mount.bucket_of(inode))
@@ -619,88 +433,6 @@ class LakeOperations(pyfuse3.Operations):
         """The entry, which the kernel now knows once more."""
         inode.lookups += 1
         return self._entry(inode)
-
-    def _adopt(self, parent: Inode, name: str, found: Any, asked_at: float) -> Inode:
-        inode = self._table.adopt(parent, name, found.node, self._mount.owner.shown(found), asked_at)
-        if isinstance(found, ObjectStat) and inode.node == found.node:
-            inode.target = found.symlink_target
-            inode.xattrs = found.xattrs
-        return inode
-
-    def _made(self, parent: Inode, name: str, found: ObjectStat) -> Inode:
-        """The inode of what this mount has just made."""
-        inode = self._adopt(parent, name, found, trio.current_time())
-        self._mount.touch(inode)
-        return inode
-
-    def _removed(self, parent: Inode, name: str) -> None:
-        gone = parent.children.get(name)
-        if gone is not None:
-            self._mount.touch(gone)
-            self._table.detach(gone)
-
-    def _key(self, parent: Inode, component: str, *, folder: bool = False) -> tuple[str, str]:
-        name = self._table.child_name(parent, component, folder=folder)
-        if len(name.key.encode()) > KEY_BYTES_MAX:
-            raise FUSEError(errno.ENAMETOOLONG)
-        return name.bucket, name.key
-
-    def _check_free(self, parent: Inode, component: str) -> None:
-        present = parent.children.get(component)
-        if present is not None and present.is_pending:
-            raise FUSEError(errno.EEXIST)
-
-    async def _stat_of(self, inode: Inode) -> ObjectStat:
-        if inode.is_pending or (inode.file is not None and inode.file.is_dirty):
-            if inode.file is None:
-                raise FUSEError(errno.ESTALE)
-            await inode.file.commit(durable=False)
-        (found,) = await self._mount.stat([self._table.name_of(inode)])
-        if isinstance(found, KeyNotFound):
-            raise self._gone(inode)
-        if isinstance(found, LakeError):
-            raise found
-        return found
-
-    def _gone(self, inode: Inode) -> FUSEError:
-        """What to answer when the name of an inode is not there any more: the kernel looks it up anew."""
-        self._table.detach(inode)
-        return FUSEError(errno.ESTALE)
-
-    async def _inode_of(self, parent: Inode, component: str) -> Inode:
-        present = parent.children.get(component)
-        if present is not None and (present.is_pending or self._mount.is_fresh(present)):
-            return present
-        asked_at = trio.current_time()
-        return self._adopt(parent, component, await look_up(self._mount, parent, component), asked_at)
-
-    async def _inode_if_any(self, parent: Inode, component: str) -> Inode | None:
-        try:
-            return await self._inode_of(parent, component)
-        except KeyNotFound:
-            return None
-
-    async def _make_file(
-        self, parent: Inode, component: str, mode: int, ctx: RequestContext, *, exclusive: bool
-    ) -> Inode:
-        if self._table.holds_buckets(parent):
-            raise FUSEError(errno.EPERM)
-        bucket, key = self._key(parent, component)
-        now = now_ns()
-        permissions = mode & 0o7777 & ~ctx.umask
-        if not exclusive:
-            shown = Attributes(OBJECT, 0, permissions, ctx.uid, ctx.gid, now, now)
-            inode = self._table.create(parent, component, shown)
-            self._mount.touch(inode)
-            return inode
-        self._check_free(parent, component)
-        attributes = ObjectAttributes(mode=permissions, uid=ctx.uid, gid=ctx.gid, mtime_ns=now)
-        change = NameChange(bucket, key, b"", attributes, Condition(absent=True))
-        try:
-            found = await self._mount.change(PutObjects([0], [change], durable=False))
-        except PreconditionFailed:
-            raise FUSEError(errno.EEXIST) from None
-        return self._made(parent, component, found)
 
     def _file_of(self, inode: Inode) -> OpenFile:
         if inode.file is None:
@@ -719,21 +451,6 @@ class LakeOperations(pyfuse3.Operations):
         self._next_handle += 1
         return self._next_handle
 
-    def _watch(self, bucket: str) -> None:
-        if bucket and bucket not in self._mount.watched:
-            self._mount.want_watch(bucket)
-
-
-@asynccontextmanager
-async def _at_rest(inodes: Sequence[Inode | None], *, stored: Inode | None = None) -> AsyncIterator[None]:
-    """What is open of the inodes commits nothing in the block; what was written to one of them is stored before."""
-    async with AsyncExitStack() as stack:
-        open_ones = [inode for inode in inodes if inode is not None and inode.file is not None]
-        for inode in sorted(open_ones, key=lambda inode: inode.number):
-            assert inode.file is not None
-            await stack.enter_async_context(inode.file.at_rest(stored=inode is stored))
-        yield
-
 
 def _component(name: bytes) -> str:
     if len(name) > _COMPONENT_BYTES_MAX:
@@ -746,13 +463,6 @@ def _text(name: bytes) -> str:
         return name.decode()
     except UnicodeDecodeError:
         raise FUSEError(errno.EILSEQ) from None
-
-
-def _check_kinds(moved: Inode, replaced: Inode) -> None:
-    if replaced.is_folder and not moved.is_folder:
-        raise FUSEError(errno.EISDIR)
-    if moved.is_folder and replaced.attributes.kind != FOLDER:
-        raise FUSEError(errno.ENOTDIR)
 
 
 def _statvfs(free_bytes: int, total_bytes: int) -> StatvfsData:

@@ -1,0 +1,249 @@
+"""Changes of names and attributes: one request to the store each, and the table in the same step as its answer.
+
+Answered when they are visible to all; durable within a second, or with the next fsync.  A folder that loses its last
+name stays.  A folder's times follow what this mount changes in it, for as long as it knows the folder: the store keeps
+those of the folder itself only.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+import trio
+from pyfuse3 import RENAME_NOREPLACE, FUSEError, RequestContext
+
+from fuse.inodes import FOLDER, OBJECT, Attributes, Inode
+from fuse.lookups import Lookups
+from fuse.mount import Mount, now_ns
+from lakefs.errors import KeyNotFound, LakeError, PreconditionFailed
+from lakefs.names import Name
+from lakefs.wire.messages import (
+    BucketCreate,
+    BucketRemove,
+    Buckets,
+    Condition,
+    DeleteNames,
+    Done,
+    MakeFolder,
+    MakeSymlink,
+    NameChange,
+    ObjectAttributes,
+    ObjectStat,
+    PutObjects,
+    RemoveFolder,
+    Rename,
+    SetAttributes,
+)
+
+
+class Changes:
+    """Changes the store, and the table with it."""
+
+    def __init__(self, mount: Mount, lookups: Lookups) -> None:
+        self._mount = mount
+        self._table = mount.table
+        self._lookups = lookups
+
+    # --- folders -------------------------------------------------------------------------------------
+
+    async def make_folder(self, parent: Inode, name: str, mode: int, ctx: RequestContext) -> Inode:
+        """A folder that stays when it is empty; in the list of buckets, a bucket.  EEXIST."""
+        if self._table.holds_buckets(parent):
+            await self._mount.ask(BucketCreate(name), Buckets)
+            (found,) = await self._mount.stat([Name(name, "")])
+            if isinstance(found, LakeError):
+                raise found
+        else:
+            _check_free(parent, name)
+            bucket, key = self._lookups.key(parent, name, folder=True)
+            request = MakeFolder(
+                bucket, key, exclusive=True, attributes=_new_attributes(mode, ctx), durable=False
+            )
+            found = await self._mount.change(request)
+        made = self._made(parent, name, found)
+        made.is_complete = not made.children
+        return made
+
+    async def remove_folder(self, parent: Inode, name: str) -> None:
+        """An empty folder, or bucket.  ENOTDIR, ENOTEMPTY, ENOENT."""
+        present = parent.children.get(name)
+        if present is not None:
+            _check_empty(present)
+        if self._table.holds_buckets(parent):
+            await self._mount.ask(BucketRemove(name), Done)
+        else:
+            bucket, key = self._lookups.key(parent, name, folder=True)
+            await self._mount.change(RemoveFolder(bucket, key, keep_folder=True, durable=False))
+        self._removed(parent, name)
+
+    # --- names ---------------------------------------------------------------------------------------
+
+    async def make_file(
+        self, parent: Inode, name: str, mode: int, ctx: RequestContext, *, exclusive: bool
+    ) -> Inode:
+        """A new, empty file: with `exclusive` its name is made at once (EEXIST), else by its first commit."""
+        if self._table.holds_buckets(parent):
+            raise FUSEError(errno.EPERM)
+        bucket, key = self._lookups.key(parent, name)
+        attributes = _new_attributes(mode, ctx)
+        if not exclusive:
+            now = attributes.mtime_ns
+            shown = Attributes(OBJECT, 0, attributes.mode, attributes.uid, attributes.gid, now, now)
+            inode = self._table.create(parent, name, shown)
+            self._mount.touch(inode)
+            self._changed_below(parent)
+            return inode
+        _check_free(parent, name)
+        change = NameChange(bucket, key, b"", attributes, Condition(absent=True))
+        try:
+            found = await self._mount.change(PutObjects([0], [change], durable=False))
+        except PreconditionFailed:
+            raise FUSEError(errno.EEXIST) from None
+        return self._made(parent, name, found)
+
+    async def make_symlink(self, parent: Inode, name: str, target: bytes, ctx: RequestContext) -> Inode:
+        """A name that points elsewhere.  EEXIST."""
+        if self._table.holds_buckets(parent):
+            raise FUSEError(errno.EPERM)
+        _check_free(parent, name)
+        bucket, key = self._lookups.key(parent, name)
+        request = MakeSymlink(bucket, key, target, _new_attributes(0o777, ctx), durable=False)
+        return self._made(parent, name, await self._mount.change(request))
+
+    async def unlink(self, parent: Inode, name: str) -> None:
+        """Remove a file or symlink; what is open of it goes on.  EISDIR, ENOENT."""
+        present = parent.children.get(name)
+        if self._table.holds_buckets(parent) or (present is not None and present.is_folder):
+            raise FUSEError(errno.EISDIR)
+        request = DeleteNames([self._lookups.key(parent, name)], keep_folder=True, durable=False)
+        async with _at_rest([present]):
+            try:
+                await self._mount.change(request)
+            except KeyNotFound:
+                if present is None or not present.is_pending:
+                    raise
+            if present is not None:
+                present.attributes.ctime_ns = now_ns()
+            self._removed(parent, name)
+
+    async def rename(self, source: Inode, old: str, target: Inode, new: str, flags: int) -> None:
+        """Give a file or folder another name; a file there is replaced, and so is an empty folder."""
+        if flags & ~RENAME_NOREPLACE:
+            raise FUSEError(errno.EINVAL)
+        if self._table.holds_buckets(source) or self._table.holds_buckets(target):
+            raise FUSEError(errno.EPERM)
+        moved = await self._lookups.require(source, old)
+        replaced, _ = await self._lookups.look(target, new)
+        if replaced is not None and flags & RENAME_NOREPLACE:
+            raise FUSEError(errno.EEXIST)
+        if moved is replaced:
+            return
+        if replaced is not None:
+            _check_kinds(moved, replaced)
+        bucket, key = self._lookups.key(source, old, folder=moved.is_folder)
+        to_bucket, to_key = self._lookups.key(target, new, folder=moved.is_folder)
+        async with _at_rest([moved, replaced], stored=moved):
+            self._mount.touch(moved)
+            await self._mount.change(Rename(bucket, key, to_bucket, to_key, keep_folder=True, durable=False))
+            self._table.move(moved, target, new)
+            self._mount.touch(moved)
+            moved.attributes.ctime_ns = now_ns()
+            if replaced is not None:
+                replaced.attributes.ctime_ns = moved.attributes.ctime_ns
+            self._changed_below(source)
+            self._changed_below(target)
+
+    # --- attributes ----------------------------------------------------------------------------------
+
+    async def set_attributes(self, inode: Inode, wanted: SetAttributes) -> None:
+        """Mode, owner, modification time; `wanted` without its name.  ESTALE when the name is gone."""
+        is_root = inode is self._table.root
+        if is_root and not self._table.bucket:
+            raise FUSEError(errno.EPERM)
+        is_dirty = inode.file is not None and inode.file.is_dirty
+        if (inode.parent is not None or is_root) and not is_dirty:  # else it goes with the commit
+            bucket, key = self._table.name_of(inode)
+            self._mount.touch(inode)
+            try:
+                await self._mount.change(msgspec.structs.replace(wanted, bucket=bucket, key=key))
+            except KeyNotFound:
+                raise self._lookups.gone(inode) from None
+        shown = inode.attributes
+        shown.mode = shown.mode if wanted.mode is None else wanted.mode
+        shown.uid = shown.uid if wanted.uid is None else wanted.uid
+        shown.gid = shown.gid if wanted.gid is None else wanted.gid
+        shown.mtime_ns = shown.mtime_ns if wanted.mtime_ns is None else wanted.mtime_ns
+        shown.ctime_ns = now_ns()
+        self._mount.touch(inode)
+
+    async def set_xattr(self, inode: Inode, name: str, value: bytes | None) -> None:
+        """Set an extended attribute, or remove it.  KeyNotFound when it is not there."""
+        if inode.file is not None and inode.file.is_dirty:
+            await inode.file.commit(durable=False)
+        bucket, key = self._table.name_of(inode)
+        self._mount.touch(inode)
+        found = await self._mount.change(SetAttributes(bucket, key, xattrs={name: value}, durable=False))
+        if inode.file is not None:
+            inode.file.note(found)
+        inode.xattrs = found.xattrs
+        inode.attributes.ctime_ns = found.ctime_ns or now_ns()
+        self._mount.touch(inode)
+
+    # --- the table -----------------------------------------------------------------------------------
+
+    def _made(self, parent: Inode, name: str, found: ObjectStat) -> Inode:
+        inode = self._lookups.adopt(parent, name, found, trio.current_time())
+        self._mount.touch(inode)
+        self._changed_below(parent)
+        return inode
+
+    def _removed(self, parent: Inode, name: str) -> None:
+        gone = parent.children.get(name)
+        if gone is not None:
+            self._mount.touch(gone)
+            self._table.detach(gone)
+        self._changed_below(parent)
+
+    def _changed_below(self, folder: Inode) -> None:
+        folder.changed_below_ns = folder.attributes.mtime_ns = folder.attributes.ctime_ns = now_ns()
+        self._mount.touch(folder)
+
+
+@asynccontextmanager
+async def _at_rest(inodes: Sequence[Inode | None], *, stored: Inode | None = None) -> AsyncIterator[None]:
+    """What is open of the inodes commits nothing in the block; what was written to one of them is stored before."""
+    async with AsyncExitStack() as stack:
+        open_ones = [inode for inode in inodes if inode is not None and inode.file is not None]
+        for inode in sorted(open_ones, key=lambda inode: inode.number):
+            assert inode.file is not None
+            await stack.enter_async_context(inode.file.at_rest(stored=inode is stored))
+        yield
+
+
+def _new_attributes(mode: int, ctx: RequestContext) -> ObjectAttributes:
+    return ObjectAttributes(mode=mode & 0o7777 & ~ctx.umask, uid=ctx.uid, gid=ctx.gid, mtime_ns=now_ns())
+
+
+def _check_free(parent: Inode, name: str) -> None:
+    present = parent.children.get(name)
+    if present is not None and present.is_pending:
+        raise FUSEError(errno.EEXIST)
+
+
+def _check_empty(folder: Inode) -> None:
+    if not folder.is_folder:
+        raise FUSEError(errno.ENOTDIR)
+    if any(child.is_pending for child in folder.children.values()):
+        raise FUSEError(errno.ENOTEMPTY)
+
+
+def _check_kinds(moved: Inode, replaced: Inode) -> None:
+    if replaced.is_folder and not moved.is_folder:
+        raise FUSEError(errno.EISDIR)
+    if moved.is_folder and replaced.attributes.kind != FOLDER:
+        raise FUSEError(errno.ENOTDIR)
+    if replaced.is_folder:
+        _check_empty(replaced)

@@ -1,0 +1,155 @@
+"""Names and inodes: what the store has of a name, and bringing the table up to date with it.
+
+What is known and fresh is not asked.  An answer that the store gave before this mount, or another, changed the same
+names does not overwrite what is known since: see `InodeTable.adopt` and `Inode.names_changed_at`.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+import trio
+from pyfuse3 import FUSEError
+
+from fuse.inodes import Inode
+from fuse.listing import look_up
+from fuse.mount import Mount
+from lakefs.errors import BucketNotFound, InvalidName, KeyNotFound, LakeError
+from lakefs.limits import KEY_BYTES_MAX
+from lakefs.wire.messages import ListEntry, ObjectStat
+
+_LOOKUPS_MAX: Final = 3
+"""Times that a name is looked up while names of its folder change."""
+
+
+class Lookups:
+    """Finds inodes.  Nothing here counts a look-up of the kernel's."""
+
+    def __init__(self, mount: Mount) -> None:
+        self._mount = mount
+        self._table = mount.table
+
+    def inode(self, number: int) -> Inode:
+        """The inode of a number.  ESTALE when it is not known (any more)."""
+        try:
+            return self._table.of(number)
+        except KeyError:
+            raise FUSEError(errno.ESTALE) from None
+
+    def watch(self, inode: Inode) -> None:
+        """Ask for the changes of the inode's bucket to be told."""
+        bucket = self._mount.bucket_of(inode)
+        if bucket and bucket not in self._mount.watched:
+            self._mount.want_watch(bucket)
+
+    # --- by name -------------------------------------------------------------------------------------
+
+    async def look(self, parent: Inode, name: str) -> tuple[Inode | None, bool]:
+        """The inode of a name, None when there is none; and whether the kernel may rely on that for a while."""
+        present = parent.children.get(name)
+        if present is not None and (present.is_pending or self._mount.is_fresh(present)):
+            return present, True
+        if present is None and parent.is_complete and self._mount.bucket_of(parent) in self._mount.watched:
+            return None, True
+        for _ in range(_LOOKUPS_MAX):
+            asked_at = trio.current_time()
+            found = await self._asked(parent, name, asked_at)
+            if parent.names_changed_at < asked_at:
+                return found, True
+            if found is not None:
+                self._table.forget(found.number, 0)
+        found = await self._asked(parent, name, trio.current_time())
+        return found, False  # names change all the time: this may be of before
+
+    async def _asked(self, parent: Inode, name: str, asked_at: float) -> Inode | None:
+        try:
+            found = await look_up(self._mount, parent, name)
+        except (KeyNotFound, BucketNotFound, InvalidName):
+            present = parent.children.get(name)
+            if present is not None and (present.is_pending or present.changed_at >= asked_at):
+                return present
+            if present is not None:
+                self._table.detach(present)
+            return None
+        return self.adopt(parent, name, found, asked_at)
+
+    async def require(self, parent: Inode, name: str) -> Inode:
+        """The inode of a name.  ENOENT."""
+        inode, _ = await self.look(parent, name)
+        if inode is None:
+            raise FUSEError(errno.ENOENT)
+        return inode
+
+    def key(self, parent: Inode, name: str, *, folder: bool = False) -> tuple[str, str]:
+        """Bucket and key of a name in a folder.  ENAMETOOLONG."""
+        found = self._table.child_name(parent, name, folder=folder)
+        if len(found.key.encode()) > KEY_BYTES_MAX:
+            raise FUSEError(errno.ENAMETOOLONG)
+        return found.bucket, found.key
+
+    # --- by inode ------------------------------------------------------------------------------------
+
+    async def refresh(self, inode: Inode) -> None:
+        """Have attributes of a moment ago.  What was replaced elsewhere keeps those it had, without a name."""
+        mount, is_root = self._mount, inode is self._table.root
+        if (is_root and not self._table.bucket) or (inode.parent is None and not is_root):
+            return
+        if inode.is_pending or mount.is_fresh(inode) or _is_dirty(inode):
+            return
+        asked_at = trio.current_time()
+        (found,) = await mount.stat([self._table.name_of(inode)])
+        if inode.changed_at >= asked_at or (inode.parent is None and not is_root):
+            return
+        if isinstance(found, (KeyNotFound, BucketNotFound)) and not is_root:
+            refusal = self.gone(inode)
+            if inode.file is None:
+                raise refusal
+        elif isinstance(found, LakeError):
+            raise found
+        elif inode.parent is None:
+            inode.take(mount.owner.shown(found))
+            inode.confirmed_at = asked_at
+        else:
+            self.adopt(inode.parent, inode.name, found, asked_at)
+
+    async def stat_of(self, inode: Inode) -> ObjectStat:
+        """What the store says of the inode's name now; what was written is stored first.  ESTALE when it is gone."""
+        if inode.is_pending or _is_dirty(inode):
+            if inode.file is None:
+                raise FUSEError(errno.ESTALE)
+            await inode.file.commit(durable=False)
+        (found,) = await self._mount.stat([self._table.name_of(inode)])
+        if isinstance(found, KeyNotFound):
+            raise self.gone(inode)
+        if isinstance(found, LakeError):
+            raise found
+        return found
+
+    async def xattrs(self, inode: Inode) -> dict[str, bytes]:
+        """The extended attributes."""
+        if inode.is_pending:
+            return {}
+        if inode.xattrs is None or not (_is_dirty(inode) or self._mount.is_fresh(inode)):
+            inode.xattrs = (await self.stat_of(inode)).xattrs
+        return inode.xattrs
+
+    # --- the table -----------------------------------------------------------------------------------
+
+    def adopt(self, parent: Inode, name: str, found: ObjectStat | ListEntry, asked_at: float) -> Inode:
+        """The inode of what the store had under a name when it was asked."""
+        shown = self._mount.owner.shown(found)
+        inode = self._table.adopt(parent, name, found.node, shown, asked_at)
+        if isinstance(found, ObjectStat) and inode.node == found.node:
+            inode.target = found.symlink_target
+            inode.xattrs = found.xattrs
+        return inode
+
+    def gone(self, inode: Inode) -> FUSEError:
+        """What to answer when the name of an inode is not there any more: the kernel looks it up anew."""
+        self._table.detach(inode)
+        return FUSEError(errno.ESTALE)
+
+
+def _is_dirty(inode: Inode) -> bool:
+    return inode.file is not None and inode.file.is_dirty
