@@ -58,19 +58,25 @@ def mount(
 
     DIR must exist and be empty.  lake unmount, umount and fusermount3 -u take the mount away again.
     """
+    from cli.logs import log_to_stderr
+    from lakefs.config import load
+
+    log_level = load().log_level  # before the process leaves the folder that a path may be relative to
     given = _given(texts, flags)
     address, token = _engine(target_of(context), given)
     options, places = _options(folder, given)
-    if foreground:
-        _serve(address, token, options, places, _Terminal())
-        return
-    from cli.mount_daemon import detach
+    reporter: Reporter = _Terminal()
+    if not foreground:
+        from cli.mount_daemon import detach
 
-    outcome = detach(places.log)
-    if not isinstance(outcome, str):
-        _serve(address, token, options, places, outcome)
-    elif not quiet:
-        write_line(outcome)
+        outcome = detach(places.log)
+        if isinstance(outcome, str):
+            if not quiet:
+                write_line(outcome)
+            return
+        reporter = outcome
+    log_to_stderr(log_level)
+    _serve(address, token, options, places, reporter)
 
 
 @click.command()
@@ -172,13 +178,10 @@ def _options(folder: Path, given: dict[str, Any]) -> tuple[MountOptions, MountPl
 
 def _serve(address: str, token: str, options: MountOptions, places: MountPlaces, reporter: Reporter) -> None:
     """Be the mount process.  What keeps it from serving is told to whoever waits, and raised."""
-    from cli.logs import log_to_stderr
     from cli.mount_process import run_mount
     from fuse.mount_point import MountLock, check_mount_point
-    from lakefs.config import load
 
     try:
-        log_to_stderr(load().log_level)
         with MountLock(places.lock) as lock:
             lock.take(options.mount_point)
             check_mount_point(options.mount_point, may_hold_files=options.may_hold_files)

@@ -70,9 +70,9 @@ def detach(log: Path) -> PipeReporter | str:
     if child == 0:
         sending = _become_daemon(sending, log_descriptor)
         return PipeReporter(sending)
-    os.close(sending)
-    os.close(log_descriptor)
     try:
+        os.close(sending)
+        os.close(log_descriptor)
         with open(receiving, "rb") as pipe:
             text = pipe.read(MESSAGE_BYTES_MAX)
     except KeyboardInterrupt:

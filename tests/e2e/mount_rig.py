@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -120,6 +122,28 @@ class MountRig:
         self._started.append(started)
         return started
 
+    def begin(self, *args: str | Path) -> subprocess.Popen[bytes]:
+        """A command that the test waits for itself."""
+        return subprocess.Popen([*self.command, *map(str, args)], cwd=ROOT, env=self.env)
+
+    def wait_for_child(self, process: subprocess.Popen[bytes]) -> None:
+        """Until the command has started the process that will be behind the mount."""
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        self.wait_for(lambda: bool(children.read_text()))
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Until something holds that nobody tells of."""
+        end = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < end, "it never came to be"
+            time.sleep(0.01)
+
+    @property
+    def lock(self) -> Path:
+        """The lock of the mount point, once there was a mount."""
+        [lock] = self.state.glob("*/lock")
+        return lock
+
     @property
     def is_mounted(self) -> bool:
         """Whether anything is mounted at the place."""
@@ -134,8 +158,7 @@ class MountRig:
     @property
     def pid(self) -> int:
         """The process behind the mount, as its lock says."""
-        [lock] = self.state.glob("*/lock")
-        return int(lock.read_text())
+        return int(self.lock.read_text())
 
     def wait_gone(self, pid: int) -> None:
         """Until no process has that id, or what has it is another."""
@@ -144,8 +167,6 @@ class MountRig:
         except ProcessLookupError:
             return
         try:
-            import select
-
             ended, _, _ = select.select([descriptor], [], [], WAIT_S)
             assert ended, f"process {pid} goes on"
         finally:

@@ -284,15 +284,51 @@ def test_of_two_that_mount_at_once_one_is_refused(rig: MountRig) -> None:
 
 def test_a_mount_waits_for_the_one_before_that_is_still_storing(rig: MountRig) -> None:
     rig.mount()
-    [lock] = rig.state.glob("*/lock")
     assert rig.lake("unmount", rig.place).code == 0
-    with MountLock(lock) as held:
+    with MountLock(rig.lock) as held:
         held.take(rig.place)
-        waiting = subprocess.Popen([*TINY_LAKE, "mount", str(rig.place)], cwd=ROOT, env=rig.env)
+        waiting = rig.begin("mount", rig.place)
         with pytest.raises(subprocess.TimeoutExpired):
             waiting.wait(1)
     assert waiting.wait(WAIT_S) == 0
     assert rig.is_mounted
+
+
+def test_an_interrupted_mount_command_leaves_no_mount(rig: MountRig) -> None:
+    rig.mount()
+    assert rig.lake("unmount", rig.place).code == 0
+    with MountLock(rig.lock) as held:
+        held.take(rig.place)  # the command waits
+        waiting = rig.begin("mount", rig.place)
+        rig.wait_for_child(waiting)
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(WAIT_S) == 130
+    with MountLock(rig.lock) as free:
+        free.wait_free(rig.place)
+    assert not rig.is_mounted
+
+
+def test_a_mount_whose_command_was_killed_ends_when_it_would_serve(rig: MountRig) -> None:
+    rig.mount()
+    assert rig.lake("unmount", rig.place).code == 0
+    assert rig.log.count("serving") == 1
+    with MountLock(rig.lock) as held:
+        held.take(rig.place)
+        waiting = rig.begin("mount", rig.place)
+        rig.wait_for_child(waiting)
+        waiting.kill()
+        waiting.wait(WAIT_S)
+    rig.wait_for(lambda: rig.log.count("serving") == 2)
+    with MountLock(rig.lock) as free:
+        free.wait_free(rig.place)
+    assert not rig.is_mounted
+
+
+def test_a_setting_s_file_may_be_named_relative_to_where_the_command_is_given(rig: MountRig) -> None:
+    (rig.folder / "lake.toml").write_text('log_level = "warning"\n')
+    rig.env["LAKE_CONFIG"] = os.path.relpath(rig.folder / "lake.toml", ROOT)
+    rig.mount()
+    assert "serving" not in rig.log
 
 
 @pytest.mark.parametrize(
