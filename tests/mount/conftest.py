@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,6 +10,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.mount.mounts import LakeMounts, lake
+
+_numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def mounts(short_folder: Path) -> Iterator[LakeMounts]:
 @pytest.fixture
 def here(mounts: LakeMounts, request: pytest.FixtureRequest) -> Path:
     """A new folder on the first mount, of this test alone."""
-    folder = mounts.folders[0] / str(request.node.name)[:60]
+    folder = mounts.folders[0] / f"{next(_numbers)} {str(request.node.name)[:60]}"
     folder.mkdir()
     return folder
 

@@ -1,0 +1,169 @@
+"""More than one mount of a store: what a handle sees while another mount changes the name, and what is seen when.
+
+Close-to-open: what was closed on one mount is what an open on another finds, at once; names and attributes that a
+mount's kernel remembers follow within a second, which is waited for and not timed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.mount.model import POLL_S, SETTLE_S
+from tests.mount.tools import catch_up, content
+
+pytestmark = [pytest.mark.slow, pytest.mark.fuse]
+
+
+def eventually(check: Callable[[], bool], what: str) -> None:
+    """Wait until it holds."""
+    until = time.monotonic() + SETTLE_S
+    while not check():
+        assert time.monotonic() < until, what
+        time.sleep(POLL_S)
+
+
+def test_an_open_finds_what_was_closed_elsewhere_before_it(here: Path, there: Path) -> None:
+    (here / "file").write_bytes(b"first")
+    eventually((there / "file").exists, "the new name is not seen")
+    for number in range(30):
+        text = f"version {number} " * (number + 1)
+        (here / "file").write_text(text)
+        descriptor = os.open(there / "file", os.O_RDONLY)
+        got = os.pread(descriptor, 10_000, 0)
+        os.close(descriptor)
+        assert got == text.encode()
+
+
+@pytest.mark.parametrize("size", [100, 70_000, (4 << 20) + 5])
+def test_an_open_handle_reads_the_old_content_whole_after_an_overwrite_elsewhere(
+    here: Path, there: Path, size: int
+) -> None:
+    old, new = content(size, 1), content(size + 10, 2)
+    (here / "file").write_bytes(old)
+    catch_up(here, there)
+    with (there / "file").open("rb", buffering=0) as file:
+        assert file.read(10) == old[:10]
+        (here / "file").write_bytes(new)
+        eventually(lambda: (there / "file").read_bytes() == new, "the new content is not seen")
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert os.pread(file.fileno(), 2 * size, 0) == old
+    assert (there / "file").read_bytes() == new
+
+
+def test_an_open_handle_survives_rename_and_unlink_elsewhere(here: Path, there: Path) -> None:
+    (here / "file").write_bytes(content(300_000))
+    catch_up(here, there)
+    descriptor = os.open(there / "file", os.O_RDONLY)
+    (here / "file").rename(here / "renamed")
+    eventually(lambda: not (there / "file").exists(), "the old name is still there")
+    assert os.pread(descriptor, 300_000, 0) == content(300_000)
+    (here / "renamed").unlink()
+    eventually(lambda: not (there / "renamed").exists(), "the unlinked name is still there")
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    assert os.pread(descriptor, 300_000, 0) == content(300_000)
+    os.close(descriptor)
+
+
+def test_a_reader_never_sees_old_and_new_mixed(here: Path, there: Path) -> None:
+    size, rounds = 300_000, 25
+    (here / "file").write_bytes(b"\0" * size)
+    catch_up(here, there)
+    mixed: list[str] = []
+    ended = threading.Event()
+
+    def read() -> None:
+        while not ended.is_set():
+            with (there / "file").open("rb", buffering=0) as file:
+                pieces = {os.pread(file.fileno(), 4096, offset)[:1] for offset in range(0, size, 4096)}
+            if len(pieces) != 1:
+                mixed.append(str(pieces))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for number in range(1, rounds):
+            (here / "file").write_bytes(bytes([number]) * size)
+    finally:
+        ended.set()
+        reader.join()
+    assert mixed == []
+
+
+def test_the_last_of_two_writers_wins_whole(here: Path, there: Path) -> None:
+    (here / "file").write_bytes(b"base" * 1000)
+    catch_up(here, there)
+    one = os.open(here / "file", os.O_RDWR)
+    two = os.open(there / "file", os.O_RDWR)
+    os.pwrite(one, b"1" * 100, 0)
+    os.pwrite(two, b"2" * 100, 2000)
+    os.close(one)
+    os.close(two)
+    expected = bytearray(b"base" * 1000)
+    expected[2000:2100] = b"2" * 100
+    eventually(lambda: (here / "file").read_bytes() == expected, "the last close did not win whole")
+    assert (there / "file").read_bytes() == expected
+
+
+def test_names_that_are_not_there_are_found_when_they_are_made_elsewhere(here: Path, there: Path) -> None:
+    for number in range(5):
+        path = there / f"new {number}"
+        assert not path.exists()
+        (here / path.name).write_bytes(b"x")
+        eventually(path.exists, "a name that was not there is never found")
+        assert path.read_bytes() == b"x"
+
+
+def test_exclusive_creation_is_exclusive_between_mounts(here: Path, there: Path) -> None:
+    for number in range(10):
+        won: list[Path] = []
+
+        def create(folder: Path, number: int = number, won: list[Path] = won) -> None:
+            try:
+                os.close(os.open(folder / f"lock {number}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                won.append(folder)
+            except FileExistsError:
+                pass
+
+        threads = [threading.Thread(target=create, args=(folder,)) for folder in (here, there) * 2]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(won) == 1
+
+
+def test_folders_removed_and_made_elsewhere(here: Path, there: Path) -> None:
+    (here / "d" / "e").mkdir(parents=True)
+    (here / "d" / "e" / "f").write_bytes(b"1")
+    catch_up(here, there)
+    with pytest.raises(OSError, match="not empty") as found:
+        (there / "d" / "e").rmdir()
+    assert found.value.errno == errno.ENOTEMPTY
+    (there / "d").rename(there / "moved")
+    eventually(lambda: not (here / "d").exists(), "the folder's old name is still there")
+    assert (here / "moved" / "e" / "f").read_bytes() == b"1"
+    (here / "moved" / "e" / "f").unlink()
+    eventually(lambda: os.listdir(there / "moved" / "e") == [], "the file is still listed")
+    (there / "moved" / "e").rmdir()
+    eventually(lambda: os.listdir(here / "moved") == [], "the folder is still listed")
+    (here / "moved").rmdir()
+    catch_up(here, there)
+
+
+def test_attributes_follow(here: Path, there: Path) -> None:
+    (here / "file").write_bytes(b"x")
+    catch_up(here, there)
+    os.chmod(here / "file", 0o640)
+    os.utime(here / "file", ns=(10**18, 10**18 + 1))
+    os.setxattr(here / "file", "user.note", b"seen")
+    catch_up(here, there)
+    status = (there / "file").stat()
+    assert (status.st_mode & 0o7777, status.st_mtime_ns) == (0o640, 10**18 + 1)
+    assert os.getxattr(there / "file", "user.note") == b"seen"
