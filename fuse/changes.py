@@ -8,8 +8,8 @@ those of the folder itself only.
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import msgspec
 import trio
@@ -72,12 +72,13 @@ class Changes:
         present = parent.children.get(name)
         if present is not None:
             _check_empty(present)
-        if self._table.holds_buckets(parent):
-            await self._mount.ask(BucketRemove(name), Done)
-        else:
-            bucket, key = self._lookups.key(parent, name, folder=True)
-            await self._mount.change(RemoveFolder(bucket, key, keep_folder=True, durable=False))
-        self._removed(parent, name)
+        with _busy([present]):
+            if self._table.holds_buckets(parent):
+                await self._mount.ask(BucketRemove(name), Done)
+            else:
+                bucket, key = self._lookups.key(parent, name, folder=True)
+                await self._mount.change(RemoveFolder(bucket, key, keep_folder=True, durable=False))
+            self._removed(parent, name)
 
     # --- names ---------------------------------------------------------------------------------------
 
@@ -146,7 +147,6 @@ class Changes:
         bucket, key = self._lookups.key(source, old, folder=moved.is_folder)
         to_bucket, to_key = self._lookups.key(target, new, folder=moved.is_folder)
         async with _at_rest([moved, replaced], stored=moved):
-            self._mount.touch(moved)
             await self._mount.change(Rename(bucket, key, to_bucket, to_key, keep_folder=True, durable=False))
             self._table.move(moved, target, new)
             self._mount.touch(moved)
@@ -166,9 +166,9 @@ class Changes:
         is_dirty = inode.file is not None and inode.file.is_dirty
         if (inode.parent is not None or is_root) and not is_dirty:  # else it goes with the commit
             bucket, key = self._table.name_of(inode)
-            self._mount.touch(inode)
             try:
-                await self._mount.change(msgspec.structs.replace(wanted, bucket=bucket, key=key))
+                with _busy([inode]):
+                    await self._mount.change(msgspec.structs.replace(wanted, bucket=bucket, key=key))
             except KeyNotFound:
                 raise self._lookups.gone(inode) from None
         shown = inode.attributes
@@ -184,8 +184,8 @@ class Changes:
         if inode.file is not None and inode.file.is_dirty:
             await inode.file.commit(durable=False)
         bucket, key = self._table.name_of(inode)
-        self._mount.touch(inode)
-        found = await self._mount.change(SetAttributes(bucket, key, xattrs={name: value}, durable=False))
+        with _busy([inode]):
+            found = await self._mount.change(SetAttributes(bucket, key, xattrs={name: value}, durable=False))
         if inode.file is not None:
             inode.file.note(found)
         inode.xattrs = found.xattrs
@@ -220,7 +220,22 @@ async def _at_rest(inodes: Sequence[Inode | None], *, stored: Inode | None = Non
         for inode in sorted(open_ones, key=lambda inode: inode.number):
             assert inode.file is not None
             await stack.enter_async_context(inode.file.at_rest(stored=inode is stored))
+        with _busy(inodes):
+            yield
+
+
+@contextmanager
+def _busy(inodes: Sequence[Inode | None]) -> Iterator[None]:
+    """What the store says of the inodes in the block may be of before or after the change."""
+    chosen = [inode for inode in inodes if inode is not None]
+    for inode in chosen:
+        inode.busy += 1
+    try:
         yield
+    finally:
+        for inode in chosen:
+            inode.busy -= 1
+            inode.changed_at = trio.current_time()
 
 
 def _new_attributes(mode: int, ctx: RequestContext) -> ObjectAttributes:

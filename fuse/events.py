@@ -1,8 +1,8 @@
 """Changes made elsewhere: each bucket that is looked into is watched, and what the kernel keeps of it is taken back.
 
-A watch also tells of what this mount did itself.  So an event is compared with the table: a name that the table has
-bound otherwise was changed elsewhere; one that it has as told is asked about, many in one request, and only news are
-handed on.  While a bucket is watched the kernel may rely on entries and attributes for long, else for a second.
+A watch also tells of what this mount did itself, and late.  So an event only raises a doubt: the names that it touches
+are compared with the store, many in one request, and only news are handed on.  While a bucket is watched the kernel may
+rely on entries and attributes for long, else for a second.
 
 After the connection was lost, or the watch did not keep up, everything of the bucket is out of date at once, and the
 content of what is open is held anew.
@@ -86,17 +86,16 @@ class Watcher:
     # --- events --------------------------------------------------------------------------------------
 
     async def _apply(self, event: WatchEvent) -> None:
+        """An event may be older than what this mount has done since: it only says what to compare with the store."""
         if event.kind == "resync":
             await self._expire(event.bucket)
-        elif event.kind == "put":
-            self._put(event)
-        elif event.kind == "delete":
-            self._deleted(event.bucket, event.key, event.node)
-        elif event.kind == "rename":
-            self._renamed(event)
+            return
+        self._name_changed(event.bucket, event.key)
+        if event.kind == "rename":
+            self._name_changed(event.to_bucket, event.to_key)
 
-    def _put(self, event: WatchEvent) -> None:
-        place = self._place(event.bucket, event.key)
+    def _name_changed(self, bucket: str, key: str) -> None:
+        place = self._place(bucket, key)
         if place is None:
             return
         parent, name = place
@@ -104,46 +103,14 @@ class Watcher:
             self._doubt(parent)
             return
         child = parent.children.get(name)
-        if child is None:
+        if child is not None:
+            self._doubt(child)
+        else:
             _renew_names(parent)
             _invalidate_entry(parent, name)
-        elif child.node == event.node:
-            self._doubt(child)
-        elif not (child.is_pending or (child.file is not None and child.file.is_dirty)):
-            self._lose(parent, name, child)
 
-    def _deleted(self, bucket: str, key: str, node: int) -> None:
-        place = self._place(bucket, key)
-        if place is None or not place[1]:
-            return
-        parent, name = place
-        child = parent.children.get(name)
-        if child is not None and child.node == node and not (child.file is not None and child.file.is_dirty):
-            self._lose(parent, name, child)
-
-    def _renamed(self, event: WatchEvent) -> None:
-        old = self._place(event.bucket, event.key)
-        new = self._place(event.to_bucket, event.to_key)
-        moved = old[0].children.get(old[1]) if old is not None else None
-        if new is not None:
-            present = new[0].children.get(new[1])
-            if present is not None and present.node == event.node:
-                return  # this mount did it
-        if old is not None:
-            _renew_names(old[0])
-        if old is not None and moved is not None and moved.node == event.node:
-            if new is None:
-                self._lose(*old, moved)
-            else:
-                self._table.move(moved, *new)
-                self._doubt(moved)
-                _invalidate_entry(*old)
-        if new is not None:
-            _renew_names(new[0])
-            _invalidate_entry(*new)
-
-    def _lose(self, parent: Inode, name: str, child: Inode) -> None:
-        number = child.number
+    def _lose(self, parent: Inode, child: Inode) -> None:
+        name, number = child.name, child.number
         _renew_names(parent)
         self._table.detach(child)
         _invalidate_entry(parent, name, number)
@@ -189,19 +156,19 @@ class Watcher:
         stats = await self._mount.stat([self._table.name_of(inode) for inode in inodes])
         for inode, found in zip(inodes, stats, strict=True):
             parent = inode.parent
-            if parent is None or inode.changed_at >= asked_at:
+            if parent is None or (inode.file is not None and inode.file.is_dirty):
                 continue
-            if inode.file is not None and inode.file.is_dirty:
-                continue
-            if isinstance(found, (KeyNotFound, BucketNotFound)):
-                self._lose(parent, inode.name, inode)
+            if inode.is_newer_than(asked_at):
+                self._doubt(inode)
+            elif isinstance(found, (KeyNotFound, BucketNotFound)):
+                self._lose(parent, inode)
             elif isinstance(found, ObjectStat):
                 self._news(parent, inode, found, asked_at)
 
     def _news(self, parent: Inode, inode: Inode, found: ObjectStat, asked_at: float) -> None:
         shown = self._mount.owner.shown(found)
         if found.node != inode.node or (not inode.is_folder and shown.blob != inode.attributes.blob):
-            self._lose(parent, inode.name, inode)
+            self._lose(parent, inode)
             return
         inode.confirmed_at = asked_at
         before = inode.attributes

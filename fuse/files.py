@@ -52,7 +52,7 @@ class OpenFile:
         self._lock = trio.Lock()
         self._reader: BlobReader | None = None
         self._staged: StagedFile | None = None
-        self._is_to_open = False  # the stored content is this mount's own commit, and not opened yet
+        self._is_new = False  # nothing of it is in the store, but perhaps an empty file
         self._stat: ObjectStat | None = (
             None  # as the name was when it was opened, for what a file system has not
         )
@@ -68,21 +68,29 @@ class OpenFile:
         The stored content is opened for the first one; for others it is compared, so that what was closed elsewhere
         before this open is seen by it.
         """
-        async with self._lock:
-            if self.inode.is_pending or self.is_dirty or self.inode.parent is None:
-                pass
-            elif self._reader is None:
-                await self._open_stored()
-                self._is_to_open = False
-            else:
-                await self._compare_stored()
-            self.handles += 1
+        self.handles += 1  # before the wait: nobody closes the file meanwhile
+        try:
+            async with self._lock:
+                await self._open()
+        except BaseException:
+            self.handles -= 1
+            raise
+
+    async def _open(self) -> None:
+        if self.inode.parent is None:
+            await self._stored()  # it goes on with what it has open
+        elif self.inode.is_pending or self.is_dirty:
+            return
+        elif self._reader is None:
+            await self._open_stored()
+        else:
+            await self._compare_stored()
 
     def open_new(self) -> None:
-        """The first handle of a file that this mount has just made, empty."""
-        assert not self.handles
-        self.handles = 1
+        """A handle of a file that this mount has just made, empty."""
+        self.handles += 1
         self.is_dirty = self.inode.is_pending
+        self._is_new = True
 
     async def release(self) -> None:
         """One handle less; with the last one what late writes left is stored, and all is given back."""
@@ -138,6 +146,7 @@ class OpenFile:
             raise _replaced(mount.table.name_of(self.inode))
         self._stat = opened.stat
         self._reader = BlobReader(mount.lake, mount.offload, opened)
+        self._is_new = False
 
     async def _opened_object(self, *, lease: bool) -> Opened:
         mount = self._mount
@@ -193,10 +202,9 @@ class OpenFile:
         return b"" if stored is None else await stored.read(offset, length)
 
     async def _stored(self) -> BlobReader | None:
-        """The stored content; None for a new file."""
-        if self._is_to_open:
+        """The stored content; None for a new file.  KeyNotFound, PreconditionFailed when it is not to be had."""
+        if self._reader is None and not self._is_new:
             await self._open_stored()
-            self._is_to_open = False
         return self._reader
 
     async def write(self, offset: int, data: Buffer) -> None:
@@ -228,7 +236,7 @@ class OpenFile:
             stored = await self._stored()
             base = None if stored is None else Base(stored.opened.stat.size_bytes)
             self._staged = self._mount.staging.new(name, base)
-        elif self._is_to_open:
+        else:
             await self._stored()
         return self._staged
 
@@ -299,7 +307,7 @@ class OpenFile:
         """What was staged is read from the store from now on, where it is opened when it is next needed."""
         assert self._staged is not None
         before, self._reader = self._reader, None
-        self._is_to_open = True
+        self._is_new = False
         self._staged.mark_stored(Base(size_bytes))
         if before is not None:
             self._mount.give_back(before.opened.lease)

@@ -74,6 +74,8 @@ class Inode:
     """When the store was last asked, and said so; on trio's clock, as is the next."""
     changed_at: float = -1.0
     """When this mount last changed it: what the store was asked before says nothing of it."""
+    busy: int = 0
+    """Changes of its name or attributes that this mount has asked for, and that are not answered."""
     changed_below_ns: int = 0
     """When this mount last changed a name in this folder, on the wall clock."""
     names_changed_at: float = -1.0
@@ -98,6 +100,10 @@ class Inode:
     def is_folder(self) -> bool:
         """Whether names can be below it."""
         return self.attributes.kind == FOLDER
+
+    def is_newer_than(self, asked_at: float) -> bool:
+        """Whether an answer to what the store was asked then may be of before a change of this mount's own."""
+        return self.busy > 0 or self.changed_at >= asked_at
 
     @property
     def is_pending(self) -> bool:
@@ -182,10 +188,10 @@ class InodeTable:
         A file of this mount that is not stored yet keeps its name, and one that is being written its attributes.
         """
         present = parent.children.get(name)
-        if present is not None and (present.is_pending or present.changed_at >= asked_at):
+        if present is not None and (present.is_pending or present.is_newer_than(asked_at)):
             return present
         inode = self._by_node.get(node)
-        if inode is not None and inode.changed_at >= asked_at:
+        if inode is not None and inode.is_newer_than(asked_at):
             return inode
         if inode is not None and not _is_shown_by(inode, found):
             self.detach(inode)
@@ -232,6 +238,8 @@ class InodeTable:
             self.detach(replaced)
         self._unlink(inode)
         self._link(inode, parent, name)
+        if inode.node:
+            self._by_node[inode.node] = inode
         return replaced
 
     def detach(self, inode: Inode) -> None:

@@ -67,7 +67,7 @@ class Lookups:
             found = await look_up(self._mount, parent, name)
         except (KeyNotFound, BucketNotFound, InvalidName):
             present = parent.children.get(name)
-            if present is not None and (present.is_pending or present.changed_at >= asked_at):
+            if present is not None and (present.is_pending or present.is_newer_than(asked_at)):
                 return present
             if present is not None:
                 self._table.detach(present)
@@ -99,7 +99,7 @@ class Lookups:
             return
         asked_at = trio.current_time()
         (found,) = await mount.stat([self._table.name_of(inode)])
-        if inode.changed_at >= asked_at or (inode.parent is None and not is_root):
+        if inode.is_newer_than(asked_at) or (inode.parent is None and not is_root):
             return
         if isinstance(found, (KeyNotFound, BucketNotFound)) and not is_root:
             refusal = self.gone(inode)
