@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -17,19 +14,9 @@ from fuse.staged_put import Cut, Keep, Store, plan_cuts
 from lakefs.getting import Piece
 from lakefs.ids import ChunkId
 from lakefs.limits import CHUNK_BYTES
+from tests.edited_file import small_chunks
 
 SMALL_CHUNK = 100
-
-
-@contextmanager
-def small_chunks(chunk_bytes: int, small_payload_bytes: int) -> Iterator[None]:
-    """Contents are cut into shorter chunks than users' are."""
-    with (
-        mock.patch("fuse.staged_put.CHUNK_BYTES", chunk_bytes),
-        mock.patch("lakefs.chunking.CHUNK_BYTES", chunk_bytes),
-        mock.patch("fuse.staged_put.SMALL_PAYLOAD_BYTES", small_payload_bytes),
-    ):
-        yield
 
 
 def pieces_of(lengths: list[int]) -> list[Piece]:

@@ -1,0 +1,123 @@
+"""A file that is edited as through a mount, with what it should hold: the rig of tests that store it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from fuse.staged_put import store_staged
+from fuse.staging import Base, StagedFile, StagingFolder
+from lakefs.getting import Opened, close_object
+from lakefs.names import Name
+from lakefs.steps import Steps
+from lakefs.wire import messages as m
+from tests.contract.engines import Kind
+from tests.contract.test_lake import Driven, run
+
+LIMIT = 1 << 30
+NAME = Name("bkt", "folder/file")
+
+
+@contextmanager
+def small_chunks(chunk_bytes: int, small_payload_bytes: int) -> Iterator[None]:
+    """Contents are cut into shorter chunks than users' are."""
+    with (
+        mock.patch("fuse.staged_put.CHUNK_BYTES", chunk_bytes),
+        mock.patch("lakefs.chunking.CHUNK_BYTES", chunk_bytes),
+        mock.patch("fuse.staged_put.SMALL_PAYLOAD_BYTES", small_payload_bytes),
+    ):
+        yield
+
+
+class Edited:
+    """A file as a mount has it open, and what it should hold."""
+
+    def __init__(self, lake: Driven, folder: Path) -> None:
+        self.lake = lake
+        self.staging = StagingFolder(folder / "staging", LIMIT)
+        self.content = bytearray()
+        self.opened: Opened | None = None
+        self.file: StagedFile = self.staging.new(str(NAME), None)
+
+    async def base_on(self, content: bytes) -> None:
+        """Begin with stored content."""
+        await self.lake.run(self.lake.steps.put(str(NAME), content))
+        self.content = bytearray(content)
+        await self.reopen()
+
+    async def reopen(self) -> None:
+        await self.close_base()
+        self.opened = await self.lake.run(self.lake.steps.open(str(NAME)))
+        self.file.discard()
+        self.file = self.staging.new(str(NAME), Base(self.opened.stat.size_bytes))
+
+    async def close_base(self) -> None:
+        if self.opened is not None:
+            await self.lake.run(close_object(self.opened))
+            self.opened = None
+
+    def write(self, offset: int, data: bytes) -> None:
+        self.file.write(offset, data)
+        self.content += bytes(max(0, offset - len(self.content)))
+        self.content[offset : offset + len(data)] = data
+
+    def truncate(self, size: int) -> None:
+        self.file.truncate(size)
+        self.content = self.content[:size] + bytes(max(0, size - len(self.content)))
+
+    def storing(self, **options: Any) -> Steps[m.ObjectStat]:
+        attributes = m.ObjectAttributes(mode=0o600, mtime_ns=17)
+        keep_node = self.opened.stat.node if self.opened else 0
+        wanted: dict[str, Any] = {
+            "keep_node": keep_node,
+            "condition": m.NO_CONDITION,
+            "durable": True,
+            **options,
+        }
+        return store_staged(self.lake.steps, self.file, self.opened, NAME, attributes, **wanted)
+
+    async def store(self) -> m.ObjectStat:
+        """Store, compare with what others read, and go on over the new content."""
+        self.lake.asked.clear()
+        stat = await self.lake.run(self.storing())
+        assert (stat.size_bytes, stat.mode, stat.mtime_ns) == (len(self.content), 0o600, 17)
+        assert await self.lake.run(self.lake.steps.get(str(NAME))) == self.content
+        await self.close_base()
+        self.opened = await self.lake.run(self.lake.steps.open(str(NAME)))
+        assert self.opened.stat.blob == stat.blob
+        assert self.file.mark_stored(Base(stat.size_bytes))
+        assert self.staging.used_bytes == 0
+        return stat
+
+    @property
+    def sent_bytes(self) -> int:
+        """Payload that the last `store` had the engine store."""
+        return sum(sum(data_lengths(request)) for request in self.lake.asked)
+
+    async def close(self) -> None:
+        await self.close_base()
+        self.file.discard()
+        self.staging.close()
+
+
+def data_lengths(request: m.Request) -> list[int]:
+    if isinstance(request, m.StoreChunks):
+        return [length for kind, length in zip(request.kinds, request.lengths, strict=True) if kind == 1]
+    return request.lengths if isinstance(request, m.StoreFromSource | m.PutObjects) else []
+
+
+def edit(kind: Kind, body: Callable[[Edited], Awaitable[None]]) -> None:
+    """Run `body` with a file; afterwards nothing is held or open."""
+
+    async def with_lake(lake: Driven) -> None:
+        edited = Edited(lake, lake.engine.folder)
+        await lake.run(lake.steps.create_bucket(NAME.bucket))
+        try:
+            await body(edited)
+        finally:
+            await edited.close()
+
+    run(kind, with_lake)
