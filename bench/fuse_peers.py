@@ -23,9 +23,10 @@ import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FileNameT, FlagT, FUSEError, InodeT, ModeT
 
-from bench.passthrough import Passthrough, keep_a_while
+from bench.passthrough import TIMEOUT_S, Passthrough, keep_for
 
 READ_AHEAD_KIB: Final = 4096
+MAX_TASKS: Final = 256
 BUFFER: Final = bytes(range(256)) * 4096
 CONSTANT_NAME: Final = b"data"
 CONSTANT_INODE: Final = InodeT(2)
@@ -34,15 +35,16 @@ CONSTANT_INODE: Final = InodeT(2)
 class Constant(pyfuse3.Operations):
     """One file of a given size; the bytes of any range are the beginning of one buffer."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__()
         self._size = size
+        self._timeout_s = timeout_s
 
     def _attributes(self, inode: InodeT) -> EntryAttributes:
         if inode not in (pyfuse3.ROOT_INODE, CONSTANT_INODE):
             raise FUSEError(errno.ENOENT)
         folder = inode == pyfuse3.ROOT_INODE
-        found = keep_a_while(EntryAttributes())
+        found = keep_for(self._timeout_s, EntryAttributes())
         found.st_ino = inode
         found.st_mode = ModeT(stat.S_IFDIR | 0o755 if folder else stat.S_IFREG | 0o644)
         found.st_nlink = 1
@@ -104,7 +106,7 @@ def serve(operations: pyfuse3.Operations, mount_point: Path, name: str) -> None:
 async def _serve() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_end_at_signal)
-        await pyfuse3.main()
+        await pyfuse3.main(max_tasks=MAX_TASKS)
         nursery.cancel_scope.cancel()
 
 
@@ -126,9 +128,16 @@ def main() -> int:
     passthrough = kinds.add_parser("passthrough", help="every operation done below a folder")
     passthrough.add_argument("mount_point", type=Path)
     passthrough.add_argument("--source", type=Path, required=True, metavar="FOLDER")
+    for kind in (constant, passthrough):
+        kind.add_argument(
+            "--timeout", type=float, default=TIMEOUT_S, metavar="SECONDS", help="names and attributes"
+        )
     options = parser.parse_args()
     operations: pyfuse3.Operations
-    operations = Constant(options.size) if options.kind == "constant" else Passthrough(options.source)
+    if options.kind == "constant":
+        operations = Constant(options.size, options.timeout)
+    else:
+        operations = Passthrough(options.source, options.timeout)
     serve(operations, options.mount_point, options.kind)
     return 0
 

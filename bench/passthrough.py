@@ -20,7 +20,7 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FileNameT, FlagT, FUSEError, InodeT, ModeT
 
 TIMEOUT_S: Final = 1.0
-"""For how long the kernel keeps names and attributes."""
+"""For how long the kernel keeps names and attributes, unless told otherwise."""
 OWN_FLAGS: Final = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_DIRECT
 """Flags of open that the kernel has dealt with, or that would change what pwrite at an offset does."""
 
@@ -43,8 +43,9 @@ class Passthrough(pyfuse3.Operations):
 
     supports_dot_lookup = False
 
-    def __init__(self, source: Path) -> None:
+    def __init__(self, source: Path, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__()
+        self._timeout_s = timeout_s
         self._root = os.fsencode(source)
         root = Node(pyfuse3.ROOT_INODE, FileNameT(b""), os.stat(source).st_ino, lookups=1)
         self._nodes: dict[InodeT, Node] = {pyfuse3.ROOT_INODE: root}
@@ -83,7 +84,17 @@ class Passthrough(pyfuse3.Operations):
             self._names[parent, name] = inode
         if looked_up:
             self._nodes[inode].lookups += 1
-        return _attributes(inode, found)
+        return self._attributes(inode, found)
+
+    def _attributes(self, inode: InodeT, found: os.stat_result) -> EntryAttributes:
+        entry = keep_for(self._timeout_s, EntryAttributes())
+        for name in (
+            "st_mode", "st_nlink", "st_uid", "st_gid", "st_rdev", "st_size", "st_blksize", "st_blocks",
+            "st_atime_ns", "st_mtime_ns", "st_ctime_ns",
+        ):  # fmt: skip
+            setattr(entry, name, getattr(found, name))
+        entry.st_ino = inode
+        return entry
 
     def _forget_name(self, parent: InodeT, name: FileNameT) -> None:
         inode = self._names.pop((parent, name), None)
@@ -112,7 +123,9 @@ class Passthrough(pyfuse3.Operations):
 
     async def getattr(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> EntryAttributes:
         with _node_errors():
-            return _attributes(inode, os.stat(self._path(inode), follow_symlinks=self._nodes[inode].gone))
+            return self._attributes(
+                inode, os.stat(self._path(inode), follow_symlinks=self._nodes[inode].gone)
+            )
 
     async def setattr(
         self,
@@ -356,18 +369,7 @@ def _version(descriptor: int) -> tuple[int, int]:
     return found.st_mtime_ns, found.st_size
 
 
-def keep_a_while(found: EntryAttributes) -> EntryAttributes:
-    """Let the kernel keep a name and its attributes for `TIMEOUT_S`."""
-    found.entry_timeout = found.attr_timeout = TIMEOUT_S
+def keep_for(timeout_s: float, found: EntryAttributes) -> EntryAttributes:
+    """Let the kernel keep a name and its attributes for so long."""
+    found.entry_timeout = found.attr_timeout = timeout_s
     return found
-
-
-def _attributes(inode: InodeT, found: os.stat_result) -> EntryAttributes:
-    entry = keep_a_while(EntryAttributes())
-    for name in (
-        "st_mode", "st_nlink", "st_uid", "st_gid", "st_rdev", "st_size", "st_blksize", "st_blocks",
-        "st_atime_ns", "st_mtime_ns", "st_ctime_ns",
-    ):  # fmt: skip
-        setattr(entry, name, getattr(found, name))
-    entry.st_ino = inode
-    return entry

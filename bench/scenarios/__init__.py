@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from bench.measure import Scenario
-from bench.scenarios import client, dedup, large, million, small, space, startup
+from bench.scenarios import client, dedup, large, million, mount, small, space, startup
 
 SCENARIOS: Final[dict[str, Scenario]] = {
     scenario.name: scenario
@@ -16,6 +16,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         *small.SCENARIOS,
         *space.SCENARIOS,
         *dedup.SCENARIOS,
+        *mount.SCENARIOS,
         *large.MEMORY_SCENARIOS,
         *million.SCENARIOS,
     )

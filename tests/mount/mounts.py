@@ -8,7 +8,6 @@ waits without a limit, and nothing stays mounted: what does not end on SIGTERM i
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,77 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.e2e.served import LAKE, ROOT, Served, environment, serving
+from bench.mounts import MountProcess, mounting
+from tests.e2e.served import LAKE, Served, environment, serving
 
 READY_S: Final = 60.0
-END_S: Final = 30.0
 POLL_S: Final = 0.01
 BUCKET: Final = "bucket"
 
 
-def mounted_at(folder: Path) -> bool:
-    """Whether something is mounted there; asks the kernel's table, never the mount."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return any(line.split(" ")[4] == str(folder) for line in lines)
-
-
-class MountProcess:
-    """A process that serves a mount in the foreground."""
-
-    def __init__(self, command: Sequence[str], folder: Path, log: Path) -> None:
-        self.folder = folder
-        self.log = log
-        self._command = list(command)
-        folder.mkdir(exist_ok=True)
-        self.process = self._started()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                self._command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        until = time.monotonic() + READY_S
-        while not mounted_at(self.folder):
-            code = process.poll()
-            if code is not None or time.monotonic() > until:
-                process.kill()
-                process.wait()
-                raise AssertionError(f"no mount at {self.folder}, exit code {code}: {self.log.read_text()}")
-            time.sleep(POLL_S)
-        return process
-
-    def end(self) -> int:
-        """SIGTERM; the exit code, when it ends by itself in time."""
-        self.process.terminate()
-        return self.process.wait(END_S)
-
-    def restart(self) -> None:
-        """End and mount again: nothing that a kernel or a process remembers is left."""
-        assert self.end() == 0, self.log.read_text()
-        self.process = self._started()
-
-    def clear_away(self) -> None:
-        """Nothing of it is left afterwards, whatever state it is in."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                subprocess.run(["umount", "-l", str(self.folder)], timeout=END_S)
-                self.process.kill()
-                self.process.wait(END_S)
-        while mounted_at(self.folder):
-            subprocess.run(["fusermount3", "-u", "-z", str(self.folder)], timeout=END_S, check=True)
-
-
-@contextmanager
-def mounting(command: Sequence[str], folder: Path, log: Path) -> Iterator[MountProcess]:
-    """A mount for the block."""
-    process = MountProcess(command, folder, log)
-    try:
-        yield process
-    finally:
-        process.clear_away()
+def _environment(folder: Path) -> dict[str, str]:
+    """As any command's, and the mount keeps its lock below the test's folder."""
+    return environment() | {"STATE_DIRECTORY": str(folder / "state")}
 
 
 @contextmanager
@@ -97,7 +36,11 @@ def passthrough(folder: Path, *, mounts: int = 1, bug: str = "") -> Iterator[lis
     source.mkdir()
     with ExitStack() as stack:
         yield [
-            stack.enter_context(mounting(_passing(point, source, bug), point, folder / f"{point.name}.log"))
+            stack.enter_context(
+                mounting(
+                    _passing(point, source, bug), point, folder / f"{point.name}.log", _environment(folder)
+                )
+            )
             for point in (folder / f"m{number}" for number in range(mounts))
         ]
 
@@ -130,6 +73,7 @@ def lake(folder: Path, *options: str, mounts: int = 1) -> Iterator[LakeMounts]:
                     lake_mount_command(served.server, point, folder / f"staging{number}", *options),
                     point,
                     folder / f"{point.name}.log",
+                    _environment(folder),
                 )
             )
             for number, point in ((number, folder / f"m{number}") for number in range(mounts))

@@ -1,0 +1,156 @@
+"""Processes that serve a mount in the foreground: the mount itself, and the file systems it is held against.
+
+Nothing waits without a limit, and nothing stays mounted: what does not end on SIGTERM is unmounted lazily and killed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from bench.process import ROOT, EngineProcess, clean_environment, lake_command
+from fuse.mounting import MountOptions
+
+READY_S: Final = 60.0
+END_S: Final = 30.0
+POLL_S: Final = 0.01
+
+
+def mounted_at(folder: Path) -> bool:
+    """Whether something is mounted there; asks the kernel's table, never the mount."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return any(line.split(" ")[4] == str(folder) for line in lines)
+
+
+class MountProcess:
+    """A process that serves a mount; `folder` is its mount point, `log` gets all that it says."""
+
+    def __init__(
+        self, command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.folder = folder
+        self.log = log
+        self._command = list(command)
+        self._environment = dict(environment or clean_environment())
+        folder.mkdir(exist_ok=True)
+        self.process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                self._command,
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        until = time.monotonic() + READY_S
+        while not mounted_at(self.folder):
+            code = process.poll()
+            if code is not None or time.monotonic() > until:
+                process.kill()
+                process.wait()
+                raise RuntimeError(f"no mount at {self.folder}, exit code {code}: {self.log.read_text()}")
+            time.sleep(POLL_S)
+        return process
+
+    def end(self) -> int:
+        """SIGTERM; the exit code, when it ends by itself in time."""
+        self.process.terminate()
+        return self.process.wait(END_S)
+
+    def restart(self) -> None:
+        """End and mount again: nothing that a kernel or a process remembers is left."""
+        if code := self.end():
+            raise RuntimeError(f"the mount at {self.folder} ended with {code}: {self.log.read_text()}")
+        self.process = self._started()
+
+    def memory_bytes(self) -> int:
+        """RssAnon of the process."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+    def clear_away(self) -> None:
+        """Nothing of it is left afterwards, whatever state it is in."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                subprocess.run(["umount", "-l", str(self.folder)], timeout=END_S, check=False)
+                self.process.kill()
+                self.process.wait(END_S)
+        while mounted_at(self.folder):
+            subprocess.run(["fusermount3", "-u", "-z", str(self.folder)], timeout=END_S, check=True)
+
+
+@contextmanager
+def mounting(
+    command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[MountProcess]:
+    """A mount for the block."""
+    process = MountProcess(command, folder, log, environment)
+    try:
+        yield process
+    finally:
+        process.clear_away()
+
+
+@contextmanager
+def lake_mounted(engine: EngineProcess, folder: Path) -> Iterator[MountProcess]:
+    """The store of a running engine, mounted at `folder`/lake."""
+    point = folder / "lake"
+    command = [
+        *lake_command(), "--server", engine.address, "mount", "--foreground",
+        "--staging", str(folder / "staging"), str(point),
+    ]  # fmt: skip
+    environment = clean_environment() | {"STATE_DIRECTORY": str(folder / "state")}
+    with mounting(command, point, folder / "lake.log", environment) as mount:
+        yield mount
+
+
+@contextmanager
+def constant_mounted(folder: Path, size: int) -> Iterator[Path]:
+    """The file of the file system that answers from a buffer."""
+    point = folder / "constant"
+    with mounting(_peer("constant", point, "--size", str(size)), point, folder / "constant.log") as mount:
+        yield mount.folder / "data"
+
+
+@contextmanager
+def passthrough_mounted(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """The mount point of the file system that passes through, and the folder that it passes to."""
+    point, source = folder / "passthrough", folder / "source"
+    source.mkdir()
+    command = _peer("passthrough", point, "--source", str(source))
+    with mounting(command, point, folder / "passthrough.log") as mount:
+        yield mount.folder, source
+
+
+def _peer(kind: str, point: Path, *options: str) -> list[str]:
+    """A peer with the mount's own time-outs; its read-ahead and its number of tasks are the mount's anyhow."""
+    timeout = ("--timeout", str(MountOptions.attribute_timeout_s))
+    return [sys.executable, "-m", "bench.fuse_peers", kind, str(point), *options, *timeout]
+
+
+def forget_pages(path: Path) -> None:
+    """Have the kernel drop a file's clean pages; of a file on a mount: the mount's, not the store's."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def forget_pages_below(folder: Path) -> None:
+    """As `forget_pages`, of all files below: a store gets cold."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            forget_pages(path)
