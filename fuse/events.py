@@ -17,7 +17,7 @@ import structlog
 import trio
 from pyfuse3 import FileNameT, InodeT
 
-from fuse.inodes import Inode
+from fuse.inodes import EXPIRED, Inode
 from fuse.mount import Mount
 from lakefs.client.reconnecting import ReconnectingEngine
 from lakefs.errors import BucketNotFound, InvalidName, KeyNotFound, LakeError
@@ -30,7 +30,6 @@ _WAITING_MAX: Final = 256
 _RETRY_S: Final = 0.2
 _GATHER_S: Final = 0.02
 _STAT_BATCH: Final = 256
-_EXPIRED: Final = -1e9
 
 
 class Watcher:
@@ -147,7 +146,7 @@ class Watcher:
             except LakeError as error:
                 _log.warning("names could not be compared with the store", error=error.message)
                 for inode in batch:
-                    inode.confirmed_at = _EXPIRED
+                    inode.confirmed_at = EXPIRED
 
     async def _compare(self, inodes: list[Inode]) -> None:
         if not inodes:
@@ -181,7 +180,7 @@ class Watcher:
         """Everything known of the bucket is asked anew when it is next used."""
         for number, inode in enumerate(self._table):
             if inode.parent is not None and self._mount.bucket_of(inode) == bucket:
-                inode.confirmed_at = _EXPIRED
+                inode.confirmed_at = EXPIRED
                 _renew_names(inode)
                 if inode.node and not (inode.file is not None and inode.file.is_dirty):
                     _invalidate_entry(inode.parent, inode.name)

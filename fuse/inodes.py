@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fuse.files import OpenFile
 
 ROOT: Final = 1
+EXPIRED: Final = -1e9
+"""A time that nothing is fresh since."""
 _OWN_NUMBERS: Final = 1 << 62
 """From here on numbers that no node has: of files not stored yet, and of nodes whose number is in use."""
 FOLDER: Final = 1
@@ -208,7 +210,8 @@ class InodeTable:
         if not _is_dirty(inode):
             inode.take(found)
             inode.xattrs = None
-        inode.confirmed_at = asked_at
+        # What was asked before names changed elsewhere is asked again when it is next used.
+        inode.confirmed_at = asked_at if parent.names_changed_at < asked_at else EXPIRED
         return inode
 
     def create(self, parent: Inode, name: str, attributes: Attributes) -> Inode:

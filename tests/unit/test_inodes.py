@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fuse.files import OpenFile
-from fuse.inodes import FOLDER, OBJECT, ROOT, Attributes, Inode, InodeTable
+from fuse.inodes import EXPIRED, FOLDER, OBJECT, ROOT, Attributes, Inode, InodeTable
 from lakefs.errors import KeyNotFound
 from lakefs.names import Name
 
@@ -135,6 +135,13 @@ def test_an_answer_to_an_older_question_changes_nothing(
     assert table.adopt(bucket, "x", 11, content(b"old"), asked_at=1.5) is inode
     assert inode.attributes.blob == b"new"
     assert table.adopt(bucket, "x", 13, content(b"other"), asked_at=1.5) is inode
+
+
+def test_an_answer_of_before_names_changed_elsewhere_is_not_relied_on(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    bucket.names_changed_at = 2.0
+    assert table.adopt(bucket, "x", 11, content(b"1"), asked_at=1.5).confirmed_at == EXPIRED
+    assert table.adopt(bucket, "x", 11, content(b"1"), asked_at=2.5).confirmed_at == 2.5
 
 
 def test_what_the_kernel_has_forgotten_is_forgotten(table: InodeTable) -> None:
