@@ -77,7 +77,8 @@ class Changes:
                 await self._mount.ask(BucketRemove(name), Done)
             else:
                 bucket, key = self._lookups.key(parent, name, folder=True)
-                await self._mount.change(RemoveFolder(bucket, key, keep_folder=True, durable=False))
+                request = RemoveFolder(bucket, key, keep_folder=True, durable=False)
+                await self._mount.change_again(request, _is_gone)
             self._removed(parent, name)
 
     # --- names ---------------------------------------------------------------------------------------
@@ -122,7 +123,7 @@ class Changes:
         request = DeleteNames([self._lookups.key(parent, name)], keep_folder=True, durable=False)
         async with _at_rest([present]):
             try:
-                await self._mount.change(request)
+                await self._mount.change_again(request, _is_gone)
             except KeyNotFound:
                 if present is None or not present.is_pending:
                     raise
@@ -147,7 +148,13 @@ class Changes:
         bucket, key = self._lookups.key(source, old, folder=moved.is_folder)
         to_bucket, to_key = self._lookups.key(target, new, folder=moved.is_folder)
         async with _at_rest([moved, replaced], stored=moved):
-            await self._mount.change(Rename(bucket, key, to_bucket, to_key, keep_folder=True, durable=False))
+            request = Rename(bucket, key, to_bucket, to_key, keep_folder=True, durable=False)
+
+            async def is_done(error: LakeError) -> bool:
+                (found,) = await self._mount.stat([Name(to_bucket, to_key)])
+                return isinstance(found, ObjectStat) and found.node == moved.node
+
+            await self._mount.change_again(request, is_done)
             self._table.move(moved, target, new)
             self._mount.touch(moved)
             moved.attributes.ctime_ns = now_ns()
@@ -168,7 +175,8 @@ class Changes:
             bucket, key = self._table.name_of(inode)
             try:
                 with _busy([inode]):
-                    await self._mount.change(msgspec.structs.replace(wanted, bucket=bucket, key=key))
+                    request = msgspec.structs.replace(wanted, bucket=bucket, key=key)
+                    await self._mount.change_again(request, _never)
             except KeyNotFound:
                 raise self._lookups.gone(inode) from None
         shown = inode.attributes
@@ -236,6 +244,14 @@ def _busy(inodes: Sequence[Inode | None]) -> Iterator[None]:
         for inode in chosen:
             inode.busy -= 1
             inode.changed_at = trio.current_time()
+
+
+async def _is_gone(error: LakeError) -> bool:
+    return isinstance(error, KeyNotFound)
+
+
+async def _never(error: LakeError) -> bool:
+    return False
 
 
 def _new_attributes(mode: int, ctx: RequestContext) -> ObjectAttributes:

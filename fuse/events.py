@@ -142,7 +142,7 @@ class Watcher:
             if not self._doubtful:
                 self._has_doubt = trio.Event()
             try:
-                await self._compare([inode for inode in batch if inode.parent is not None and inode.node])
+                await self._compare([inode for inode in batch if inode.node and self._table.has_name(inode)])
             except LakeError as error:
                 _log.warning("names could not be compared with the store", error=error.message)
                 for inode in batch:

@@ -29,7 +29,7 @@ from fuse.mount import Mount, now_ns
 from fuse.reading import BlobReader
 from fuse.staged_put import store_staged
 from fuse.staging import Base, Kind, StagedFile
-from lakefs.errors import DiskFailed, KeyNotFound, LakeError, PreconditionFailed
+from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.getting import Opened, open_object
 from lakefs.ids import Buffer
 from lakefs.limits import SMALL_PAYLOAD_BYTES
@@ -330,6 +330,9 @@ class OpenFile:
                         durable=durable,
                     )
                 )
+            except EngineUnreachable:
+                if attempt == _COMMIT_ATTEMPTS - 1:
+                    raise  # a commit that was done, and is done again, changes nothing
             except (PreconditionFailed, KeyNotFound):
                 if not keep_node or attempt == _COMMIT_ATTEMPTS - 1:
                     raise

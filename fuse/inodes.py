@@ -156,6 +156,10 @@ class InodeTable:
         key = "/".join(parts[1:])
         return Name(parts[0], f"{key}/" if key and inode.is_folder else key)
 
+    def has_name(self, inode: Inode) -> bool:
+        """Whether the inode has a name in the store: it and all folders above it."""
+        return inode is not self.root and self.is_below(inode, self.root)
+
     def child_name(self, parent: Inode, name: str, *, folder: bool = False) -> Name:
         """The name in the store of something in a folder."""
         suffix = "/" if folder else ""
@@ -167,13 +171,6 @@ class InodeTable:
     def holds_buckets(self, inode: Inode) -> bool:
         """Whether what is in this folder are the buckets."""
         return inode is self.root and not self.bucket
-
-    def depth_of(self, inode: Inode) -> int:
-        """Steps up to the root."""
-        depth = 0
-        while inode.parent is not None:
-            inode, depth = inode.parent, depth + 1
-        return depth
 
     def is_below(self, inode: Inode, folder: Inode) -> bool:
         """Whether `inode` is `folder` or somewhere in it."""

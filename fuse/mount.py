@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from fuse.mounting import MountOptions
 from fuse.staging import StagingFolder
 from lakefs.client.reconnecting import ReconnectingEngine
 from lakefs.client.trio_lake import TrioLake
-from lakefs.errors import DiskFailed, KeyNotFound, LakeError, from_wire
+from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError, from_wire
 from lakefs.getting import close_leases
 from lakefs.names import Name
 from lakefs.ports import Offload
@@ -124,6 +124,22 @@ class Mount:
     def touch(self, inode: Inode) -> None:
         """This mount has changed the inode: what was asked of the store before is out of date."""
         inode.changed_at = trio.current_time()
+
+    async def change_again(self, request: Request, done: Callable[[LakeError], Awaitable[bool]]) -> None:
+        """As `change`, asked again when the engine was lost before it answered.
+
+        `done` says whether the second one's refusal means that the first was done.
+        """
+        try:
+            await self.change(request)
+        except EngineUnreachable:
+            try:
+                await self.change(request)
+            except EngineUnreachable:
+                raise
+            except LakeError as error:
+                if not await done(error):
+                    raise
 
 
 def stat_or_error(result: NameResult) -> ObjectStat | LakeError:
