@@ -1,0 +1,139 @@
+"""An engine that goes and comes back under a mount: the programs on it notice nothing but a pause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from lakefs import connect
+from tests.e2e.served import LAKE, ROOT, WAIT_S, Served, environment
+from tests.mount.mounts import lake
+
+ROUNDS = 40
+MIB = 1 << 20
+
+
+class Keeper:
+    """Starts engines from a process of its own: a fork of this one would close, and so flush, the mount's files."""
+
+    def __init__(self, served: Served) -> None:
+        command = f"exec {' '.join(LAKE)} serve --data {served.data} --socket {served.socket} --admin off"
+        self._served = served
+        self._shell = subprocess.Popen(
+            ["bash", "-c", f"while read -r _; do ({command}) & echo $!; wait -n; done"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment(),
+            cwd=ROOT,
+        )
+        self.pid = 0
+
+    def start(self) -> None:
+        """Start an engine, and return when it serves."""
+        assert self._shell.stdin is not None
+        assert self._shell.stdout is not None
+        self._shell.stdin.write("start\n")
+        self._shell.stdin.flush()
+        for line in self._shell.stdout:
+            if line.strip().isdecimal():
+                self.pid = int(line)
+            elif line == "ready\n":
+                return
+        raise AssertionError("the engine did not start")
+
+    def end(self, number: int) -> None:
+        """End the engine, and return when it has gone."""
+        os.kill(self.pid, number)
+        while Path(f"/proc/{self.pid}").exists():
+            threading.Event().wait(0.01)
+
+    def close(self) -> None:
+        """End the engine and the process."""
+        self.end(signal.SIGTERM)
+        assert self._shell.stdin is not None
+        assert self._shell.stdout is not None
+        self._shell.stdin.close()
+        self._shell.wait(WAIT_S)
+        self._shell.stdout.close()
+
+
+@contextmanager
+def kept(served: Served) -> Iterator[Keeper]:
+    """The engine of the mount, in a keeper's hands."""
+    keeper = Keeper(served)
+    assert served.stop() == 0
+    keeper.start()
+    try:
+        yield keeper
+    finally:
+        keeper.close()
+        served.start()
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket in it."""
+    with TemporaryDirectory(prefix="lake-") as path:
+        yield Path(path)
+
+
+def test_programs_and_open_files_outlive_the_engine(short: Path) -> None:
+    content = os.urandom(9 * MIB)
+    with lake(short) as mounts, kept(mounts.served) as keeper:
+        here = mounts.folders[0]
+        (here / "large").write_bytes(content)
+        (here / "edited").write_bytes(b"s" * 1000)
+        large = os.open(here / "large", os.O_RDONLY)
+        edited = os.open(here / "edited", os.O_RDWR)
+        new = os.open(here / "new", os.O_RDWR | os.O_CREAT)
+        os.write(new, b"before")
+        os.pwrite(edited, b"X", 10)
+        failures: list[BaseException] = []
+        done = threading.Event()
+
+        def work() -> None:
+            try:
+                while not done.is_set():
+                    _one_round(here)
+            except (OSError, AssertionError) as error:
+                failures.append(error)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for _ in range(ROUNDS):
+                assert (here / "edited").stat().st_size == 1000
+            keeper.end(number)
+            keeper.start()
+        done.set()
+        worker.join()
+        os.write(new, b" after")
+        os.fsync(new)
+        os.close(new)
+        os.close(edited)
+        assert os.pread(large, len(content), 0) == content
+        os.close(large)
+        assert failures == []
+        with connect(mounts.served.server) as client:
+            assert client.get("bucket/new") == b"before after"
+            assert client.get("bucket/edited")[8:13] == b"ssXss"
+
+
+def _one_round(here: Path) -> None:
+    """What programs do to a file of their own."""
+    content = os.urandom(200)
+    (here / "own").write_bytes(content)
+    (here / "own").rename(here / "moved")
+    assert (here / "moved").read_bytes() == content
+    (here / "moved").unlink()
+    assert not (here / "moved").exists()
