@@ -212,7 +212,7 @@ class Changes:
         gone = parent.children.get(name)
         if gone is not None:
             self._mount.touch(gone)
-            self._table.detach(gone)
+            self._table.remove(gone)
         self._changed_below(parent)
 
     def _changed_below(self, folder: Inode) -> None:

@@ -45,6 +45,7 @@ class Watcher:
         self._epoch = engine.epoch
         self._send, self._receive = trio.open_memory_channel[str](_WAITING_MAX)
         mount.want_watch = self._want
+        mount.table.on_moved = _invalidate_entry
 
     def _want(self, bucket: str) -> None:
         if bucket in self._begun or len(self._begun) >= _BUCKETS_MAX:
@@ -206,6 +207,7 @@ def _renew_names(folder: Inode) -> None:
 
 
 def _invalidate_entry(parent: Inode, name: str, gone: int = 0) -> None:
+    """Have the kernel forget a name; with `gone`, the inode that has lost it, whoever watches the file is told."""
     pyfuse3.invalidate_entry_async(
         InodeT(parent.number), FileNameT(name.encode()), InodeT(gone), ignore_enoent=True
     )

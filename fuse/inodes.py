@@ -15,7 +15,7 @@ Pure state: no I/O, no trio, no pyfuse3.  The numbers are those of the store's n
 from __future__ import annotations
 
 import stat as modes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -122,6 +122,8 @@ class InodeTable:
         self._by_number: dict[int, Inode] = {ROOT: self.root}
         self._by_node: dict[int, Inode] = {}
         self._next_number = _OWN_NUMBERS
+        self.on_moved: Callable[[Inode, str], None] = lambda parent, name: None
+        """Told of a name that an inode is found not to have any more, because it was found under another."""
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -202,6 +204,8 @@ class InodeTable:
         if present is not None and present is not inode:
             self.detach(present)
         if inode.parent is not parent or inode.name != name:
+            if inode.parent is not None:
+                self.on_moved(inode.parent, inode.name)
             self._unlink(inode)
             self._link(inode, parent, name)
         if not _is_dirty(inode):
@@ -235,15 +239,25 @@ class InodeTable:
         if replaced is inode:
             return None
         if replaced is not None:
-            self.detach(replaced)
+            self.remove(replaced)
         self._unlink(inode)
         self._link(inode, parent, name)
         if inode.node:
             self._by_node[inode.node] = inode
         return replaced
 
+    def remove(self, inode: Inode) -> None:
+        """This mount has taken the name away; what is open of it goes on."""
+        parent = inode.parent
+        was_complete = parent is not None and parent.is_complete
+        self.detach(inode)
+        if parent is not None:
+            parent.is_complete = was_complete
+
     def detach(self, inode: Inode) -> None:
-        """The inode loses its name: removed, or another took it.  What is open of it goes on."""
+        """The inode has not got its name any more: removed elsewhere, or another took it.  What is open goes on."""
+        if inode.parent is not None:
+            inode.parent.is_complete = False
         self._unlink(inode)
         if self._by_node.get(inode.node) is inode:
             del self._by_node[inode.node]

@@ -144,6 +144,24 @@ def test_an_answer_of_before_names_changed_elsewhere_is_not_relied_on(table: Ino
     assert table.adopt(bucket, "x", 11, content(b"1"), asked_at=2.5).confirmed_at == 2.5
 
 
+def test_a_name_that_an_inode_has_lost_is_told_when_it_is_found_under_another(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    told: list[tuple[Inode, str]] = []
+    table.on_moved = lambda parent, name: told.append((parent, name))
+    found = file(table, bucket, "before", 11)
+    assert file(table, bucket, "after", 11) is found
+    assert told == [(bucket, "before")]
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_folder_is_complete_while_only_this_mount_takes_names_away(table: InodeTable, here: bool) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    bucket.is_complete = True
+    gone = file(table, bucket, "x", 11)
+    (table.remove if here else table.detach)(gone)
+    assert bucket.is_complete is here
+
+
 def test_what_the_kernel_has_forgotten_is_forgotten(table: InodeTable) -> None:
     bucket = folder(table, table.root, "bkt", 10)
     a = folder(table, bucket, "a", 11)
