@@ -13,6 +13,7 @@ import select
 import signal
 import struct
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from tests.mount.steps import CHECK, SWITCH, Step, sequence
 HANG_S: Final = 120.0
 """A sequence takes less than a second; one that waits for two mounts to agree may take a minute."""
 SHORTENING_RUNS: Final = 500
+SHORTENING_S: Final = 120.0
 RACE_TRIES: Final = 15
 
 
@@ -180,12 +182,13 @@ def shorten(finding: Finding, ground: Ground, label: str) -> Finding:
     """
     attempts = 0
     tries = 1
+    until = time.monotonic() + SHORTENING_S
 
     def fails(steps: Sequence[Step]) -> Finding | None:
         nonlocal attempts
         for _ in range(tries):
             attempts += 1
-            if attempts > SHORTENING_RUNS:
+            if attempts > SHORTENING_RUNS or time.monotonic() > until:
                 return None
             reader = _forked([(steps, ground, f"{label}-{finding.seed}-{attempts}")])
             found = reader.next()
@@ -200,7 +203,7 @@ def shorten(finding: Finding, ground: Ground, label: str) -> Finding:
         tries = RACE_TRIES
         best = fails(whole)
     if best is None:
-        return replace(finding, what=f"{finding.what}\n(did not come again in {tries} tries)")
+        return replace(finding, what=f"{finding.what}\n(did not come again)")
     return _smaller_numbers(_fewer_steps(best, fails), fails)
 
 

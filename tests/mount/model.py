@@ -113,7 +113,9 @@ class _Pair:
     def _settle(self, place: Place) -> str:
         """Wait until a mount shows what the local disk has."""
         expected = tree(_outer(self._plain), mtimes=self._mtimes)
-        return _wait(lambda: _shown(expected, place, self._mtimes))
+        # Not the tree's names: a name may be found through a symlink.
+        names = {name for name in ANY if os.path.lexists(f"{self._plain.folder}/{name}")}
+        return _wait(lambda: _shown(expected, names, place, self._mtimes))
 
     def finish(self) -> str:
         """Close all; every mount must show the tree."""
@@ -142,15 +144,11 @@ def _outer(place: Place) -> str:
     return os.path.dirname(place.folder)
 
 
-def _shown(expected: Tree, place: Place, mtimes: bool) -> str:
+def _shown(expected: Tree, names: set[str], place: Place, mtimes: bool) -> str:
     """What a mount does not show as it should; names that it still remembers though no folder lists them too."""
     try:
         what = difference(expected, tree(_outer(place), mtimes=mtimes))
-        stale = [
-            name
-            for name in ANY
-            if f"{INNER}/{name}" not in expected and os.path.lexists(f"{place.folder}/{name}")
-        ]
+        stale = [name for name in ANY if name not in names and os.path.lexists(f"{place.folder}/{name}")]
     except OSError as error:
         return f"the tree cannot be read: {error}"
     return what or (f"names that are gone are still found: {stale}" if stale else "")
