@@ -143,7 +143,9 @@ def _mount(engine: EngineProcess, model: Path, weights: Path, folder: Path) -> N
         shutil.copytree(model, models / "copied")
     listed = _lake(engine, "ls", "models").split()
     _expect("copied/" in listed, f"the bucket lists {listed}")
-    print("lake mount             safetensors loads the model from it, every tensor the same; cp -r into it, too\n")
+    print(
+        "lake mount             safetensors loads the model from it, every tensor the same; cp -r into it, too\n"
+    )
 
 
 def _tensors(path: Path) -> dict[str, bytes]:
