@@ -315,7 +315,7 @@ FIO = (
     "--randrepeat=1",
     "--size=4M",
     "--output-format=terse",
-    "--minimal",
+    "--verify_state_save=0",
 )
 
 
