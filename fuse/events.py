@@ -45,7 +45,7 @@ class Watcher:
         self._epoch = engine.epoch
         self._send, self._receive = trio.open_memory_channel[str](_WAITING_MAX)
         mount.want_watch = self._want
-        mount.table.on_moved = _invalidate_entry
+        mount.table.on_lost = _invalidate_entry
 
     def _want(self, bucket: str) -> None:
         if bucket in self._begun or len(self._begun) >= _BUCKETS_MAX:

@@ -122,8 +122,8 @@ class InodeTable:
         self._by_number: dict[int, Inode] = {ROOT: self.root}
         self._by_node: dict[int, Inode] = {}
         self._next_number = _OWN_NUMBERS
-        self.on_moved: Callable[[Inode, str], None] = lambda parent, name: None
-        """Told of a name that an inode is found not to have any more, because it was found under another."""
+        self.on_lost: Callable[[Inode, str], None] = lambda parent, name: None
+        """Told of a name that an inode is found not to have any more, and that the kernel may still know."""
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -205,7 +205,7 @@ class InodeTable:
             self.detach(present)
         if inode.parent is not parent or inode.name != name:
             if inode.parent is not None:
-                self.on_moved(inode.parent, inode.name)
+                self.on_lost(inode.parent, inode.name)
             self._unlink(inode)
             self._link(inode, parent, name)
         if not _is_dirty(inode):
@@ -221,7 +221,7 @@ class InodeTable:
         self._by_number[inode.number] = inode
         present = parent.children.get(name)
         if present is not None:
-            self.detach(present)
+            self.remove(present)
         self._link(inode, parent, name)
         return inode
 
@@ -248,17 +248,18 @@ class InodeTable:
 
     def remove(self, inode: Inode) -> None:
         """This mount has taken the name away; what is open of it goes on."""
-        parent = inode.parent
-        was_complete = parent is not None and parent.is_complete
-        self.detach(inode)
-        if parent is not None:
-            parent.is_complete = was_complete
+        self._unlink(inode)
+        self._forget_node(inode)
 
     def detach(self, inode: Inode) -> None:
         """The inode has not got its name any more: removed elsewhere, or another took it.  What is open goes on."""
         if inode.parent is not None:
             inode.parent.is_complete = False
+            self.on_lost(inode.parent, inode.name)
         self._unlink(inode)
+        self._forget_node(inode)
+
+    def _forget_node(self, inode: Inode) -> None:
         if self._by_node.get(inode.node) is inode:
             del self._by_node[inode.node]
         self._drop_if_unknown(inode)
