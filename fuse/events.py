@@ -46,6 +46,7 @@ class Watcher:
         self._send, self._receive = trio.open_memory_channel[str](_WAITING_MAX)
         mount.want_watch = self._want
         mount.table.on_lost = _invalidate_entry
+        mount.forget_attributes = _invalidate_attributes
 
     def _want(self, bucket: str) -> None:
         if bucket in self._begun or len(self._begun) >= _BUCKETS_MAX:

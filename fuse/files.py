@@ -142,12 +142,27 @@ class OpenFile:
         if not opened.lease and len(opened.inline) != len(opened.pieces):
             opened = await self._opened_object(lease=True)  # its content did not come along
         if opened.stat.node != self.inode.node or opened.stat.blob != self.inode.attributes.blob:
-            mount.give_back(opened.lease)
-            raise _replaced(mount.table.name_of(self.inode))
+            self._take_newer(opened)
         self._stat = opened.stat
         self.inode.xattrs = opened.stat.xattrs
         self._reader = BlobReader(mount.lake, mount.offload, opened)
         self._is_new = False
+
+    def _take_newer(self, opened: Opened) -> None:
+        """What is there was stored since the name was looked up.  PreconditionFailed when the inode was ever open.
+
+        Nobody has seen a byte of an inode that was not: it goes on as the newer content.  So a name that others
+        overwrite all the time can be opened: the kernel looks it up anew once, not again and again.
+        """
+        mount, inode, stat = self._mount, self.inode, opened.stat
+        known = mount.table.by_node(stat.node)
+        is_first = inode.cached_blob is None and self.handles <= 1 and self._staged is None
+        if not is_first or inode.parent is None or known not in (None, inode):
+            mount.give_back(opened.lease)
+            raise _replaced(mount.table.name_of(inode))
+        inode.take(mount.owner.shown(stat))
+        mount.table.stored(inode, stat.node)
+        mount.forget_attributes(inode)
 
     async def _opened_object(self, *, lease: bool) -> Opened:
         mount = self._mount

@@ -43,6 +43,8 @@ class Mount:
     want_watch: Callable[[str], None] = lambda bucket: None
     """Asks for a bucket to be watched; does not wait."""
 
+    forget_attributes: Callable[[Inode], None] = lambda inode: None
+    """Has the kernel ask for the inode's attributes when it next needs them; does not wait."""
     visible_since: bytes = b""
     """Boot of the engine that has the last change of a name visible."""
     leases: list[int] = field(default_factory=list)
