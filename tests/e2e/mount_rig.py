@@ -126,10 +126,11 @@ class MountRig:
         """A command that the test waits for itself."""
         return subprocess.Popen([*self.command, *map(str, args)], cwd=ROOT, env=self.env)
 
-    def wait_for_child(self, process: subprocess.Popen[bytes]) -> None:
-        """Until the command has started the process that will be behind the mount."""
+    def wait_for_child(self, process: subprocess.Popen[bytes]) -> int:
+        """Until the command has started the process that will be behind the mount; its number."""
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         self.wait_for(lambda: bool(children.read_text()))
+        return int(children.read_text().split()[0])
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Until something holds that nobody tells of."""
