@@ -1,0 +1,96 @@
+"""What goes wrong under a mount: the errno that a program sees, and what is left as it was."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from lakefs import connect
+from tests.mount.mounts import lake
+
+KIB = 1 << 10
+MIB = 1 << 20
+CHUNK = 4 * MIB
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket in it."""
+    with TemporaryDirectory(prefix="lake-") as path:
+        yield Path(path)
+
+
+def test_a_full_staging_folder_fails_the_write_and_nothing_else(short: Path) -> None:
+    with lake(short, "--staging-size", "8M") as mounts:
+        here = mounts.folders[0]
+        (here / "before").write_bytes(b"before")
+        with (
+            (here / "large").open("wb", buffering=0) as file,
+            pytest.raises(OSError, match="No space") as full,
+        ):
+            for _ in range(16):
+                file.write(bytes(MIB))
+        assert full.value.errno == errno.ENOSPC
+        assert (here / "before").read_bytes() == b"before"
+        (here / "after").write_bytes(b"x" * 7 * MIB)
+        assert (here / "after").stat().st_size == 7 * MIB
+
+
+def test_a_damaged_chunk_fails_its_own_range_only(short: Path) -> None:
+    content = os.urandom(3 * CHUNK)
+    with lake(short) as mounts:
+        here = mounts.folders[0]
+        with connect(mounts.served.server) as client:
+            client.put("bucket/file", content)
+        _flip(mounts.served.data, content[CHUNK + 100 * KIB : CHUNK + 101 * KIB])
+        with (here / "file").open("rb", buffering=0) as file:
+            assert os.pread(file.fileno(), MIB, 0) == content[:MIB]
+            assert os.pread(file.fileno(), MIB, 2 * CHUNK) == content[2 * CHUNK : 2 * CHUNK + MIB]
+            with pytest.raises(OSError, match="Input/output error"):
+                os.pread(file.fileno(), 64 * KIB, CHUNK + 64 * KIB)
+            assert os.pread(file.fileno(), MIB, CHUNK + 2 * MIB) == content[CHUNK + 2 * MIB : CHUNK + 3 * MIB]
+        with connect(mounts.served.server) as client:
+            client.put("bucket/file", content)
+        assert (here / "file").read_bytes() == content
+
+
+def test_files_that_are_open_by_the_thousand_are_served(short: Path) -> None:
+    count = 2000
+    with lake(short) as mounts:
+        here = mounts.folders[0]
+        with connect(mounts.served.server) as client:
+            client.put_many([(f"bucket/f{number}", b"%d" % number) for number in range(count)])
+        opened = [os.open(here / f"f{number}", os.O_RDONLY) for number in range(count)]
+        for number, descriptor in enumerate(opened):
+            assert os.pread(descriptor, 10, 0) == b"%d" % number
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def test_readers_go_on_while_garbage_is_collected(short: Path) -> None:
+    content = os.urandom(2 * CHUNK)
+    with lake(short) as mounts, connect(mounts.served.server) as client:
+        here = mounts.folders[0]
+        client.put("bucket/file", content)
+        with (here / "file").open("rb", buffering=0) as file:
+            client.put("bucket/file", os.urandom(100))
+            client.gc()
+            assert os.pread(file.fileno(), len(content), 0) == content
+
+
+def _flip(data: Path, part: bytes) -> None:
+    """Spoil a part of a payload where the store has it."""
+    for path in (data / "segments").iterdir():
+        at = path.read_bytes().find(part)
+        if at >= 0:
+            with path.open("r+b") as segment:
+                segment.seek(at)
+                segment.write(bytes([part[0] ^ 1]))
+                os.fsync(segment.fileno())
+            return
+    raise AssertionError("the payload is in no segment")
