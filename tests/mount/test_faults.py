@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from lakefs import connect
+from tests.e2e.small_disk import tmpfs
 from tests.mount.mounts import lake
 
 KIB = 1 << 10
@@ -39,6 +40,23 @@ def test_a_full_staging_folder_fails_the_write_and_nothing_else(short: Path) -> 
         assert (here / "before").read_bytes() == b"before"
         (here / "after").write_bytes(b"x" * 7 * MIB)
         assert (here / "after").stat().st_size == 7 * MIB
+
+
+def test_a_full_store_fails_the_close_and_the_mount_goes_on_when_there_is_room(short: Path) -> None:
+    with tmpfs(short, 128 * MIB) as disk:
+        (disk / "store").mkdir(mode=0o700)
+        (short / "store").symlink_to(disk / "store")
+        with lake(short) as mounts:
+            here = mounts.folders[0]
+            stored, number = _write_until_a_close_fails(here)
+            assert number == errno.ENOSPC
+            assert len(stored) > 4
+            assert {name: (here / name).read_bytes() for name in stored} == stored
+            (here / "f0").unlink()
+            (here / "f1").unlink()
+            mounts.served.good("gc")
+            (here / "again").write_bytes(b"again")
+            assert (here / "again").read_bytes() == b"again"
 
 
 def test_a_damaged_chunk_fails_its_own_range_only(short: Path) -> None:
@@ -81,6 +99,20 @@ def test_readers_go_on_while_garbage_is_collected(short: Path) -> None:
             client.put("bucket/file", os.urandom(100))
             client.gc()
             assert os.pread(file.fileno(), len(content), 0) == content
+
+
+def _write_until_a_close_fails(here: Path) -> tuple[dict[str, bytes], int | None]:
+    """The files that were closed well, and the errno of the close that was not."""
+    stored: dict[str, bytes] = {}
+    while True:
+        name, content = f"f{len(stored)}", os.urandom(8 * MIB)
+        descriptor = os.open(here / name, os.O_WRONLY | os.O_CREAT)
+        os.write(descriptor, content)
+        try:
+            os.close(descriptor)
+        except OSError as error:
+            return stored, error.errno
+        stored[name] = content
 
 
 def _flip(data: Path, part: bytes) -> None:
