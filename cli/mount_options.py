@@ -98,6 +98,7 @@ VALUES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "read_ahead": ("read_ahead_kib", parse_read_ahead),
     "attr_timeout": ("attribute_timeout_s", _seconds),
     "entry_timeout": ("entry_timeout_s", _seconds),
+    "engine_wait": ("engine_wait_s", _seconds),
     "fsname": ("source", _text),
 }
 

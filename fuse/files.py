@@ -127,7 +127,10 @@ class OpenFile:
         if staged is None:
             _log.error("a new file could not be stored", name=self.inode.name, error=error.message)
             return
-        staged.keep_for_recovery()
+        try:
+            staged.keep_for_recovery()
+        except LakeError as failure:  # it is kept all the same, but may not outlive a power cut
+            _log.error("staged bytes could not be synced", name=self.inode.name, error=failure.message)
         _log.error(
             "what was written could not be stored and stays in the staging folder",
             name=self.inode.name,

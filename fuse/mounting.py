@@ -34,7 +34,7 @@ import trio
 from fuse.mount_point import check_mount_point
 from fuse.mount_table import MountEntry, mount_at, unmount
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, LocalFileError, PermissionDenied
-from lakefs.limits import GIB
+from lakefs.limits import ENGINE_WAIT_S, GIB
 
 UNMOUNT_WAIT_S: Final = 30.0
 """An unmount writes back mapped pages through the mount; after this it is made lazily."""
@@ -66,6 +66,8 @@ class MountOptions:
     attribute_timeout_s: float = 60.0
     entry_timeout_s: float = 60.0
     staging_bytes: int = 64 * GIB
+    engine_wait_s: float = ENGINE_WAIT_S
+    """How long operations wait for an engine that was lost, before they fail with EIO."""
     source: str = "lake"
     """What the table of mounts shows as the source."""
     kernel_options: frozenset[str] = frozenset()

@@ -45,7 +45,7 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
             )
         async with (
             ThreadOffload(_THREADS, "lake-mount") as offload,
-            connect_reconnecting(address, token=token) as engine,
+            connect_reconnecting(address, token=token, patience_s=options.engine_wait_s) as engine,
         ):
             lake = TrioLake(engine, offload, network=address.startswith("tcp"))
             owner = Owner(os.getuid(), os.getgid())

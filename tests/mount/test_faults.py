@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -75,6 +76,21 @@ def test_a_damaged_chunk_fails_its_own_range_only(short: Path) -> None:
         with connect(mounts.served.server) as client:
             client.put("bucket/file", content)
         assert (here / "file").read_bytes() == content
+
+
+def test_an_engine_that_stays_away_is_an_error_and_the_mount_waits_for_it(short: Path) -> None:
+    with lake(short, "-o", "engine_wait=0.2,attr_timeout=0,entry_timeout=0") as mounts:
+        here = mounts.folders[0]
+        (here / "file").write_bytes(b"before")
+        assert mounts.served.kill() == -signal.SIGKILL
+        with pytest.raises(OSError, match="Input/output error"):
+            (here / "other").write_bytes(b"lost")
+        with pytest.raises(OSError, match="Input/output error"):
+            (here / "file").read_bytes()
+        mounts.served.start()
+        assert (here / "file").read_bytes() == b"before"
+        (here / "other").write_bytes(b"after")
+        assert (here / "other").read_bytes() == b"after"
 
 
 def test_files_that_are_open_by_the_thousand_are_served(short: Path) -> None:

@@ -20,7 +20,8 @@ from lakefs.errors import InvalidArgument
 
 
 def test_options_become_the_fields_of_a_mount() -> None:
-    texts = ["ro,bucket=models,read_ahead=512", "staging_size=2G,,sync,noatime,noexec", "attr_timeout=0.5"]
+    texts = ["ro,bucket=models,read_ahead=512", "staging_size=2G,,sync,noatime,noexec"]
+    texts += ["attr_timeout=0.5,engine_wait=60"]
     assert parse_mount_options(texts) == {
         "read_only": True,
         "bucket": "models",
@@ -28,6 +29,7 @@ def test_options_become_the_fields_of_a_mount() -> None:
         "staging_bytes": 2 << 30,
         "sync": True,
         "attribute_timeout_s": 0.5,
+        "engine_wait_s": 60.0,
         "kernel_options": frozenset({"noatime", "noexec"}),
     }
 
