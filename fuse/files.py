@@ -102,17 +102,19 @@ class OpenFile:
                 if self.is_dirty:
                     await self._commit(durable=self._mount.options.sync)
             except LakeError as error:
-                self._give_up(error)
+                if not self.handles:
+                    self._give_up(error)
             finally:
-                await self._close()
+                if not self.handles:  # nobody opened it meanwhile
+                    self._close()
 
     async def discard(self) -> None:
         """A file that was never opened is given up."""
         async with self._lock:
             if not self.handles:
-                await self._close()
+                self._close()
 
-    async def _close(self) -> None:
+    def _close(self) -> None:
         staged, self._staged = self._staged, None
         if staged is not None:
             staged.discard()

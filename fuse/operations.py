@@ -319,7 +319,7 @@ class LakeOperations(pyfuse3.Operations):
     async def flush(self, fh: FileHandleT) -> None:
         """close(2): what was written is stored, and visible to all; an error is close's."""
         file, flags = self._files[fh]
-        if flags & _WRITING or file.inode.is_pending:
+        if flags & (_WRITING | os.O_TRUNC) or file.inode.is_pending:
             await file.commit(durable=self._mount.options.sync)
 
     @answering
