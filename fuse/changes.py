@@ -170,8 +170,7 @@ class Changes:
         is_root = inode is self._table.root
         if is_root and not self._table.bucket:
             raise FUSEError(errno.EPERM)
-        is_dirty = inode.file is not None and inode.file.is_dirty
-        if (inode.parent is not None or is_root) and not is_dirty:  # else it goes with the commit
+        if (inode.parent is not None or is_root) and not inode.is_dirty:  # else it goes with the commit
             bucket, key = self._table.name_of(inode)
             try:
                 with _busy([inode]):

@@ -111,10 +111,8 @@ class Watcher:
             _invalidate_entry(parent, name)
 
     def _lose(self, parent: Inode, child: Inode) -> None:
-        name, number = child.name, child.number
         _renew_names(parent)
         self._table.detach(child)
-        _invalidate_entry(parent, name, number)
 
     def _place(self, bucket: str, key: str) -> tuple[Inode, str] | None:
         """The folder of a key, and the component in it ("" for the bucket's own); None when it is not known here."""
@@ -157,7 +155,7 @@ class Watcher:
         stats = await self._mount.stat([self._table.name_of(inode) for inode in inodes])
         for inode, found in zip(inodes, stats, strict=True):
             parent = inode.parent
-            if parent is None or (inode.file is not None and inode.file.is_dirty):
+            if parent is None or inode.is_dirty:
                 continue
             if inode.is_newer_than(asked_at):
                 self._doubt(inode)
@@ -184,7 +182,7 @@ class Watcher:
             if inode.parent is not None and self._mount.bucket_of(inode) == bucket:
                 inode.confirmed_at = EXPIRED
                 _renew_names(inode)
-                if inode.node and not (inode.file is not None and inode.file.is_dirty):
+                if inode.node and not inode.is_dirty:
                     _invalidate_entry(inode.parent, inode.name)
             if number % 1000 == 999:
                 await trio.lowlevel.checkpoint()
@@ -207,11 +205,9 @@ def _renew_names(folder: Inode) -> None:
     folder.names_changed_at = trio.current_time()
 
 
-def _invalidate_entry(parent: Inode, name: str, gone: int = 0) -> None:
-    """Have the kernel forget a name; with `gone`, the inode that has lost it, whoever watches the file is told."""
-    pyfuse3.invalidate_entry_async(
-        InodeT(parent.number), FileNameT(name.encode()), InodeT(gone), ignore_enoent=True
-    )
+def _invalidate_entry(parent: Inode, name: str) -> None:
+    """Have the kernel forget a name."""
+    pyfuse3.invalidate_entry_async(InodeT(parent.number), FileNameT(name.encode()), ignore_enoent=True)
 
 
 def _invalidate_attributes(inode: Inode) -> None:

@@ -305,7 +305,7 @@ class OpenFile:
         self._stat = stat
         self.is_dirty = False
         self._visible_since = b"" if durable else self._mount.engine_boot()
-        await self._take_as_stored(attributes.size_bytes)
+        self._take_as_stored(attributes.size_bytes)
 
     @asynccontextmanager
     async def at_rest(self, *, stored: bool = False) -> AsyncIterator[None]:
@@ -324,7 +324,7 @@ class OpenFile:
         with suppress(LakeError):
             await self._stored()
 
-    async def _take_as_stored(self, size_bytes: int) -> None:
+    def _take_as_stored(self, size_bytes: int) -> None:
         """What was staged is read from the store from now on, where it is opened when it is next needed."""
         assert self._staged is not None
         before, self._reader = self._reader, None

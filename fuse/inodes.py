@@ -108,6 +108,11 @@ class Inode:
         return self.busy > 0 or self.changed_at >= asked_at
 
     @property
+    def is_dirty(self) -> bool:
+        """A file that is open here, and has something that the store does not have."""
+        return self.file is not None and self.file.is_dirty
+
+    @property
     def is_pending(self) -> bool:
         """A file that was created here and is not in the store yet."""
         return self.node == 0
@@ -208,7 +213,7 @@ class InodeTable:
                 self.on_lost(inode.parent, inode.name)
             self._unlink(inode)
             self._link(inode, parent, name)
-        if not _is_dirty(inode):
+        if not inode.is_dirty:
             inode.take(found)
             inode.xattrs = None
         # What was asked before names changed elsewhere is asked again when it is next used.
@@ -308,12 +313,8 @@ class InodeTable:
         return self._next_number
 
 
-def _is_dirty(inode: Inode) -> bool:
-    return inode.file is not None and inode.file.is_dirty
-
-
 def _is_shown_by(inode: Inode, found: Attributes) -> bool:
     """Whether what the store has can be shown as this inode: the same content, or content that is written here."""
     if inode.attributes.kind != found.kind:
         return False
-    return found.kind != OBJECT or inode.attributes.blob == found.blob or _is_dirty(inode)
+    return found.kind != OBJECT or inode.attributes.blob == found.blob or inode.is_dirty

@@ -95,7 +95,7 @@ class Lookups:
         mount, is_root = self._mount, inode is self._table.root
         if (is_root and not self._table.bucket) or (inode.parent is None and not is_root):
             return
-        if inode.is_pending or mount.is_fresh(inode) or _is_dirty(inode):
+        if inode.is_pending or mount.is_fresh(inode) or inode.is_dirty:
             return
         asked_at = trio.current_time()
         (found,) = await mount.stat([self._table.name_of(inode)])
@@ -115,7 +115,7 @@ class Lookups:
 
     async def stat_of(self, inode: Inode) -> ObjectStat:
         """What the store says of the inode's name now; what was written is stored first.  ESTALE when it is gone."""
-        if inode.is_pending or _is_dirty(inode):
+        if inode.is_pending or inode.is_dirty:
             if inode.file is None:
                 raise FUSEError(errno.ESTALE)
             await inode.file.commit(durable=False)
@@ -130,7 +130,7 @@ class Lookups:
         """The extended attributes."""
         if inode.is_pending:
             return {}
-        if inode.xattrs is None or not (_is_dirty(inode) or self._mount.is_fresh(inode)):
+        if inode.xattrs is None or not (inode.is_dirty or self._mount.is_fresh(inode)):
             inode.xattrs = (await self.stat_of(inode)).xattrs
         return inode.xattrs
 
@@ -149,7 +149,3 @@ class Lookups:
         """What to answer when the name of an inode is not there any more: the kernel looks it up anew."""
         self._table.detach(inode)
         return FUSEError(errno.ESTALE)
-
-
-def _is_dirty(inode: Inode) -> bool:
-    return inode.file is not None and inode.file.is_dirty

@@ -44,7 +44,7 @@ from fuse.changes import Changes
 from fuse.errno_map import errno_of
 from fuse.files import OpenFile
 from fuse.inodes import SYMLINK, Inode
-from fuse.listing import FolderHandle
+from fuse.listing import COMPONENT_BYTES_MAX, FolderHandle
 from fuse.lookups import Lookups
 from fuse.mount import Mount
 from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
@@ -57,7 +57,6 @@ from lakefs.wire.messages import (
 P = ParamSpec("P")
 R = TypeVar("R")
 _log: Final = structlog.get_logger(__name__)
-_COMPONENT_BYTES_MAX: Final = 255
 _USER_XATTRS: Final = b"user."
 _WRITING: Final = os.O_WRONLY | os.O_RDWR
 _STATFS_S: Final = 1.0
@@ -453,7 +452,7 @@ class LakeOperations(pyfuse3.Operations):
 
 
 def _component(name: bytes) -> str:
-    if len(name) > _COMPONENT_BYTES_MAX:
+    if len(name) > COMPONENT_BYTES_MAX:
         raise FUSEError(errno.ENAMETOOLONG)
     return _text(name)
 
@@ -471,5 +470,5 @@ def _statvfs(free_bytes: int, total_bytes: int) -> StatvfsData:
     stat.f_blocks = total_bytes // _BLOCK
     stat.f_bfree = stat.f_bavail = free_bytes // _BLOCK
     stat.f_files = stat.f_ffree = stat.f_favail = 1 << 32
-    stat.f_namemax = _COMPONENT_BYTES_MAX
+    stat.f_namemax = COMPONENT_BYTES_MAX
     return stat

@@ -78,4 +78,3 @@ async def _look_at_root(mount: Mount) -> None:
     if isinstance(found, LakeError):
         raise found
     mount.table.root.attributes = mount.owner.shown(found)
-    mount.want_watch(bucket)
