@@ -95,8 +95,9 @@ def get_opened(
         return FileOutcome(target, str(opened.name), Fate.UNCHANGED, size)
     if not options.replace and (yield from work(os.path.lexists, target)):
         raise AlreadyExists(f"{target} exists already", subject=target)
-    part = yield from work(PartFile, target)
+    part = PartFile(target)
     try:
+        yield from work(part.open)
         missing = yield from _missing_pieces(part, opened, observer)
         yield from work(part.set_length, size)
         yield from fetch_pieces(access, opened, missing, part)

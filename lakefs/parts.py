@@ -51,41 +51,59 @@ def part_path(target: str) -> str:
 
 
 class PartFile:
-    """A target being written; the sink of its object's chunks."""
+    """A target being written; the sink of its object's chunks.
+
+    Nothing exists before `open`, so whoever made it can end it from then on, whatever interrupts the opening: what
+    `open` finds ended when it has the part, it removes.
+    """
 
     in_place = False
 
     def __init__(self, target: str) -> None:
-        """Create or take over the part.  LocalFileError, AlreadyExists (the target is being written elsewhere)."""
         self.target = target
         self.path = part_path(target)
+        self.found_bytes = 0
+        """Length of what an earlier, killed process had left; known when opened."""
         self._lock = threading.Lock()
         self._users = 0
-        self._ended = True  # until there is something to end
-        if os.path.isdir(target):
-            raise LocalFileError(f"{target}: is a folder", subject=target)
-        self._local = threading.local()
-        self._descriptor = _open_locked(self.path, target)
+        self._descriptor = -1
         self._ended = False
-        self.found_bytes = os.fstat(self._descriptor).st_size
-        """Length of what an earlier, killed process had left."""
+        self._local = threading.local()
+
+    def open(self) -> None:
+        """Create or take over the part.  LocalFileError, AlreadyExists (the target is being written elsewhere)."""
+        if os.path.isdir(self.target):
+            raise LocalFileError(f"{self.target}: is a folder", subject=self.target)
+        descriptor = _open_locked(self.path, self.target)
+        with self._lock:
+            self._descriptor = descriptor
+            self.found_bytes = os.fstat(descriptor).st_size
+            if self._ended:
+                self._remove()
+                os.close(descriptor)
 
     def set_length(self, size_bytes: int) -> None:
-        """Make the part as long as the object."""
+        """Make the part as long as the object; nothing happens after it has ended."""
+        if not self._enter():
+            return
         try:
             os.ftruncate(self._descriptor, size_bytes)
         except OSError as error:
             raise self._failure(error) from error
+        finally:
+            self._leave()
 
     def holds(self, piece: Piece) -> bool:
         """Whether the part has the piece's bytes already."""
-        if piece.offset + piece.length > self.found_bytes:
+        if piece.offset + piece.length > self.found_bytes or not self._enter():
             return False
         memory = self.memory_for(piece)
         try:
             count = os.preadv(self._descriptor, [memory], piece.offset)
         except OSError as error:
             raise self._failure(error) from error
+        finally:
+            self._leave()
         return count == piece.length and data_chunk_id(memory) == piece.chunk
 
     def memory_for(self, piece: Piece) -> memoryview:
@@ -110,42 +128,44 @@ class PartFile:
 
     def finish(self, attributes: FileAttributes, *, replace: bool = True) -> None:
         """Give the part its mode, time and the target's name.  AlreadyExists with `replace` false.  Not synced."""
-        assert not self._ended, "a part ends once"
-        try:
-            os.fchmod(self._descriptor, attributes.mode & MODE_MASK)
-            os.utime(self._descriptor, ns=(attributes.mtime_ns, attributes.mtime_ns))
-            self._check_identity()
-            if replace:
-                os.replace(self.path, self.target)
-            else:
-                os.link(self.path, self.target)
-                os.unlink(self.path)
-        except FileExistsError as error:
-            raise AlreadyExists(f"{self.target} exists already", subject=self.target) from error
-        except OSError as error:
-            raise self._failure(error) from error
-        self._end()
+        with self._lock:
+            if self._ended:
+                return  # given up meanwhile: the target stays as it is
+            try:
+                os.fchmod(self._descriptor, attributes.mode & MODE_MASK)
+                os.utime(self._descriptor, ns=(attributes.mtime_ns, attributes.mtime_ns))
+                self._check_identity()
+                if replace:
+                    os.replace(self.path, self.target)
+                else:
+                    os.link(self.path, self.target)
+                    os.unlink(self.path)
+            except FileExistsError as error:
+                raise AlreadyExists(f"{self.target} exists already", subject=self.target) from error
+            except OSError as error:
+                raise self._failure(error) from error
+            self._end()
 
     def discard(self) -> None:
         """Remove the part; harmless after `finish`."""
-        if self._ended:
-            return
+        with self._lock:
+            if not self._ended:
+                if self._descriptor >= 0:
+                    self._remove()
+                self._end()
+
+    def keep(self) -> None:
+        """Leave the part where it is, for a later try; harmless after `finish`."""
+        with self._lock:
+            if not self._ended:
+                self._end()
+
+    def _remove(self) -> None:
         try:
             self._check_identity()
             os.unlink(self.path)
         except (OSError, LocalFileError):
             pass  # it is gone, or another's by now; there is nothing to remove
-        self._end()
-
-    def keep(self) -> None:
-        """Leave the part where it is, for a later try; harmless after `finish`."""
-        if not self._ended:
-            self._end()
-
-    def __del__(self) -> None:
-        """Remove a part that nobody ended: its opening was interrupted before the operation had it."""
-        if not getattr(self, "_ended", True):
-            self.discard()
 
     def _check_identity(self) -> None:
         ours = os.fstat(self._descriptor)
@@ -165,15 +185,13 @@ class PartFile:
     def _leave(self) -> None:
         with self._lock:
             self._users -= 1
-            last = self._ended and not self._users
-        if last:
-            os.close(self._descriptor)
+            if self._ended and not self._users:
+                os.close(self._descriptor)
 
     def _end(self) -> None:
-        with self._lock:
-            self._ended = True
-            idle = not self._users
-        if idle:
+        """With the lock held."""
+        self._ended = True
+        if not self._users and self._descriptor >= 0:
             os.close(self._descriptor)
 
     def _failure(self, error: OSError) -> LocalFileError:
@@ -186,6 +204,7 @@ def write_whole(
     """A small file in one go.  LocalFileError, AlreadyExists."""
     part = PartFile(target)
     try:
+        part.open()
         part.set_length(len(payload))
         part.deliver(Piece(data_chunk_id(b""), 0, len(payload)), memoryview(payload))
         part.finish(attributes, replace=replace)

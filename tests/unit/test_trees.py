@@ -153,17 +153,23 @@ def test_a_part_that_may_not_replace_leaves_the_target(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
+def opened_part(target: Path) -> PartFile:
+    part = PartFile(str(target))
+    part.open()
+    return part
+
+
 def test_one_target_is_written_by_one_at_a_time(tmp_path: Path) -> None:
-    first = PartFile(str(tmp_path / "x"))
+    first = opened_part(tmp_path / "x")
     with pytest.raises(AlreadyExists, match="another process"):
-        PartFile(str(tmp_path / "x"))
+        opened_part(tmp_path / "x")
     first.discard()
-    PartFile(str(tmp_path / "x")).discard()
+    opened_part(tmp_path / "x").discard()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_part_that_was_replaced_never_gets_the_name(tmp_path: Path) -> None:
-    part = PartFile(str(tmp_path / "x"))
+    part = opened_part(tmp_path / "x")
     Path(part.path).unlink()
     Path(part.path).write_bytes(b"another's")
     with pytest.raises(LocalFileError, match="replaced"):
@@ -176,7 +182,7 @@ def test_a_part_that_was_replaced_never_gets_the_name(tmp_path: Path) -> None:
 def test_a_part_knows_what_an_earlier_one_left(tmp_path: Path) -> None:
     content = os.urandom(100)
     Path(part_path(str(tmp_path / "x"))).write_bytes(content[:60])
-    part = PartFile(str(tmp_path / "x"))
+    part = opened_part(tmp_path / "x")
     assert part.holds(piece_of(content[:40]))
     assert not part.holds(piece_of(content[1:41]))
     assert not part.holds(piece_of(content[40:80], 40)), "it ends inside the piece"
@@ -184,23 +190,27 @@ def test_a_part_knows_what_an_earlier_one_left(tmp_path: Path) -> None:
 
 
 def test_a_kept_part_is_found_again(tmp_path: Path) -> None:
-    part = PartFile(str(tmp_path / "x"))
+    part = opened_part(tmp_path / "x")
     part.deliver(piece_of(b"half"), memoryview(b"half"))
     part.keep()
-    again = PartFile(str(tmp_path / "x"))
+    again = opened_part(tmp_path / "x")
     assert again.found_bytes == 4
     again.discard()
 
 
-def test_a_part_that_nobody_ended_is_removed_with_its_object(tmp_path: Path) -> None:
+def test_a_part_that_was_given_up_before_it_was_open_is_not_there(tmp_path: Path) -> None:
     part = PartFile(str(tmp_path / "x"))
-    assert Path(part.path).exists()
-    del part
+    part.discard()
+    part.open()
+    part.deliver(piece_of(b"late"), memoryview(b"late"))
+    part.finish(Attributes())
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(part._descriptor)
 
 
 def test_a_write_that_comes_after_the_end_reaches_no_other_file(tmp_path: Path) -> None:
-    part = PartFile(str(tmp_path / "x"))
+    part = opened_part(tmp_path / "x")
     part.discard()
     # Its descriptor's number is free now and goes to the next file that is opened.
     with (tmp_path / "other").open("wb") as other:
@@ -210,7 +220,7 @@ def test_a_write_that_comes_after_the_end_reaches_no_other_file(tmp_path: Path) 
 
 
 def test_a_write_in_progress_keeps_the_descriptor_until_it_ends(tmp_path: Path) -> None:
-    part = PartFile(str(tmp_path / "x"))
+    part = opened_part(tmp_path / "x")
     assert part._enter()
     part.discard()
     os.fstat(part._descriptor)
