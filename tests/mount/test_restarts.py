@@ -18,6 +18,7 @@ from tests.e2e.served import LAKE, ROOT, WAIT_S, Served, environment
 from tests.mount.mounts import lake
 
 ROUNDS = 40
+RESTARTS = 2
 MIB = 1 << 20
 
 
@@ -87,7 +88,8 @@ def short() -> Iterator[Path]:
         yield Path(path)
 
 
-def test_programs_and_open_files_outlive_the_engine(short: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_programs_and_open_files_outlive_the_engine(short: Path, number: signal.Signals) -> None:
     content = os.urandom(9 * MIB)
     with lake(short) as mounts, kept(mounts.served) as keeper:
         here = mounts.folders[0]
@@ -104,13 +106,13 @@ def test_programs_and_open_files_outlive_the_engine(short: Path) -> None:
         def work() -> None:
             try:
                 while not done.is_set():
-                    _one_round(here)
+                    _one_round(here, synced=number == signal.SIGKILL)
             except (OSError, AssertionError) as error:
                 failures.append(error)
 
         worker = threading.Thread(target=work)
         worker.start()
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for _ in range(RESTARTS):
             for _ in range(ROUNDS):
                 assert (here / "edited").stat().st_size == 1000
             keeper.end(number)
@@ -129,11 +131,26 @@ def test_programs_and_open_files_outlive_the_engine(short: Path) -> None:
             assert client.get("bucket/edited")[8:13] == b"ssXss"
 
 
-def _one_round(here: Path) -> None:
-    """What programs do to a file of their own."""
+def _one_round(here: Path, *, synced: bool) -> None:
+    """What programs do to a file of their own; each step synced where a killed engine may lose what is only closed."""
+
+    def step(path: Path) -> None:
+        if synced:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
     content = os.urandom(200)
-    (here / "own").write_bytes(content)
+    with (here / "own").open("wb") as file:
+        file.write(content)
+        if synced:
+            file.flush()
+            os.fsync(file.fileno())
     (here / "own").rename(here / "moved")
+    step(here)
     assert (here / "moved").read_bytes() == content
     (here / "moved").unlink()
+    step(here)
     assert not (here / "moved").exists()
