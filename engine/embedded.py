@@ -69,10 +69,12 @@ class EmbeddedEngine:
         return reply
 
     @asynccontextmanager
-    async def watch(self, bucket: str) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+    async def watch(
+        self, bucket: str, *, others_only: bool = False
+    ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         """Events of a bucket from now on; see `EngineClient`."""
         await trio.lowlevel.checkpoint()
-        events = self._service.watch(self._client, Watch(bucket))
+        events = self._service.watch(self._client, Watch(bucket, others_only))
         try:
             yield events
         finally:

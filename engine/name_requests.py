@@ -26,7 +26,7 @@ from engine.node_changes import make_symlink, set_attributes
 from engine.object_stat import to_object_stat
 from engine.puts import failed
 from engine.store import Store
-from engine.tree import Resolved
+from engine.tree import ChangedBy, Resolved
 from engine.views import Transaction, View
 from lakefs.errors import RequestTooLarge, UserError
 from lakefs.limits import BATCH_MAX, DELETE_BATCH
@@ -89,7 +89,7 @@ class NameRequests:
         def decide(txn: Transaction) -> list[m.NameResult]:
             return [_each(name, lambda name: remove(txn, *name)) for name in request.names]
 
-        return Reply(m.NameResults(await self._change(decide, request.durable)))
+        return Reply(m.NameResults(await self._change(client, decide, request.durable)))
 
     async def rename(self, client: Client, request: m.Rename, body: Body, _: Sequence[int]) -> Reply:
         def decide(txn: Transaction) -> Resolved:
@@ -107,7 +107,7 @@ class NameRequests:
                 request.keep_folder,
             )
 
-        return _one(request.to_bucket, request.to_key, await self._change(decide, request.durable))
+        return _one(request.to_bucket, request.to_key, await self._change(client, decide, request.durable))
 
     async def copy(self, client: Client, request: m.Copy, body: Body, _: Sequence[int]) -> Reply:
         def decide(txn: Transaction) -> Resolved:
@@ -125,7 +125,7 @@ class NameRequests:
                 now_ns,
             )
 
-        return _one(request.to_bucket, request.to_key, await self._change(decide))
+        return _one(request.to_bucket, request.to_key, await self._change(client, decide))
 
     async def make_folder(self, client: Client, request: m.MakeFolder, body: Body, _: Sequence[int]) -> Reply:
         def decide(txn: Transaction) -> Resolved:
@@ -133,7 +133,7 @@ class NameRequests:
             bucket = self._target(txn, request.bucket, request.create_bucket, now_ns)
             return make_folder(txn, bucket, request.key, request.exclusive, now_ns, request.attributes)
 
-        return _one(request.bucket, request.key, await self._change(decide, request.durable))
+        return _one(request.bucket, request.key, await self._change(client, decide, request.durable))
 
     async def remove_folder(
         self, client: Client, request: m.RemoveFolder, body: Body, _: Sequence[int]
@@ -142,7 +142,7 @@ class NameRequests:
             bucket = find_bucket(txn, request.bucket)
             return remove_folder(txn, bucket, request.key, m.NO_CONDITION, request.keep_folder)
 
-        return _one(request.bucket, request.key, await self._change(decide, request.durable))
+        return _one(request.bucket, request.key, await self._change(client, decide, request.durable))
 
     async def make_symlink(
         self, client: Client, request: m.MakeSymlink, body: Body, _: Sequence[int]
@@ -152,7 +152,7 @@ class NameRequests:
             bucket = find_bucket(txn, request.bucket)
             return make_symlink(txn, bucket, request.key, request.target, request.attributes, now_ns)
 
-        return _one(request.bucket, request.key, await self._change(decide, request.durable))
+        return _one(request.bucket, request.key, await self._change(client, decide, request.durable))
 
     async def set_attributes(
         self, client: Client, request: m.SetAttributes, body: Body, _: Sequence[int]
@@ -161,7 +161,7 @@ class NameRequests:
             now_ns = self._store.clock.wall_ns()
             return set_attributes(txn, find_bucket(txn, request.bucket), request, now_ns)
 
-        return _one(request.bucket, request.key, await self._change(decide, request.durable))
+        return _one(request.bucket, request.key, await self._change(client, decide, request.durable))
 
     async def bucket_create(
         self, client: Client, request: m.BucketCreate, body: Body, _: Sequence[int]
@@ -169,12 +169,12 @@ class NameRequests:
         def decide(txn: Transaction) -> BucketRef:
             return create_bucket(txn, request.name, self._store.clock.wall_ns())
 
-        return _buckets([await self._change(decide)])
+        return _buckets([await self._change(client, decide)])
 
     async def bucket_remove(
         self, client: Client, request: m.BucketRemove, body: Body, _: Sequence[int]
     ) -> Reply:
-        await self._change(lambda txn: remove_bucket(txn, request.name))
+        await self._change(client, lambda txn: remove_bucket(txn, request.name))
         return Reply(m.Done())
 
     # --- below -------------------------------------------------------------------------------------
@@ -193,8 +193,12 @@ class NameRequests:
             raise refusal
         return found
 
-    async def _change(self, decide: Callable[[Transaction], T], durable: bool = True) -> T:
-        result, sequence = await self._metadata.commit(decide, durable=durable)
+    async def _change(self, client: Client, decide: Callable[[Transaction], T], durable: bool = True) -> T:
+        def decide_for_client(txn: Transaction) -> T:
+            txn.note(ChangedBy(client))
+            return decide(txn)
+
+        result, sequence = await self._metadata.commit(decide_for_client, durable=durable)
         if durable:
             await self._metadata.wait_durable(sequence)
         return result

@@ -25,7 +25,7 @@ from engine.object_stat import new_object, to_object_stat
 from engine.payloads import ReceivedBody
 from engine.sources import check_source, filler
 from engine.store import Store
-from engine.tree import Resolved
+from engine.tree import ChangedBy, Resolved
 from engine.views import Transaction
 from lakefs.errors import (
     ChunkDamaged,
@@ -186,7 +186,7 @@ class Puts:
         def decide(txn: Transaction) -> list[m.NameResult]:
             if not self._holds.is_open(session):
                 raise SessionLost("the put session ended before its commit; offer the chunks again")
-            return self._bind(txn, request.changes, blobs)
+            return self._bind(txn, client, request.changes, blobs)
 
         results, sequence = await self._metadata.commit(decide, durable=request.durable)
         if request.durable:
@@ -211,7 +211,7 @@ class Puts:
                 if record is None:
                     raise _Vanished
                 self._holds.keep(record.birth)
-            return self._bind(txn, request.changes, blobs)
+            return self._bind(txn, client, request.changes, blobs)
 
         try:
             while True:
@@ -236,9 +236,14 @@ class Puts:
             return [item for item in items if item.chunk not in done and present(view, item.chunk) is None]
 
     def _bind(
-        self, txn: Transaction, changes: Sequence[m.NameChange], blobs: Sequence[_Blob | LakeError]
+        self,
+        txn: Transaction,
+        client: Client,
+        changes: Sequence[m.NameChange],
+        blobs: Sequence[_Blob | LakeError],
     ) -> list[m.NameResult]:
         """Bind what can be bound; every change gets its result."""
+        txn.note(ChangedBy(client))
         now_ns = self._store.clock.wall_ns()
         buckets = _Buckets(txn, PlannedBuckets(txn, now_ns))
         results: list[m.NameResult | None] = [None] * len(changes)

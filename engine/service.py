@@ -127,7 +127,7 @@ class Service:
         """Events of a bucket.  BucketNotFound, EngineBusy."""
         with self._store.metadata.view() as view:
             find_bucket(view, request.bucket)
-        return self._store.watchers.subscribe(request.bucket)
+        return self._store.watchers.subscribe(request.bucket, client if request.others_only else None)
 
     # --- about the engine --------------------------------------------------------------------------
 

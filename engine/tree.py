@@ -43,6 +43,12 @@ class NameEvent(msgspec.Struct, frozen=True):
     blob: BlobId | None = None
 
 
+class ChangedBy(msgspec.Struct, frozen=True):
+    """Whose request the name events of a decision come from; noted before them."""
+
+    client: object
+
+
 class Resolved(msgspec.Struct, frozen=True):
     """A name's node: its id and its record."""
 

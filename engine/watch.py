@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import trio
 
-from engine.tree import NameEvent
+from engine.tree import ChangedBy, NameEvent
 from lakefs.errors import EngineBusy
 from lakefs.ids import Sequence
 from lakefs.limits import WATCH_QUEUE_MAX, WATCHERS_MAX
@@ -24,8 +24,10 @@ from lakefs.wire.messages import WatchEvent
 class Watch:
     """The events of one bucket, for one task.  Iterate it; close it, or leave its `with`, when done."""
 
-    def __init__(self, watchers: Watchers, bucket: str, queue_max: int) -> None:
+    def __init__(self, watchers: Watchers, bucket: str, queue_max: int, left_out: object | None) -> None:
         self.bucket = bucket
+        self.left_out = left_out
+        """The client whose own changes are not told."""
         self._watchers = watchers
         self._queue: deque[WatchEvent] = deque()
         self._queue_max = queue_max
@@ -79,8 +81,8 @@ class Watchers:
     def __len__(self) -> int:
         return self._count
 
-    def subscribe(self, bucket: str) -> Watch:
-        """Watch a bucket from now on.  EngineBusy when 1,024 watches are open.
+    def subscribe(self, bucket: str, left_out: object | None = None) -> Watch:
+        """Watch a bucket from now on, but for what the client `left_out` changes.  EngineBusy when 1,024 are open.
 
         That the bucket exists is the caller's to check; its removal comes as `delete` of the empty key.
         """
@@ -88,7 +90,7 @@ class Watchers:
             raise EngineBusy(
                 f"{self._count} watches are open, the most that the engine keeps; close some and retry"
             )
-        watch = Watch(self, bucket, self._queue_max)
+        watch = Watch(self, bucket, self._queue_max, left_out)
         self._by_bucket.setdefault(bucket, {})[watch] = None
         self._count += 1
         return watch
@@ -110,16 +112,22 @@ class Watchers:
         """
         if not self._by_bucket:
             return
+        client: object | None = None
         for note in notes:
             if isinstance(note, NameEvent):
-                self._tell(sequence, note)
+                self._tell(sequence, note, client)
+            elif isinstance(note, ChangedBy):
+                client = note.client
 
-    def _tell(self, sequence: Sequence, note: NameEvent) -> None:
+    def _tell(self, sequence: Sequence, note: NameEvent, client: object | None) -> None:
         buckets = {note.bucket, note.to_bucket} if note.to_bucket else {note.bucket}
         event: WatchEvent | None = None
         for bucket in buckets & self._by_bucket.keys():
-            event = event or WatchEvent(
-                note.kind, sequence, note.bucket, note.key, note.to_bucket, note.to_key, note.node
-            )
             for watch in self._by_bucket[bucket]:
-                watch.offer(event)
+                if client is None or watch.left_out is not client:
+                    event = event or _to_message(sequence, note)
+                    watch.offer(event)
+
+
+def _to_message(sequence: Sequence, note: NameEvent) -> WatchEvent:
+    return WatchEvent(note.kind, sequence, note.bucket, note.key, note.to_bucket, note.to_key, note.node)

@@ -1,8 +1,8 @@
 """Changes made elsewhere: each bucket that is looked into is watched, and what the kernel keeps of it is taken back.
 
-A watch also tells of what this mount did itself, and late.  So an event only raises a doubt: the names that it touches
-are compared with the store, many in one request, and only news are handed on.  While a bucket is watched the kernel may
-rely on entries and attributes for long, else for a second.
+An event comes late, when this mount may have changed the same name since.  So it only raises a doubt: the names that it
+touches are compared with the store, many in one request, and only news are handed on.  What this mount changes itself
+is not told.  While a bucket is watched the kernel may rely on entries and attributes for long, else for a second.
 
 After the connection was lost, or the watch did not keep up, everything of the bucket is out of date at once, and the
 content of what is open is held anew.
@@ -67,7 +67,7 @@ class Watcher:
     async def _watch(self, bucket: str) -> None:
         while True:
             try:
-                async with self._engine.watch(bucket) as events:
+                async with self._engine.watch(bucket, others_only=True) as events:
                     await self._expire(bucket)
                     self._mount.watched.add(bucket)
                     async for event in events:

@@ -27,11 +27,11 @@ from fuse.attributes import to_store
 from fuse.inodes import Inode
 from fuse.mount import Mount, now_ns
 from fuse.reading import BlobReader
-from fuse.staged_put import store_staged
+from fuse.staged_put import Stored, store_staged
 from fuse.staging import Base, Kind, StagedFile
 from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
-from lakefs.getting import Opened, open_object
-from lakefs.ids import Buffer
+from lakefs.getting import Opened, Piece, open_object
+from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import SMALL_PAYLOAD_BYTES
 from lakefs.names import Name
 from lakefs.wire.messages import NO_CONDITION, Done, ObjectStat, SetAttributes, Sync
@@ -291,7 +291,7 @@ class OpenFile:
             return
         if self._staged is None:
             await self._staging()
-        stat = await self._store(durable=durable)
+        stat, content = await self._store(durable=durable)
         inode, attributes = self.inode, self.inode.attributes
         if attributes.mtime_ns == 0:  # in new content that means now
             bucket, key = self._mount.table.name_of(inode)
@@ -305,7 +305,7 @@ class OpenFile:
         self._stat = stat
         self.is_dirty = False
         self._visible_since = b"" if durable else self._mount.engine_boot()
-        self._take_as_stored(attributes.size_bytes)
+        self._take_as_stored(None if content is None else self._reader_of(stat, content))
 
     @asynccontextmanager
     async def at_rest(self, *, stored: bool = False) -> AsyncIterator[None]:
@@ -324,16 +324,23 @@ class OpenFile:
         with suppress(LakeError):
             await self._stored()
 
-    def _take_as_stored(self, size_bytes: int) -> None:
-        """What was staged is read from the store from now on, where it is opened when it is next needed."""
+    def _reader_of(self, stat: ObjectStat, content: memoryview) -> BlobReader:
+        """A reader of what was just stored, all of it at hand: it needs neither a place nor a lease."""
+        chunk = ChunkId(stat.blob)
+        pieces = [Piece(chunk, 0, len(content))] if len(content) else []
+        opened = Opened(Name(stat.bucket, stat.key), stat, 0, pieces, {}, {chunk: bytes(content)})
+        return BlobReader(self._mount.lake, self._mount.offload, opened)
+
+    def _take_as_stored(self, reader: BlobReader | None) -> None:
+        """What was staged is read from the store from now on; without a reader it is opened when it is next needed."""
         assert self._staged is not None
-        before, self._reader = self._reader, None
+        before, self._reader = self._reader, reader
         self._is_new = False
-        self._staged.mark_stored(Base(size_bytes))
+        self._staged.mark_stored(Base(self.inode.attributes.size_bytes))
         if before is not None:
             self._mount.give_back(before.opened.lease)
 
-    async def _store(self, *, durable: bool) -> ObjectStat:
+    async def _store(self, *, durable: bool) -> Stored:
         mount, inode = self._mount, self.inode
         assert self._staged is not None
         keep_node = inode.node

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -124,6 +125,13 @@ def _goes_along(cut: Cut, tail_bytes: int) -> bool:
     return cut.length < CHUNK_BYTES and (isinstance(cut, Store) or cut.length < 2 * tail_bytes)
 
 
+class Stored(NamedTuple):
+    """What a name is now; and its content, where that is small and was at hand."""
+
+    stat: ObjectStat
+    content: memoryview | None
+
+
 def store_staged(
     lake: LakeSteps,
     staged: StagedFile,
@@ -134,7 +142,7 @@ def store_staged(
     keep_node: int,
     condition: Condition,
     durable: bool,
-) -> Steps[ObjectStat]:
+) -> Steps[Stored]:
     """Store the content of a staged file under its name; `base` is the stored content that it was written over.
 
     The name is changed at once or not at all; on return that is durable, or with `durable` false visible to all.
@@ -170,7 +178,7 @@ class _StagedPut:
         self._source: int | None = None
         self._can_send_descriptor = lake.carries_descriptors
 
-    def run(self) -> Steps[ObjectStat]:
+    def run(self) -> Steps[Stored]:
         """One attempt."""
         self._revision = self._staged.begin_storing()
         self._source = None
@@ -180,11 +188,11 @@ class _StagedPut:
         upload = yield from open_upload(self._lake.transfer(None), cut_kind)
         try:
             if self._is_the_base(cuts):
-                return (yield from self._commit_base(upload))
+                return Stored((yield from self._commit_base(upload)), None)
             held = yield from self._hold(upload, cuts)
             yield from self._store(upload, held)
             self._verify_unchanged()
-            return (yield from commit_upload(upload, self._change, durable=self._durable)).stat
+            return Stored((yield from commit_upload(upload, self._change, durable=self._durable)).stat, None)
         except EngineUnreachable:
             raise  # it was waited for already, and the session ends by itself
         except BaseException:
@@ -203,7 +211,12 @@ class _StagedPut:
     def _plan(self) -> Steps[tuple[list[Cut], CutKind]]:
         staged = self._staged
         if self._base is None or not staged.base_bytes:
-            plan = yield from work(plan_file, staged.read, staged.size)
+            is_small = staged.size <= SMALL_PAYLOAD_BYTES
+            plan = (
+                plan_file(staged.read, staged.size)
+                if is_small
+                else (yield from work(plan_file, staged.read, staged.size))
+            )
             return [Store(offset, length) for offset, length in iter_extents(plan.lengths())], plan.cut_kind
         cuts = plan_cuts(self._base.pieces, staged.written(), staged.base_bytes, staged.size)
         is_fixed = all(cut.length == CHUNK_BYTES for cut in cuts[:-1])
@@ -218,11 +231,12 @@ class _StagedPut:
 
     # --- small and unchanged -------------------------------------------------------------------------
 
-    def _put_object(self) -> Steps[ObjectStat]:
+    def _put_object(self) -> Steps[Stored]:
         payload = yield from self._put_together(0, self._staged.size)
         self._verify_unchanged()
         request = PutObjects([len(payload)], [self._change], durable=self._durable)
-        return only_result((yield from send(request, body=[payload])))
+        stat = only_result((yield from send(request, body=[payload])))
+        return Stored(stat, payload if len(payload) <= SMALL_PAYLOAD_BYTES else None)
 
     def _commit_base(self, upload: Upload) -> Steps[ObjectStat]:
         """The content that is there, with other attributes: the engine holds all of it by its top chunk."""
@@ -344,8 +358,10 @@ class _StagedPut:
             begin, end = of_base[0].offset, of_base[-1].offset + of_base[-1].length
             found = yield from read_range(self._lake.access(None), self._base, begin, end - begin)
             content[begin - offset : end - offset] = found
-        if length:
+        if length > SMALL_PAYLOAD_BYTES:
             yield from work(self._staged.overlay, offset, content)
+        elif length:
+            self._staged.overlay(offset, content)  # sooner done than handed to a thread
         return content
 
 

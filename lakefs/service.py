@@ -84,9 +84,12 @@ class EngineClient(Protocol):
         """
         ...
 
-    def watch(self, bucket: str) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
+    def watch(
+        self, bucket: str, *, others_only: bool = False
+    ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
         """Events of a bucket from now on, in order, each after it is durable; they end with the connection.
 
+        `others_only`: what this connection's own requests change is left out.
         BucketNotFound, EngineBusy.  After a `resync` event, or a new connection, look at everything again.
         """
         ...

@@ -77,7 +77,8 @@ class Edited:
             "durable": True,
             **options,
         }
-        return store_staged(self.lake.steps, self.file, self.opened, NAME, attributes, **wanted)
+        stored = yield from store_staged(self.lake.steps, self.file, self.opened, NAME, attributes, **wanted)
+        return stored.stat
 
     async def store(self) -> m.ObjectStat:
         """Store, compare with what others read, and go on over the new content."""

@@ -115,10 +115,10 @@ class ReconnectingEngine:
                 return reply
 
     @asynccontextmanager
-    async def watch(self, bucket: str) -> AsyncIterator[WatchEvents]:
+    async def watch(self, bucket: str, *, others_only: bool = False) -> AsyncIterator[WatchEvents]:
         """See `RemoteEngine.watch`: it ends with the connection, and the caller watches anew."""
         engine = await self._usable()
-        async with engine.watch(bucket) as events:
+        async with engine.watch(bucket, others_only=others_only) as events:
             yield events
 
     async def _usable(self) -> RemoteEngine:

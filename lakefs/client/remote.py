@@ -167,11 +167,11 @@ class RemoteEngine:
         return await self._end(stream_id, call)
 
     @asynccontextmanager
-    async def watch(self, bucket: str) -> AsyncIterator[WatchEvents]:
+    async def watch(self, bucket: str, *, others_only: bool = False) -> AsyncIterator[WatchEvents]:
         """Events of a bucket from now on: `async for event in events`.  They end when the engine drains."""
         await self._wait_slot()
         events = WatchEvents()
-        stream_id, call = self._begin(Watch(bucket))
+        stream_id, call = self._begin(Watch(bucket, others_only))
         self._watches[stream_id] = events
         try:
             await self._end(stream_id, call)

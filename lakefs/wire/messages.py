@@ -659,11 +659,15 @@ class WatchEvent(Message, frozen=True):
 
 
 class Watch(Request, frozen=True):
-    """Events of a bucket, in order, after they are durable, until the stream is cancelled.  First answer: Done."""
+    """Events of a bucket, in order, after they are durable, until the stream is cancelled.  First answer: Done.
+
+    `others_only`: what requests of the same connection change is left out.
+    """
 
     OP = 50
     REPLY = Done
     bucket: str
+    others_only: bool = False
 
 
 class ReportReply(Message, frozen=True):

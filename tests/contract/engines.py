@@ -61,14 +61,14 @@ class InThreads:
 
         return await trio.to_thread.run_sync(blocking)
 
-    def watch(self, bucket: str) -> AbstractAsyncContextManager[Any]:
+    def watch(self, bucket: str, *, others_only: bool = False) -> AbstractAsyncContextManager[Any]:
         raise AssertionError("a blocking client cannot watch")
 
 
 class Asked(EngineClient, Protocol):
     """A client of any kind; `watch` where it can."""
 
-    def watch(self, bucket: str) -> AbstractAsyncContextManager[Any]: ...
+    def watch(self, bucket: str, *, others_only: bool = False) -> AbstractAsyncContextManager[Any]: ...
 
 
 @dataclass

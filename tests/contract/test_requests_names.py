@@ -393,6 +393,26 @@ def test_changes_are_told_in_order_to_who_watches_the_bucket(kind: Kind) -> None
     kind.run(body)
 
 
+def test_a_watch_of_the_others_is_not_told_what_its_own_connection_changes(kind: Kind) -> None:
+    if not kind.can_watch:
+        pytest.skip("a blocking client cannot watch")
+
+    async def body(engine: Engine) -> None:
+        client = engine.client
+        await put(client, "before", SMALL)
+        async with client.watch("bkt", others_only=True) as events:
+            await put(client, "own", SMALL)
+            async with engine.connect() as other:
+                await put(other, "theirs", SMALL)
+                await put(client, "own", b"again")
+                await delete(client, "own")
+                await delete(other, "theirs")
+            told = [await anext(events) for _ in range(2)]
+        assert [(event.kind, event.key) for event in told] == [("put", "theirs"), ("delete", "theirs")]
+
+    kind.run(body)
+
+
 def test_a_bucket_that_is_not_there_cannot_be_watched(kind: Kind) -> None:
     if not kind.can_watch:
         pytest.skip("a blocking client cannot watch")

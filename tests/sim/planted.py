@@ -162,9 +162,9 @@ def _lose_the_carried_group() -> AbstractContextManager[Any]:
 def _tell_nobody_of_moves() -> AbstractContextManager[Any]:
     original = Watchers._tell
 
-    def tell(self: Watchers, sequence: Sequence, note: NameEvent) -> None:
+    def tell(self: Watchers, sequence: Sequence, note: NameEvent, client: object | None) -> None:
         if note.kind != "rename":
-            original(self, sequence, note)
+            original(self, sequence, note, client)
 
     return mock.patch.object(Watchers, "_tell", tell)
 

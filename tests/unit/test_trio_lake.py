@@ -45,7 +45,9 @@ class StuckEngine:
             raise EngineUnreachable("gone")
         return Reply(m.SessionOpened(bytes(16)) if isinstance(request, m.SessionOpen) else m.Done())
 
-    def watch(self, bucket: str) -> AbstractAsyncContextManager[AsyncIterator[m.WatchEvent]]:
+    def watch(
+        self, bucket: str, *, others_only: bool = False
+    ) -> AbstractAsyncContextManager[AsyncIterator[m.WatchEvent]]:
         raise NotImplementedError
 
 
