@@ -47,6 +47,7 @@ class Watcher:
         mount.want_watch = self._want
         mount.table.on_lost = _invalidate_entry
         mount.forget_attributes = _invalidate_attributes
+        mount.forget_pages = _invalidate_pages
 
     def _want(self, bucket: str) -> None:
         if bucket in self._begun or len(self._begun) >= _BUCKETS_MAX:
@@ -208,6 +209,18 @@ def _renew_names(folder: Inode) -> None:
 def _invalidate_entry(parent: Inode, name: str) -> None:
     """Have the kernel forget a name."""
     pyfuse3.invalidate_entry_async(InodeT(parent.number), FileNameT(name.encode()), ignore_enoent=True)
+
+
+async def _invalidate_pages(inode: Inode) -> None:
+    """In a thread of its own: it waits for reads under way, which wait for those of the offload."""
+    await trio.to_thread.run_sync(_invalidate_content, inode.number)
+
+
+def _invalidate_content(number: int) -> None:
+    try:
+        pyfuse3.invalidate_inode(InodeT(number), attr_only=False)
+    except OSError:
+        return  # the kernel has forgotten it already
 
 
 def _invalidate_attributes(inode: Inode) -> None:

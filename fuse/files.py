@@ -29,10 +29,11 @@ from fuse.mount import Mount, now_ns
 from fuse.reading import BlobReader
 from fuse.staged_put import Stored, store_staged
 from fuse.staging import Base, Kind, StagedFile
+from fuse.write_behind import BEGIN_BYTES, WriteBehind
 from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.getting import Opened, Piece, open_object
 from lakefs.ids import Buffer, ChunkId
-from lakefs.limits import SMALL_PAYLOAD_BYTES
+from lakefs.limits import BLOB_BYTES_MAX, SMALL_PAYLOAD_BYTES
 from lakefs.names import Name
 from lakefs.wire.messages import NO_CONDITION, Done, ObjectStat, SetAttributes, Sync
 
@@ -46,12 +47,17 @@ class OpenFile:
     def __init__(self, mount: Mount, inode: Inode) -> None:
         self.inode = inode
         self.handles = 0
+        self.readers = 0
+        """Handles that may read."""
         self.is_dirty = False
         """Whether something is written, or the name new, that the store does not have."""
         self._mount = mount
         self._lock = trio.Lock()
         self._reader: BlobReader | None = None
         self._staged: StagedFile | None = None
+        self._behind: WriteBehind | None = None
+        self._behind_is_idle = trio.Event()
+        self._behind_is_idle.set()
         self._is_new = False  # nothing of it is in the store, but perhaps an empty file
         self._stat: ObjectStat | None = (
             None  # as the name was when it was opened, for what a file system has not
@@ -115,6 +121,7 @@ class OpenFile:
                 self._close()
 
     def _close(self) -> None:
+        self._end_behind()
         staged, self._staged = self._staged, None
         if staged is not None:
             staged.discard()
@@ -125,6 +132,7 @@ class OpenFile:
             self._mount.give_back(reader.opened.lease)
 
     def _give_up(self, error: LakeError) -> None:
+        self._end_behind()
         staged, self._staged = self._staged, None
         if staged is None:
             _log.error("a new file could not be stored", name=self.inode.name, error=error.message)
@@ -234,6 +242,7 @@ class OpenFile:
             staged = await self._staging()
             staged.write(offset, data)
             self._written(staged)
+            self._store_behind(staged, offset, offset + len(data))
 
     async def truncate(self, size: int) -> None:
         """Give the file another length.  StoreFull."""
@@ -241,6 +250,10 @@ class OpenFile:
             staged = await self._staging()
             staged.truncate(size)
             self._written(staged)
+            if not size:
+                self._end_behind()
+            elif self._behind is not None:
+                self._behind.changed(size, BLOB_BYTES_MAX)
 
     def _written(self, staged: StagedFile) -> None:
         self.is_dirty = True
@@ -248,6 +261,40 @@ class OpenFile:
         attributes.size_bytes = staged.size
         attributes.mtime_ns = attributes.ctime_ns = now_ns()
         self._mount.touch(self.inode)
+
+    def _store_behind(self, staged: StagedFile, offset: int, end: int) -> None:
+        """Have what is complete of a long new file stored, while more is written."""
+        if self._behind is None:
+            if staged.size < BEGIN_BYTES or staged.base_bytes:
+                return
+            self._behind = WriteBehind(self._mount.lake.steps, staged)
+        self._behind.changed(offset, end)
+        if self._behind.has_work() and self._behind_is_idle.is_set():
+            self._behind_is_idle = trio.Event()
+            self._mount.background.start_soon(self._run_behind, self._behind, self._behind_is_idle)
+
+    async def _run_behind(self, behind: WriteBehind, idle: trio.Event) -> None:
+        try:
+            async with self._mount.writers_behind:
+                await self._mount.lake.run(behind.run())
+        except LakeError as error:
+            _log.info(
+                "write-behind ended; the rest is stored at close", name=self.inode.name, error=error.message
+            )
+        finally:
+            idle.set()
+
+    def _end_behind(self) -> None:
+        behind, self._behind = self._behind, None
+        if behind is not None:
+            behind.stop()
+            self._mount.background.start_soon(self._give_back_behind, behind, self._behind_is_idle)
+            self._behind_is_idle = trio.Event()
+            self._behind_is_idle.set()
+
+    async def _give_back_behind(self, behind: WriteBehind, idle: trio.Event) -> None:
+        await idle.wait()
+        await self._mount.lake.run(behind.end())
 
     async def _staging(self) -> StagedFile:
         if self._staged is None:
@@ -291,6 +338,7 @@ class OpenFile:
             return
         if self._staged is None:
             await self._staging()
+        await self._behind_is_idle.wait()
         stat, content = await self._store(durable=durable)
         inode, attributes = self.inode, self.inode.attributes
         if attributes.mtime_ns == 0:  # in new content that means now
@@ -337,6 +385,7 @@ class OpenFile:
         before, self._reader = self._reader, reader
         self._is_new = False
         self._staged.mark_stored(Base(self.inode.attributes.size_bytes))
+        self._end_behind()
         if before is not None:
             self._mount.give_back(before.opened.lease)
 
@@ -356,6 +405,7 @@ class OpenFile:
                         keep_node=keep_node,
                         condition=NO_CONDITION,
                         durable=durable,
+                        behind=self._behind,
                     )
                 )
             except EngineUnreachable:

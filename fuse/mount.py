@@ -23,8 +23,14 @@ from lakefs.wire.messages import Done, Message, NameResult, NameResults, ObjectS
 
 M = TypeVar("M", bound=Message)
 _GATHER_S = 0.02
+WRITERS_BEHIND_MAX = 2
+"""Files at a time that are stored while they are written: 32 MiB of the engine's buffers."""
 UNWATCHED_TIMEOUT_S = 1.0
 """How long the kernel may rely on what no watch would take back."""
+
+
+async def _no_pages(_: Inode) -> None:
+    """Before there is a kernel."""
 
 
 @dataclass
@@ -38,6 +44,11 @@ class Mount:
     table: InodeTable
     owner: Owner
     options: MountOptions
+    background: trio.Nursery
+    """For what nobody waits for; it ends with the mount."""
+    writers_behind: trio.CapacityLimiter = field(
+        default_factory=lambda: trio.CapacityLimiter(WRITERS_BEHIND_MAX)
+    )
     watched: set[str] = field(default_factory=set)
     """Buckets whose changes are told at once."""
     want_watch: Callable[[str], None] = lambda bucket: None
@@ -45,6 +56,8 @@ class Mount:
 
     forget_attributes: Callable[[Inode], None] = lambda inode: None
     """Has the kernel ask for the inode's attributes when it next needs them; does not wait."""
+    forget_pages: Callable[[Inode], Awaitable[None]] = _no_pages
+    """Has the kernel forget the content that it has cached of the inode."""
     visible_since: bytes = b""
     """Boot of the engine that has the last change of a name visible."""
     leases: list[int] = field(default_factory=list)

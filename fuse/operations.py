@@ -309,9 +309,13 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        """Bytes into a file; others see them when it is closed."""
-        file, _ = self._files[fh]
+        """Bytes into a file; others see them when it is closed, other handles of this mount at once."""
+        file, flags = self._files[fh]
         await file.write(off, buf)
+        if file.readers and not _may_read(flags):
+            await self._mount.forget_pages(
+                file.inode
+            )  # a reader may have asked for some before this was written
         return len(buf)
 
     @answering
@@ -330,7 +334,9 @@ class LakeOperations(pyfuse3.Operations):
     @answering
     async def release(self, fh: FileHandleT) -> None:
         """The handle is gone; nobody hears of an error any more but the log."""
-        file, _ = self._files.pop(fh)
+        file, flags = self._files.pop(fh)
+        if _may_read(flags):
+            file.readers -= 1
         await file.release()
 
     async def release_all(self) -> None:
@@ -444,11 +450,22 @@ class LakeOperations(pyfuse3.Operations):
         blob = inode.attributes.blob
         keep_cache = inode.cached_blob == blob and inode.cached_blob is not None
         inode.cached_blob = blob
-        return FileInfo(fh=FileHandleT(handle), keep_cache=keep_cache)
+        if _may_read(flags):
+            file.readers += 1
+        return FileInfo(fh=FileHandleT(handle), keep_cache=keep_cache, direct_io=not _may_read(flags))
 
     def _handle(self) -> int:
         self._next_handle += 1
         return self._next_handle
+
+
+def _may_read(flags: int) -> bool:
+    """Whether the handle's reads and mappings are served by the kernel's page cache.
+
+    A handle that only writes leaves it alone: what a program writes to a long file is seldom read soon, and the
+    pages would cost as much as all the rest.  No mapping is lost: a shared one needs a handle that reads.
+    """
+    return flags & os.O_ACCMODE != os.O_WRONLY
 
 
 def _component(name: bytes) -> str:

@@ -50,9 +50,9 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
             lake = TrioLake(engine, offload, network=address.startswith("tcp"))
             owner = Owner(os.getuid(), os.getgid())
             table = InodeTable(owner.bare_folder(_ROOT_MODE, now_ns()), options.bucket)
-            mount = Mount(lake, engine, offload, staging, table, owner, options)
-            await _look_at_root(mount)
             async with trio.open_nursery() as nursery:
+                mount = Mount(lake, engine, offload, staging, table, owner, options, nursery)
+                await _look_at_root(mount)
                 nursery.start_soon(Watcher(mount, engine).run)
                 nursery.start_soon(mount.give_leases_back)
                 operations = LakeOperations(mount)

@@ -25,6 +25,7 @@ import msgspec
 
 from fuse.byte_ranges import RangeSet
 from fuse.staging import Kind, StagedFile
+from fuse.write_behind import WriteBehind
 from lakefs.chunking import fixed_cuts, iter_extents, plan_file
 from lakefs.errors import EngineUnreachable, InvalidArgument, SessionLost, SourceChanged
 from lakefs.getting import Opened, Piece, read_range
@@ -142,8 +143,11 @@ def store_staged(
     keep_node: int,
     condition: Condition,
     durable: bool,
+    behind: WriteBehind | None = None,
 ) -> Steps[Stored]:
     """Store the content of a staged file under its name; `base` is the stored content that it was written over.
+
+    `behind` knows the chunks that were stored while it was written.
 
     The name is changed at once or not at all; on return that is durable, or with `durable` false visible to all.
     Afterwards `staged.mark_stored` is the caller's to call, when it reads from the new content.
@@ -153,7 +157,7 @@ def store_staged(
     """
     assert base is not None or not staged.base_bytes, "bytes of a base that is not there"
     change = NameChange(name.bucket, name.key, b"", attributes, condition, False, keep_node)
-    put = _StagedPut(lake, staged, base, change, durable)
+    put = _StagedPut(lake, staged, base, change, durable, behind)
     for attempt in range(ATTEMPTS):
         try:
             return (yield from put.run())
@@ -167,13 +171,20 @@ class _StagedPut:
     """One staged file on its way to the store."""
 
     def __init__(
-        self, lake: LakeSteps, staged: StagedFile, base: Opened | None, change: NameChange, durable: bool
+        self,
+        lake: LakeSteps,
+        staged: StagedFile,
+        base: Opened | None,
+        change: NameChange,
+        durable: bool,
+        behind: WriteBehind | None,
     ) -> None:
         self._lake = lake
         self._staged = staged
         self._base = base
         self._change = change
         self._durable = durable
+        self._behind = behind
         self._revision = 0
         self._source: int | None = None
         self._can_send_descriptor = lake.carries_descriptors
@@ -217,10 +228,16 @@ class _StagedPut:
                 if is_small
                 else (yield from work(plan_file, staged.read, staged.size))
             )
-            return [Store(offset, length) for offset, length in iter_extents(plan.lengths())], plan.cut_kind
+            return [
+                self._cut(offset, length) for offset, length in iter_extents(plan.lengths())
+            ], plan.cut_kind
         cuts = plan_cuts(self._base.pieces, staged.written(), staged.base_bytes, staged.size)
         is_fixed = all(cut.length == CHUNK_BYTES for cut in cuts[:-1])
         return cuts, CutKind.FIXED if is_fixed else CutKind.PARTS
+
+    def _cut(self, offset: int, length: int) -> Cut:
+        chunk = None if self._behind is None else self._behind.chunk(offset, length)
+        return Store(offset, length) if chunk is None else Keep(Piece(chunk, offset, length))
 
     def _is_the_base(self, cuts: Sequence[Cut]) -> bool:
         return (

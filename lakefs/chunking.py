@@ -24,12 +24,13 @@ from typing import Final
 
 from lakefs.errors import SourceChanged
 from lakefs.ids import Buffer
-from lakefs.limits import CHUNK_BYTES, MIB
+from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES, MIB
 from lakefs.manifest import CutKind
 from lakefs.safetensors import (
     LENGTH_BYTES,
     SMALLEST_FILE_BYTES,
     SafetensorsHeader,
+    file_bytes,
     header_bytes,
     parse_header,
 )
@@ -89,6 +90,26 @@ def plan_file(read_at: Callable[[int, int], bytes], size_bytes: int) -> CutPlan:
         return CutPlan(size_bytes)
     # What was read first is kept: a file that changes between the reads must not change the length prefix.
     return plan(prefix + _read_exactly(read_at, len(prefix), needed - len(prefix)), size_bytes)
+
+
+def plan_growing(read_at: Callable[[int, int], bytes], size_bytes: int) -> CutPlan | None:
+    """The cuts of a file that has `size_bytes` so far and is still written, should it become what it begins as.
+
+    Those of a safetensors file come from its header, and hold when it gets the length that the header tells; all
+    others are fixed, up to the longest blob.  None while a plausible header is not all there.  Blocks as `plan_file`.
+    """
+    fixed = CutPlan(BLOB_BYTES_MAX)
+    if size_bytes < SMALLEST_FILE_BYTES:
+        return None
+    prefix = _read_exactly(read_at, 0, LENGTH_BYTES + 1)
+    needed = header_bytes(prefix, BLOB_BYTES_MAX)
+    if needed is None:
+        return fixed
+    if size_bytes < needed:
+        return None
+    prefix += _read_exactly(read_at, len(prefix), needed - len(prefix))
+    declared_bytes = file_bytes(prefix)
+    return fixed if declared_bytes is None else plan(prefix, declared_bytes)
 
 
 def iter_extents(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -97,6 +97,21 @@ def parse_header(prefix: Buffer, file_bytes: int) -> SafetensorsHeader | None:
     return None if lengths is None else SafetensorsHeader(needed, lengths)
 
 
+def file_bytes(prefix: Buffer) -> int | None:
+    """How long the file is that a header tells of; None when it is no header.
+
+    `prefix` holds at least as many first bytes as `header_bytes` tells.  `parse_header` says whether it is sound.
+    """
+    needed = header_bytes(prefix, BLOB_BYTES_MAX)
+    if needed is None:
+        return None
+    try:
+        _, ends = _read_extents(memoryview(prefix)[:needed])
+    except (_NotSafetensors, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return needed + max(ends, default=0)
+
+
 class _NotSafetensors(Exception):
     """The header breaks a rule of the format; turned to None by `parse_header`."""
 

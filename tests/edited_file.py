@@ -10,7 +10,9 @@ from unittest import mock
 
 from fuse.staged_put import store_staged
 from fuse.staging import Base, StagedFile, StagingFolder
+from fuse.write_behind import WriteBehind
 from lakefs.getting import Opened, close_object
+from lakefs.limits import BLOB_BYTES_MAX
 from lakefs.names import Name
 from lakefs.steps import Steps
 from lakefs.wire import messages as m
@@ -27,6 +29,8 @@ def small_chunks(chunk_bytes: int, small_payload_bytes: int) -> Iterator[None]:
     with (
         mock.patch("fuse.staged_put.CHUNK_BYTES", chunk_bytes),
         mock.patch("lakefs.chunking.CHUNK_BYTES", chunk_bytes),
+        mock.patch("fuse.write_behind.CHUNK_BYTES", chunk_bytes),
+        mock.patch("fuse.write_behind.BEGIN_BYTES", 2 * chunk_bytes),
         mock.patch("fuse.staged_put.SMALL_PAYLOAD_BYTES", small_payload_bytes),
     ):
         yield
@@ -41,6 +45,7 @@ class Edited:
         self.content = bytearray()
         self.opened: Opened | None = None
         self.file: StagedFile = self.staging.new(str(NAME), None)
+        self.behind: WriteBehind | None = None
 
     async def base_on(self, content: bytes) -> None:
         """Begin with stored content."""
@@ -61,11 +66,15 @@ class Edited:
 
     def write(self, offset: int, data: bytes) -> None:
         self.file.write(offset, data)
+        if self.behind is not None:
+            self.behind.changed(offset, offset + len(data))
         self.content += bytes(max(0, offset - len(self.content)))
         self.content[offset : offset + len(data)] = data
 
     def truncate(self, size: int) -> None:
         self.file.truncate(size)
+        if self.behind is not None:
+            self.behind.changed(size, BLOB_BYTES_MAX)
         self.content = self.content[:size] + bytes(max(0, size - len(self.content)))
 
     def storing(self, **options: Any) -> Steps[m.ObjectStat]:
@@ -75,6 +84,7 @@ class Edited:
             "keep_node": keep_node,
             "condition": m.NO_CONDITION,
             "durable": True,
+            "behind": self.behind,
             **options,
         }
         stored = yield from store_staged(self.lake.steps, self.file, self.opened, NAME, attributes, **wanted)
@@ -98,7 +108,17 @@ class Edited:
         """Payload that the last `store` had the engine store."""
         return sum(sum(data_lengths(request)) for request in self.lake.asked)
 
+    def store_behind(self) -> None:
+        """Begin to store what is written while more is written."""
+        self.behind = WriteBehind(self.lake.steps, self.file)
+
+    async def end_behind(self) -> None:
+        if self.behind is not None:
+            await self.lake.run(self.behind.end())
+            self.behind = None
+
     async def close(self) -> None:
+        await self.end_behind()
         await self.close_base()
         self.file.discard()
         self.staging.close()

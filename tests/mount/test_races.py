@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -118,3 +119,31 @@ def test_hundreds_of_handles_are_open_at_once(here: Path, there: Path) -> None:
         assert os.pread(descriptor, 10, 0) == f"{number}".encode()
         os.close(descriptor)
     catch_up(here, there)
+
+
+def test_what_a_handle_that_only_writes_has_written_is_read_and_mapped_at_once(here: Path) -> None:
+    """The writer leaves the kernel's pages alone; readers of the same bytes have them fetched all the time."""
+    path = here / "counter"
+    path.write_bytes(bytes(8))
+    writer, reader = os.open(path, os.O_WRONLY), os.open(path, os.O_RDONLY)
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            os.pread(reader, 8, 0)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        with mmap.mmap(reader, 8, prot=mmap.PROT_READ) as mapping:
+            for number in range(3000):
+                written = number.to_bytes(8, "little")
+                os.pwrite(writer, written, 0)
+                assert os.pread(reader, 8, 0) == written
+                assert mapping[:] == written
+    finally:
+        ended.set()
+        looking.join()
+        os.close(reader)
+        os.close(writer)
+    assert path.read_bytes() == written

@@ -131,6 +131,22 @@ def test_programs_and_open_files_outlive_the_engine(short: Path, number: signal.
             assert client.get("bucket/edited")[8:13] == b"ssXss"
 
 
+def test_a_long_file_being_written_outlives_a_killed_engine(short: Path) -> None:
+    content = os.urandom(30 * MIB)
+    with lake(short) as mounts, kept(mounts.served) as keeper:
+        with (mounts.folders[0] / "long").open("wb", buffering=0) as file:
+            for offset in range(0, len(content), MIB):
+                file.write(content[offset : offset + MIB])
+                if offset == 20 * MIB:
+                    keeper.end(signal.SIGKILL)
+                    keeper.start()
+            file.seek(5)
+            file.write(b"written again")
+        with connect(mounts.served.server) as client:
+            assert client.get("bucket/long") == content[:5] + b"written again" + content[18:]
+            assert client.status()["clients"]["sessions"] == 0
+
+
 def _one_round(here: Path, *, synced: bool) -> None:
     """What programs do to a file of their own; each step synced where a killed engine may lose what is only closed."""
 

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakefs.chunking import LARGE_TENSOR_BYTES, CutPlan, fixed_cuts, iter_extents, plan, plan_file
+from lakefs.chunking import (
+    LARGE_TENSOR_BYTES,
+    CutPlan,
+    fixed_cuts,
+    iter_extents,
+    plan,
+    plan_file,
+    plan_growing,
+)
 from lakefs.errors import SourceChanged
 from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES, KIB, MIB
 from lakefs.manifest import CutKind
@@ -266,6 +274,30 @@ def test_a_length_prefix_that_changes_between_the_reads_is_the_one_first_read() 
         return piece
 
     assert plan_file(read_at, size_bytes) == plan(prefix, size_bytes)
+
+
+@given(st.lists(st.integers(0, 3 * MIB), max_size=8), st.integers(0, 30 * MIB))
+def test_a_growing_safetensors_file_is_planned_from_its_header(lengths: list[int], so_far: int) -> None:
+    prefix, size_bytes = safetensors_prefix(lengths)
+    grown = min(so_far, size_bytes)
+    planned = plan_growing(Source(prefix, grown).read_at, grown)
+    assert planned == (plan(prefix, size_bytes) if grown >= max(len(prefix), 10) else None)
+
+
+@pytest.mark.parametrize(
+    "beginning", [b"\x93NUMPY\x01\x00v", bytes(64), (100).to_bytes(8, "little") + b"[" * 200]
+)
+def test_any_other_growing_file_is_cut_fixed_for_as_long_as_it_gets(beginning: bytes) -> None:
+    planned = plan_growing(Source(beginning, 10 * MIB).read_at, 10 * MIB)
+    assert planned == CutPlan(BLOB_BYTES_MAX)
+
+
+def test_a_growing_file_whose_header_breaks_a_rule_is_cut_fixed() -> None:
+    prefix, size_bytes = safetensors_prefix([5 * MIB, 7])
+    for broken in (prefix[:-1] + b"]", prefix.replace(b"data_offsets", b"data_offsetx\xff")[: len(prefix)]):
+        planned = plan_growing(Source(broken, size_bytes).read_at, size_bytes)
+        assert planned is not None
+        assert planned.header is None
 
 
 def test_extents_follow_each_other_from_0() -> None:

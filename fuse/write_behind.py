@@ -1,0 +1,208 @@
+"""Write-behind: the first chunks of a file are stored while the rest is still written.
+
+A long file that is written from its beginning is in the store, but for its last chunks, when it is closed: the commit
+(`fuse.staged_put`) then finds their ids here and only has the engine hold them.
+
+Rules kept here:
+- Nobody sees anything of it before the commit, and the commit does not depend on it: all bytes stay in the staging
+  file, and a chunk that the store lost meanwhile (a restarted engine) is stored again from there.
+- The cuts are those of a put of the finished file, as far as they are known: a safetensors file's come from its header.
+- A chunk is stored once its bytes are all written and later ones, too.  Bytes that are written again, or cut off,
+  make its id void; the commit stores what they are by then.
+- Only content without stored bytes below it: an edit's cuts depend on what is edited next.
+- A failure is no error: the commit meets it again, and says so to whoever closes the file.
+- Memory: 100 bytes or so for each chunk that is stored; over a network, two chunks of 4 MiB.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Final
+
+from fuse.staged_file import Kind, StagedFile
+from lakefs.chunking import iter_extents, plan_growing
+from lakefs.errors import InvalidArgument
+from lakefs.getting import Piece
+from lakefs.ids import ChunkId, ChunkKind, SessionId, data_chunk_id
+from lakefs.lake import LakeSteps
+from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES
+from lakefs.service import Reply
+from lakefs.steps import Completion, Effect, Pipeline, Send, Steps, Work, send, work
+from lakefs.uploading import STORE_CHUNKS_PER_REQUEST, forget
+from lakefs.wire.messages import (
+    Offer,
+    Offered,
+    SessionEnd,
+    SessionOpen,
+    SessionOpened,
+    SourceClose,
+    SourceOpen,
+    SourceOpened,
+    StoreChunks,
+    Stored,
+    StoreFromSource,
+)
+
+BEGIN_BYTES: Final = 2 * CHUNK_BYTES
+"""Files that stay shorter are stored when they are closed."""
+WINDOW_REQUESTS: Final = 2
+"""Requests in flight, of 8 MiB each: one is hashed while the other goes to disk."""
+
+Extent = tuple[int, int]
+"""Offset and length in bytes."""
+_NEVER: Final = (BLOB_BYTES_MAX, BLOB_BYTES_MAX)
+
+
+class WriteBehind:
+    """The chunks of one staged file that are in the store already, held by a session of their own."""
+
+    def __init__(self, lake: LakeSteps, staged: StagedFile) -> None:
+        assert not staged.base_bytes, "cuts over stored content are not known before its end"
+        self._lake = lake
+        self._staged = staged
+        self._stored: list[Piece] = []  # by offset
+        self._in_flight: set[Extent] = set()  # those that were not written again meanwhile
+        self._extents: Iterator[Extent] | None = None
+        self._next: Extent = (0, CHUNK_BYTES)
+        self._session: SessionId | None = None
+        self._source: int | None = None
+        self._can_send_descriptor = lake.carries_descriptors
+        self._has_ended = False
+
+    def has_work(self) -> bool:
+        """Whether `run` would store something now."""
+        offset, length = self._next
+        return (
+            self._staged.size > max(offset + length, BEGIN_BYTES - 1)
+            and not self._has_ended
+            and self._staged.is_all(Kind.STAGED, offset, length)
+        )
+
+    def chunk(self, offset: int, length: int) -> ChunkId | None:
+        """The id of these bytes, when they were stored as one chunk."""
+        at = bisect_left(self._stored, offset, key=_offset)
+        if at < len(self._stored) and self._stored[at][1:] == (offset, length):
+            return self._stored[at].chunk
+        return None
+
+    def changed(self, offset: int, end: int) -> None:
+        """Bytes were written, or cut off: chunks that have some of them are void."""
+        behind = bisect_left(self._stored, end, key=_offset)
+        first = behind
+        while first and self._stored[first - 1].offset + self._stored[first - 1].length > offset:
+            first -= 1
+        del self._stored[first:behind]
+        if self._in_flight:
+            self._in_flight = {at for at in self._in_flight if at[0] >= end or sum(at) <= offset}
+
+    def run(self) -> Steps[None]:
+        """Store what can be stored by now.  One run at a time; an error ends the write-behind of this file."""
+        try:
+            if self._session is None:
+                reply = yield from send(SessionOpen())
+                assert isinstance(reply.message, SessionOpened)
+                self._session = SessionId(reply.message.session)
+            if self._extents is None and not (yield from self._plan()):
+                return
+            yield from self._store()
+        except BaseException:
+            self._has_ended = True
+            raise
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self._has_ended = True
+
+    def end(self) -> Steps[None]:
+        """Give back what is held, when no run is under way; chunks that no commit has taken are garbage then."""
+        self._has_ended = True
+        if self._source is not None:
+            yield from forget(SourceClose(self._source))
+        if self._session is not None:
+            yield from forget(SessionEnd(self._session))
+
+    def _plan(self) -> Steps[bool]:
+        """Find out where it will be cut, as soon as that can be known."""
+        plan = yield from work(plan_growing, self._staged.read, self._staged.size)
+        if plan is None:
+            self._next = (0, 2 * sum(self._next))  # a header that is not all there
+            return False
+        self._extents = iter_extents(plan.lengths())
+        self._advance()
+        return True
+
+    def _advance(self) -> None:
+        assert self._extents is not None
+        self._next = next(self._extents, _NEVER)
+
+    def _store(self) -> Steps[None]:
+        pipeline = Pipeline(WINDOW_REQUESTS)
+        while self.has_work():
+            batch: list[Extent] = []
+            while len(batch) < STORE_CHUNKS_PER_REQUEST and self.has_work():
+                batch.append(self._next)
+                self._advance()
+            self._in_flight.update(batch)
+            effect, done = yield from self._effect(batch)
+            yield from pipeline.submit(effect, done)
+            if not self.has_work():
+                yield from pipeline.drain()
+
+    def _effect(self, batch: list[Extent]) -> Steps[tuple[Effect, Completion]]:
+        assert self._session is not None
+        if (yield from self._open_source()):
+            assert self._source is not None
+            offsets, lengths = [offset for offset, _ in batch], [length for _, length in batch]
+            request = StoreFromSource(self._session, self._source, offsets, lengths)
+
+            def stored(reply: Reply) -> None:
+                assert isinstance(reply.message, Stored)
+                self._note(batch, [ChunkId(chunk) for chunk in reply.message.chunks])
+
+            return Send(request), stored
+
+        def read(found: list[tuple[ChunkId, bytes]]) -> Steps[None]:
+            yield from self._offer(found)
+            self._note(batch, [chunk for chunk, _ in found])
+
+        return Work(self._read, (batch,)), read
+
+    def _open_source(self) -> Steps[bool]:
+        """Hand the staging file to the engine; whether it takes it."""
+        if self._source is None and self._can_send_descriptor:
+            try:
+                reply = yield from send(SourceOpen(), descriptors=[self._staged.descriptor])
+            except InvalidArgument:
+                self._can_send_descriptor = False
+                return False
+            assert isinstance(reply.message, SourceOpened)
+            self._source = reply.message.source
+        return self._can_send_descriptor
+
+    def _read(self, batch: list[Extent]) -> list[tuple[ChunkId, bytes]]:
+        contents = [self._staged.read(offset, length) for offset, length in batch]
+        return [(data_chunk_id(content), content) for content in contents]
+
+    def _offer(self, found: list[tuple[ChunkId, bytes]]) -> Steps[None]:
+        """Send what the engine lacks."""
+        assert self._session is not None
+        reply = yield from send(Offer(self._session, [bytes(chunk) for chunk, _ in found]))
+        assert isinstance(reply.message, Offered)
+        present = reply.message.present
+        lacking = [
+            memoryview(content) for (_, content), there in zip(found, present, strict=True) if not there
+        ]
+        if lacking:
+            kinds, lengths = [int(ChunkKind.DATA)] * len(lacking), [len(payload) for payload in lacking]
+            yield from send(StoreChunks(self._session, kinds, lengths), body=lacking)
+
+    def _note(self, batch: list[Extent], chunks: list[ChunkId]) -> None:
+        for extent, chunk in zip(batch, chunks, strict=True):
+            if extent in self._in_flight:
+                self._in_flight.remove(extent)
+                self._stored.append(Piece(chunk, *extent))
+
+
+def _offset(piece: Piece) -> int:
+    return piece.offset
