@@ -111,6 +111,20 @@ class LocalFile:
                 done += count
         return done
 
+    def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
+        """Fill `buffer` from the page cache; whether all of it was there."""
+        if self._direct:
+            return False
+        with _Translating("read", self._name):
+            try:
+                return os.preadv(self._descriptor, [buffer], offset, os.RWF_NOWAIT) == len(buffer)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                if error.errno == errno.EOPNOTSUPP:  # a file system that cannot tell
+                    return False
+                raise
+
     def pwrite(self, payload: Buffer, offset: int) -> None:
         """Write all of `payload` at `offset`."""
         with _Translating("write", self._name):

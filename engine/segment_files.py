@@ -197,10 +197,23 @@ class ReadFiles:
         try:
             yield entry.file
         finally:
-            with self._lock:
-                entry.users -= 1
-                if entry.dropped and entry.users == 0:
-                    entry.file.close()
+            self._leave(entry)
+
+    def read_cached(self, segment: SegmentId, offset: int, buffer: memoryview) -> bool:
+        """Fill `buffer` without waiting for the medium; whether all was in memory, of a file that is open already."""
+        entry = self._enter(segment)
+        if entry is None:
+            return False
+        try:
+            return entry.file.pread_cached_into(buffer, offset)
+        finally:
+            self._leave(entry)
+
+    def _leave(self, entry: _ReadFile) -> None:
+        with self._lock:
+            entry.users -= 1
+            if entry.dropped and entry.users == 0:
+                entry.file.close()
 
     def _enter(self, segment: SegmentId) -> _ReadFile | None:
         with self._lock:

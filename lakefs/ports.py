@@ -31,6 +31,13 @@ class DiskFile(Protocol):
         """Fill `buffer` from `offset`; the count read, short only at the file's end."""
         ...
 
+    def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
+        """Fill `buffer` from memory, without waiting for the medium; whether all of it was there.
+
+        When it was not, `buffer` may hold anything.
+        """
+        ...
+
     def pwrite(self, payload: Buffer, offset: int) -> None:
         """Write all of `payload` at `offset`; not durable until `sync_data`."""
         ...

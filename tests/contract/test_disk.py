@@ -72,6 +72,19 @@ def test_a_read_is_short_only_at_the_end_of_the_file(disk: Disk) -> None:
     file.close()
 
 
+def test_what_is_cached_is_read_whole_or_not_at_all(disk: Disk, request: pytest.FixtureRequest) -> None:
+    write(disk, "f", b"abc")
+    file = disk.open("f", read_only=True)
+    found = bytearray(2)
+    if any(file.pread_cached_into(memoryview(found), 1) for _ in range(1000)):
+        assert found == b"bc"
+    else:
+        assert request.node.callspec.params["disk"] == "tmpfs", "it was written just now"
+    assert not file.pread_cached_into(memoryview(found), 2), "the file ends before"
+    assert not file.pread_cached_into(memoryview(found), 3)
+    file.close()
+
+
 def test_a_vector_of_thousands_of_payloads_is_written_in_order(disk: Disk) -> None:
     payloads = [index.to_bytes(2, "big") for index in range(3000)]
     file = disk.open("f", create=True)

@@ -49,6 +49,10 @@ class FailingFile(LocalFile):
         self.disk.attempt("read", self.path)
         return super().pread_into(buffer, offset)
 
+    def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
+        self.disk.attempt("read", self.path)
+        return super().pread_cached_into(buffer, offset)
+
 
 class FailingDisk(LocalDisk):
     """A local disk; `fail` names what fails from now on: an operation and the end or beginning of paths."""

@@ -311,6 +311,7 @@ class SimFile:
         self._direct = direct
         self._read_only = read_only
         self._closed = False
+        self._was_cached = False
         disk.opened(inode)
 
     @property
@@ -326,6 +327,11 @@ class SimFile:
         payload = self._inode.seen.read(offset, len(buffer))
         buffer[: len(payload)] = payload
         return len(payload)
+
+    def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
+        """As `pread_into`, every other time; else as if nothing of it were cached."""
+        self._was_cached = not self._was_cached
+        return not self._direct and self._was_cached and self.pread_into(buffer, offset) == len(buffer)
 
     def pwrite(self, payload: Buffer, offset: int) -> None:
         """Write all of `payload`; unsynced."""
