@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "bucket": "cli.buckets:bucket",
     "mount": "cli.mount:mount",
     "unmount": "cli.mount:unmount",
+    "staged": "cli.staged:staged",
     "gc": "cli.upkeep:gc",
     "fsck": "cli.upkeep:fsck",
     "status": "cli.upkeep:status",

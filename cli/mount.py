@@ -73,6 +73,7 @@ def mount(
         if isinstance(outcome, str):
             if not quiet:
                 write_line(outcome)
+                _tell_leftovers(options.staging)
             return
         reporter = outcome
     log_to_stderr(log_level)
@@ -194,6 +195,24 @@ def _serve(address: str, token: str, options: MountOptions, places: MountPlaces,
     except LakeError as error:
         reporter.failed(error)
         raise
+
+
+def _tell_leftovers(staging: Path) -> None:
+    """Say on stderr that an earlier mount left something, and which command shows it."""
+    import shlex
+
+    from fuse.leftovers import find_leftovers, is_in_use
+
+    try:
+        count = sum(not is_in_use(leftover) for leftover in find_leftovers(staging))
+    except LocalFileError:
+        return  # the mount serves, and its log says what is to be said of the folder
+    if count:
+        files = "1 file" if count == 1 else f"{count} files"
+        notice(
+            f"{files} of an earlier mount could not be stored and can be restored;"
+            f" see: lake staged ls --staging {shlex.quote(str(staging))}"
+        )
 
 
 class _Terminal:

@@ -61,6 +61,12 @@ def places_of(mount_point: Path, environ: Mapping[str, str] | None = None) -> Mo
     return MountPlaces(_state_folder(environ) / escaped_path(mount_point))
 
 
+def staging_folders(environ: Mapping[str, str] | None = None) -> list[Path]:
+    """The staging folders that mounts of this user had, but for those that were given one elsewhere."""
+    environ = os.environ if environ is None else environ
+    return sorted(folder for folder in _state_folder(environ).glob("*/staging") if folder.is_dir())
+
+
 def escaped_path(path: Path) -> str:
     """The path as systemd-escape(1) writes it with --path; a long one is cut and ends with its digest."""
     text = os.fsencode(path).strip(b"/")

@@ -302,11 +302,20 @@ class OpenFile:
                 self.inode.name if self.inode.parent is None else str(self._mount.table.name_of(self.inode))
             )
             stored = await self._stored()
-            base = None if stored is None else Base(stored.opened.stat.size_bytes)
+            base = None if stored is None else _base(stored.opened.stat)
             self._staged = self._mount.staging.new(name, base)
         else:
             await self._stored()
+            if not self.is_dirty:
+                self._note_name(self._staged)
         return self._staged
+
+    def _note_name(self, staged: StagedFile) -> None:
+        """It may have been renamed since it was last stored, or a folder above it."""
+        if self.inode.parent is not None and staged.name != (
+            name := str(self._mount.table.name_of(self.inode))
+        ):
+            staged.rename(name)
 
     # --- storing -------------------------------------------------------------------------------------
 
@@ -353,7 +362,7 @@ class OpenFile:
         self._stat = stat
         self.is_dirty = False
         self._visible_since = b"" if durable else self._mount.engine_boot()
-        self._take_as_stored(None if content is None else self._reader_of(stat, content))
+        self._take_as_stored(_base(stat), None if content is None else self._reader_of(stat, content))
 
     @asynccontextmanager
     async def at_rest(self, *, stored: bool = False) -> AsyncIterator[None]:
@@ -379,12 +388,12 @@ class OpenFile:
         opened = Opened(Name(stat.bucket, stat.key), stat, 0, pieces, {}, {chunk: bytes(content)})
         return BlobReader(self._mount.lake, self._mount.offload, opened)
 
-    def _take_as_stored(self, reader: BlobReader | None) -> None:
+    def _take_as_stored(self, base: Base, reader: BlobReader | None) -> None:
         """What was staged is read from the store from now on; without a reader it is opened when it is next needed."""
         assert self._staged is not None
         before, self._reader = self._reader, reader
         self._is_new = False
-        self._staged.mark_stored(Base(self.inode.attributes.size_bytes))
+        self._staged.mark_stored(base)
         self._end_behind()
         if before is not None:
             self._mount.give_back(before.opened.lease)
@@ -416,6 +425,10 @@ class OpenFile:
                     raise
                 keep_node = 0  # the name is another's by now, or gone: the last close wins
         raise AssertionError("the loop returns or raises")
+
+
+def _base(stat: ObjectStat) -> Base:
+    return Base(stat.size_bytes, stat.node, stat.blob)
 
 
 def _replaced(name: Name) -> PreconditionFailed:

@@ -1,20 +1,33 @@
 """What a killed mount left in its staging folder: found, made into plain files for the user, and removed.
 
-Nobody may have the folder mounted meanwhile: `StagingFolder` holds its lock, and its `leftovers` leaves out its own
-files.  All calls block.
+A mount may have the folder meanwhile: each of its own files is locked (flock) for as long as it has it, and whoever
+restores or removes a leftover locks that, too (`claimed`).  All calls block.  Putting one into the store is in
+`fuse.restoring`.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fuse.byte_ranges import RangeSet
-from fuse.sidecar import BYTES_SUFFIX, SIDECAR_BYTES_MAX, SIDECAR_SUFFIX, Base, SidecarState, replay
-from lakefs.errors import AlreadyExists, LocalFileError
+from fuse.sidecar import (
+    BYTES_SUFFIX,
+    SIDECAR_BYTES_MAX,
+    SIDECAR_SUFFIX,
+    Base,
+    SidecarFile,
+    SidecarState,
+    replay,
+)
+from fuse.staged_file import Room, Slot, StagedFile
+from lakefs.errors import AlreadyExists, LocalFileError, StoreLocked
 
 _COPY_BYTES: Final = 1 << 20
 
@@ -38,6 +51,11 @@ class Leftover:
     """Whether the whole content is here, and nothing of the base is needed."""
 
     @property
+    def id(self) -> str:
+        """What tells it from others of the same name."""
+        return self.path.stem
+
+    @property
     def new_bytes(self) -> int:
         """How many bytes are new."""
         return sum(end - begin for begin, end in self.ranges)
@@ -55,6 +73,57 @@ def find_leftovers(folder: Path, leave_out: frozenset[str] = frozenset()) -> lis
     except OSError as error:
         raise LocalFileError(f"{folder}: {error.strerror}", subject=str(folder)) from error
     return [leftover for leftover in found if leftover is not None]
+
+
+@contextmanager
+def claimed(leftover: Leftover) -> Iterator[None]:
+    """Nobody else restores or removes it in the block.  StoreLocked when a mount or another command has it.
+
+    LocalFileError when it cannot be opened, or is gone.
+    """
+    try:
+        # For writing, as a lock over NFS needs.
+        descriptor = os.open(leftover.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise LocalFileError(f"{leftover.path}: {error.strerror}", subject=leftover.name) from error
+    try:
+        _lock(descriptor, leftover)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_in_use(leftover: Leftover) -> bool:
+    """Whether a running mount has it open, or a command is at work on it."""
+    try:
+        with claimed(leftover):
+            return False
+    except StoreLocked:
+        return True
+
+
+@contextmanager
+def reopened(leftover: Leftover, *, with_base: bool) -> Iterator[StagedFile]:
+    """Its content as a mount has it, to be read and stored; with zeros where the base would be unless `with_base`."""
+    try:
+        descriptor = os.open(leftover.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        sidecar = SidecarFile(str(leftover.path.with_suffix(SIDECAR_SUFFIX)))
+    except OSError as error:
+        raise LocalFileError(f"{leftover.path}: {error.strerror}", subject=leftover.name) from error
+    try:
+        state = SidecarState(
+            leftover.name,
+            leftover.time_ns,
+            leftover.size_bytes,
+            leftover.base if with_base else None,
+            leftover.base_bytes if with_base else 0,
+            RangeSet(leftover.ranges),
+        )
+        room = Room(leftover.path.parent, leftover.size_bytes)
+        yield StagedFile.found(room, Slot(leftover.id, descriptor, sidecar), state, lambda slot, keep: None)
+    finally:
+        sidecar.close()
+        os.close(descriptor)
 
 
 def restore(leftover: Leftover, target: Path, read_base: Callable[[int, int], bytes] | None = None) -> None:
@@ -102,6 +171,18 @@ def remove_unowned(folder: Path) -> None:
             path.unlink()  # a sidecar that was not yet one
 
 
+def _lock(descriptor: int, leftover: Leftover) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno != errno.EWOULDBLOCK:
+            raise LocalFileError(f"{leftover.path}: {error.strerror}", subject=leftover.name) from error
+        raise StoreLocked(
+            f"{leftover.name or leftover.id} is open in a running mount, or another command is at work on it",
+            subject=leftover.name,
+        ) from error
+
+
 def _leftover(folder: Path, stem: str) -> Leftover | None:
     path, sidecar = folder / f"{stem}{BYTES_SUFFIX}", folder / f"{stem}{SIDECAR_SUFFIX}"
     try:
@@ -110,8 +191,11 @@ def _leftover(folder: Path, stem: str) -> Leftover | None:
         return None
     try:
         found = os.fstat(descriptor)
-        with sidecar.open("rb") as file:
-            text = file.read(SIDECAR_BYTES_MAX)
+        try:
+            with sidecar.open("rb") as file:
+                text = file.read(SIDECAR_BYTES_MAX)
+        except FileNotFoundError:
+            return None  # its mount, which runs, has removed it
         state = replay(text, found.st_size) if text else None
         if state is None and (not text or not found.st_size):
             return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable
 from typing import Final
 
@@ -30,19 +31,14 @@ from lakefs.offload import ThreadOffload
 _log: Final = structlog.get_logger(__name__)
 _THREADS: Final = 4
 _ROOT_MODE: Final = 0o755
+_LEFTOVERS_NAMED: Final = 20
 
 
 async def serve_mount(address: str, token: str, options: MountOptions, ready: Callable[[str], None]) -> None:
     """Mount, say so, and serve until cancelled or unmounted.  Errors of connecting, of the mount point, of staging."""
     staging = StagingFolder(options.staging, options.staging_bytes)
     try:
-        for leftover in staging.leftovers():
-            _log.warning(
-                "an earlier mount was killed before this was stored; take it or remove it",
-                name=leftover.name,
-                path=str(leftover.path),
-                size_bytes=leftover.size_bytes,
-            )
+        _tell_leftovers(staging)
         async with (
             ThreadOffload(_THREADS, "lake-mount") as offload,
             connect_reconnecting(address, token=token, patience_s=options.engine_wait_s) as engine,
@@ -67,6 +63,23 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
             await lake.aclose()
     finally:
         staging.close()
+
+
+def _tell_leftovers(staging: StagingFolder) -> None:
+    """Name what earlier mounts could not store, the first of many, and the command for the rest."""
+    leftovers = staging.leftovers()
+    for leftover in leftovers[:_LEFTOVERS_NAMED]:
+        _log.warning(
+            "an earlier mount ended before this was stored",
+            name=leftover.name,
+            path=str(leftover.path),
+            size_bytes=leftover.size_bytes,
+        )
+    if leftovers:
+        _log.warning(
+            f"it can be restored, see: lake staged ls --staging {shlex.quote(str(staging.path))}",
+            files=len(leftovers),
+        )
 
 
 async def _look_at_root(mount: Mount) -> None:

@@ -115,26 +115,41 @@ class StagedFile:
     def __init__(
         self, room: Room, slot: Slot, name: str, base: Base | None, ended: Callable[[Slot, bool], None]
     ) -> None:
-        self.name = name
-        self.size = base.size_bytes if base else 0
+        size = base.size_bytes if base else 0
+        self._take_up(room, slot, SidecarState(name, time.time_ns(), size, base, size), ended)
+        slot.sidecar.append(whole_line(self._state()))
+
+    @classmethod
+    def found(
+        cls, room: Room, slot: Slot, state: SidecarState, ended: Callable[[Slot, bool], None]
+    ) -> StagedFile:
+        """What an earlier mount has left, to be read and stored; it must not be changed, nor its sidecar."""
+        file = cls.__new__(cls)
+        file._take_up(room, slot, state, ended)
+        return file
+
+    def _take_up(
+        self, room: Room, slot: Slot, state: SidecarState, ended: Callable[[Slot, bool], None]
+    ) -> None:
+        self.name = state.name
+        self.size = state.size
         """Length of the content."""
         self.revision = 0
         """Goes up with every change of the content."""
-        self.changed = base is None
+        self.changed = state.is_changed
         """Whether there is anything that the store does not have: since it was made new, or since `mark_stored`."""
         self._room = room
         self._ended = ended
         self._slot = slot
-        self._base = base
-        self._base_bytes = self.size
-        self._time_ns = time.time_ns()
-        self._staged = RangeSet()
+        self._base = state.base
+        self._base_bytes = state.base_bytes
+        self._time_ns = state.time_ns
+        self._staged = state.ranges
         self._filled = RangeSet()  # staged, and the same as the base
         self._storing: int | None = None  # revision that is being stored
         self._is_open = True
         self._sidecar_is_stale = False
         self._sidecar_is_closed = True  # nothing behind the last range counts
-        slot.sidecar.append(whole_line(self._state()))
 
     @property
     def descriptor(self) -> int:

@@ -26,7 +26,10 @@ LOCK_NAME: Final = "lock"
 
 
 class StagingFolder:
-    """One mount's folder, of mode 0700, locked while the mount lives.  Each of its files holds two descriptors."""
+    """One mount's folder, of mode 0700, locked while the mount lives.
+
+    Each of its files holds two descriptors, and is locked as long as this mount has it (`fuse.leftovers`).
+    """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         """Make or take the folder.  StoreLocked when a mount has it, PermissionDenied, LocalFileError."""
@@ -99,6 +102,8 @@ class StagingFolder:
         del self._files[slot.stem]
         if keep:
             slot.sidecar.close()
+            # Said, not only closed: the engine may have the descriptor still.
+            fcntl.flock(slot.descriptor, fcntl.LOCK_UN)
             os.close(slot.descriptor)
         else:
             self._give_back(slot)
@@ -110,6 +115,7 @@ class StagingFolder:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path, flags, 0o600)
         try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             return Slot(stem, descriptor, SidecarFile(str(self.path / f"{stem}{SIDECAR_SUFFIX}")))
         except OSError:
             os.close(descriptor)
