@@ -129,8 +129,15 @@ class MountRig:
     def wait_for_child(self, process: subprocess.Popen[bytes]) -> int:
         """Until the command has started the process that will be behind the mount; its number."""
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        self.wait_for(lambda: bool(children.read_text()))
-        return int(children.read_text().split()[0])
+        found: list[int] = []
+
+        def is_there() -> bool:
+            # Not any child: an import may run programs, too.
+            found.extend(pid for pid in map(int, children.read_text().split()) if _leads_session(pid))
+            return bool(found)
+
+        self.wait_for(is_there)
+        return found[0]
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Until something holds that nobody tells of."""
@@ -187,6 +194,13 @@ class MountRig:
             text = lock.read_text().strip()
             if text and _is_ours(int(text)):
                 os.kill(int(text), signal.SIGKILL)
+
+
+def _leads_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
 
 
 def _is_ours(pid: int) -> bool:
