@@ -77,7 +77,7 @@ def restore_to_store(
         if isinstance(found, BucketNotFound):
             yield from lake.create_bucket(name.bucket)
         with reopened(leftover, with_base=base is not None) as staged:
-            return (
+            stored = (
                 yield from store_staged(
                     lake,
                     staged,
@@ -89,6 +89,7 @@ def restore_to_store(
                     durable=True,
                 )
             )
+            return stored.stat
     finally:
         if base is not None:
             yield from close_object(base)
