@@ -77,17 +77,15 @@ def restore_to_store(
         if isinstance(found, BucketNotFound):
             yield from lake.create_bucket(name.bucket)
         with reopened(leftover, with_base=base is not None) as staged:
-            stored = (
-                yield from store_staged(
-                    lake,
-                    staged,
-                    base,
-                    name,
-                    _attributes(leftover, found),
-                    keep_node=0,
-                    condition=condition,
-                    durable=True,
-                )
+            stored = yield from store_staged(
+                lake,
+                staged,
+                base,
+                name,
+                _attributes(leftover, found),
+                keep_node=0,
+                condition=condition,
+                durable=True,
             )
             return stored.stat
     finally:
