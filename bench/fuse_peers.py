@@ -96,18 +96,24 @@ def serve(operations: pyfuse3.Operations, mount_point: Path, name: str) -> None:
     os.umask(0)
     pyfuse3.init(operations, str(mount_point), set(pyfuse3.default_options) | {f"fsname={name}"})
     try:
-        set_read_ahead(mount_point)
-        print("ready", flush=True)
-        trio.run(_serve)
+        trio.run(_serve, mount_point)
     finally:
         pyfuse3.close(unmount=True)
 
 
-async def _serve() -> None:
+async def _serve(mount_point: Path) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_end_at_signal)
+        nursery.start_soon(_get_ready, mount_point)
         await pyfuse3.main(max_tasks=MAX_TASKS)
         nursery.cancel_scope.cancel()
+
+
+async def _get_ready(mount_point: Path) -> None:
+    """The first answer ends the kernel's handshake, which would set the read-ahead back to 128 KiB."""
+    await trio.to_thread.run_sync(os.stat, mount_point)
+    set_read_ahead(mount_point)
+    print("ready", flush=True)
 
 
 async def _end_at_signal() -> None:

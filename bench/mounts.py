@@ -43,6 +43,7 @@ class MountProcess:
 
     def _started(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
+            begin = log.tell()
             process = subprocess.Popen(
                 self._command,
                 cwd=ROOT,
@@ -52,7 +53,7 @@ class MountProcess:
                 stderr=log,
             )
         until = time.monotonic() + READY_S
-        while not mounted_at(self.folder):
+        while not (mounted_at(self.folder) and self._says_ready(begin)):
             code = process.poll()
             if code is not None or time.monotonic() > until:
                 process.kill()
@@ -60,6 +61,11 @@ class MountProcess:
                 raise RuntimeError(f"no mount at {self.folder}, exit code {code}: {self.log.read_text()}")
             time.sleep(POLL_S)
         return process
+
+    def _says_ready(self, begin: int) -> bool:
+        """The last that is done before a process says so is to raise the kernel's read-ahead."""
+        said = self.log.read_bytes()[begin:].splitlines()
+        return any(line.startswith((b"ready", b"mounted")) for line in said)
 
     def end(self) -> int:
         """SIGTERM; the exit code, when it ends by itself in time."""

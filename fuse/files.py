@@ -150,7 +150,7 @@ class OpenFile:
     # --- stored content ------------------------------------------------------------------------------
 
     async def _open_stored(self) -> None:
-        mount, size_bytes = self._mount, self.inode.attributes.size_bytes
+        size_bytes = self.inode.attributes.size_bytes
         opened = await self._opened_object(lease=size_bytes >= SMALL_PAYLOAD_BYTES)
         if not opened.lease and len(opened.inline) != len(opened.pieces):
             opened = await self._opened_object(lease=True)  # its content did not come along
@@ -158,7 +158,7 @@ class OpenFile:
             self._take_newer(opened)
         self._stat = opened.stat
         self.inode.xattrs = opened.stat.xattrs
-        self._reader = BlobReader(mount.lake, mount.offload, opened)
+        self._reader = self._new_reader(opened)
         self._is_new = False
 
     def _take_newer(self, opened: Opened) -> None:
@@ -205,14 +205,20 @@ class OpenFile:
                 return
             opened = await self._opened_object(lease=True)
             if opened.stat.blob == reader.opened.stat.blob:
-                self._reader = BlobReader(self._mount.lake, self._mount.offload, opened)
+                self._reader = self._new_reader(opened)
             else:
                 self._mount.give_back(opened.lease)
 
     # --- reading and writing -------------------------------------------------------------------------
 
+    def read_nowait(self, offset: int, length: int) -> Buffer | None:
+        """As `read`, when it is stored and in memory; else None."""
+        if self._staged is None and self._reader is not None:
+            return self._reader.read_nowait(offset, length)
+        return None
+
     async def read(self, offset: int, length: int) -> Buffer:
-        """Bytes as this mount sees them now, fewer at the end."""
+        """Bytes as this mount sees them now, fewer at the end; good until the caller's next checkpoint."""
         if self._staged is None and self._reader is not None:
             return await self._reader.read(offset, length)
         async with self._lock:
@@ -226,9 +232,14 @@ class OpenFile:
                     parts.append(self._staged.read(span.offset, span.length))
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _read_stored(self, offset: int, length: int) -> Buffer:
+    async def _read_stored(self, offset: int, length: int) -> bytes:
+        """A copy."""
         stored = await self._stored()
-        return b"" if stored is None else await stored.read(offset, length)
+        return b"" if stored is None else bytes(await stored.read(offset, length))
+
+    def _new_reader(self, opened: Opened) -> BlobReader:
+        mount = self._mount
+        return BlobReader(mount.lake, mount.offload, mount.read_buffers, opened)
 
     async def _stored(self) -> BlobReader | None:
         """The stored content; None for a new file.  KeyNotFound, PreconditionFailed when it is not to be had."""
@@ -386,7 +397,7 @@ class OpenFile:
         chunk = ChunkId(stat.blob)
         pieces = [Piece(chunk, 0, len(content))] if len(content) else []
         opened = Opened(Name(stat.bucket, stat.key), stat, 0, pieces, {}, {chunk: bytes(content)})
-        return BlobReader(self._mount.lake, self._mount.offload, opened)
+        return self._new_reader(opened)
 
     def _take_as_stored(self, base: Base, reader: BlobReader | None) -> None:
         """What was staged is read from the store from now on; without a reader it is opened when it is next needed."""

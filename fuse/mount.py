@@ -12,6 +12,7 @@ import trio
 from fuse.attributes import Owner
 from fuse.inodes import Inode, InodeTable
 from fuse.mounting import MountOptions
+from fuse.reading import ReadBuffers
 from fuse.staging import StagingFolder
 from lakefs.client.reconnecting import ReconnectingEngine
 from lakefs.client.trio_lake import TrioLake
@@ -49,6 +50,7 @@ class Mount:
     writers_behind: trio.CapacityLimiter = field(
         default_factory=lambda: trio.CapacityLimiter(WRITERS_BEHIND_MAX)
     )
+    read_buffers: ReadBuffers = field(default_factory=ReadBuffers)
     watched: set[str] = field(default_factory=set)
     """Buckets whose changes are told at once."""
     want_watch: Callable[[str], None] = lambda bucket: None

@@ -1,8 +1,16 @@
 """Ranges of one opened object for the kernel: from the page cache at once, else in a thread, each granule checked.
 
-What is in the page cache of the segment's file is read in the loop (`RWF_NOWAIT`: a copy, no wait); a thread's round
-trip would cost more than the copy.  What is not, is read in a thread, with the next chunk asked for ahead when the
-reads follow each other.  The checksums of each chunk are read once and kept while the object is open.
+What is in the page cache of the segments' files is read in the loop (`RWF_NOWAIT`: a copy, no wait); a thread's round
+trip would cost more than the copy.  What is not, is read in a thread, as many requests at once as there are threads:
+the kernel asks ahead of its reader.  The checksums of each chunk are read once and kept while the object is open; bytes
+are checked each time that they are read.
+
+Rules kept here:
+- Memory that is read into is used again and again: fresh memory has to be cleared by the kernel, and takes the place
+  of what the caches held.  So what `read_nowait` and `read` give is good until the caller's next checkpoint, or its
+  next call of either.
+- Whole granules of neighbouring chunks lie one behind the other in it: all granules of a range but the first begin
+  where asked bytes begin, and all but the last end where asked bytes end.  So a range is one piece of memory.
 
 When a check fails, or the place is gone, `read_range` takes over: it locates again, and has the engine read when that
 does not help, which knows what damage is.
@@ -10,86 +18,217 @@ does not help, which knows what damage is.
 
 from __future__ import annotations
 
-import os
-from collections import OrderedDict
-from typing import Final
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
+from fuse.page_cache import is_cached
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import StaleGrant
 from lakefs.getting import Access, Opened, Piece, locate, read_range
 from lakefs.ids import Buffer, ChunkId, SegmentId
-from lakefs.movers import fetch_crcs, fetch_granules
+from lakefs.limits import GRANULE_BYTES, MIB
+from lakefs.movers import (
+    BRING_IN_FROM,
+    SegmentDescriptors,
+    bring_in_granules,
+    cached_crcs,
+    cached_granules,
+    fetch_crcs,
+    fetch_granules,
+    granules_around,
+)
 from lakefs.ports import Offload
+from lakefs.wire.messages import Grant
 
 _VECTORS_MAX: Final = 1024
 """Chunks of one object whose checksums are kept: 256 bytes each."""
+_BUFFER_BYTES: Final = 1 * MIB + 2 * GRANULE_BYTES
+"""The kernel asks for 1 MiB at most, which may begin and end inside granules."""
+_BUFFERS_KEPT: Final = 6
+"""Of those that threads read into: as many as there are threads, and some."""
+
+
+class ReadBuffers:
+    """Memory to read into, for all files of a mount."""
+
+    def __init__(self) -> None:
+        self.own = memoryview(bytearray(_BUFFER_BYTES))
+        """For reads that end before anything else happens in the loop."""
+        self._free: deque[memoryview] = deque(maxlen=_BUFFERS_KEPT)
+        self._handed_out: memoryview | None = None
+
+    def take(self, length: int) -> memoryview:
+        """At least that many bytes.  In any thread."""
+        if length > _BUFFER_BYTES:
+            return memoryview(bytearray(length))
+        try:
+            return self._free.pop()
+        except IndexError:
+            return memoryview(bytearray(_BUFFER_BYTES))
+
+    def hand_out(self, buffer: memoryview) -> None:
+        """In the loop: what was taken goes to who asked, who is done with it at the next checkpoint.
+
+        A thread may want memory before that; so it gets what was handed out before the last checkpoint.
+        """
+        before, self._handed_out = self._handed_out, buffer
+        if before is not None and len(before) == _BUFFER_BYTES:
+            self._free.append(before)
+
+
+class _Span(NamedTuple):
+    """Whole granules of a chunk, [begin, end) in it."""
+
+    chunk: ChunkId
+    grant: Grant
+    begin: int
+    end: int
 
 
 class BlobReader:
     """Reads one opened object.  Safe for many tasks at once."""
 
-    def __init__(self, lake: TrioLake, offload: Offload, opened: Opened) -> None:
+    def __init__(self, lake: TrioLake, offload: Offload, buffers: ReadBuffers, opened: Opened) -> None:
         self.opened = opened
         self._lake = lake
         self._offload = offload
+        self._buffers = buffers
         self._access: Access = lake.steps.access(None)
+        self._starts = [piece.offset for piece in opened.pieces]
+        covered = opened.pieces[-1].offset + opened.pieces[-1].length if opened.pieces else 0
+        self._size = min(opened.stat.size_bytes, covered)
         self._vectors: OrderedDict[ChunkId, bytes] = OrderedDict()
-        self._expected = 0  # where a reader that goes on would read next
-        self._asked_ahead: ChunkId | None = None
+
+    def read_nowait(self, offset: int, length: int) -> Buffer | None:
+        """The bytes [offset, offset + length), cut at the end, when they are in memory; else None: use `read`."""
+        end = min(offset + length, self._size)
+        if offset >= end:
+            return b""
+        try:
+            return self._cached(offset, end)
+        except StaleGrant:
+            return None  # `read` finds out
 
     async def read(self, offset: int, length: int) -> Buffer:
         """The bytes [offset, offset + length), cut at the end.  ChunkDamaged, EngineUnreachable, ..."""
-        length = max(0, min(length, self.opened.stat.size_bytes - offset))
-        parts: list[Buffer] = []
-        for piece in self.opened.overlapping(offset, length):
-            begin = max(offset, piece.offset)
-            end = min(offset + length, piece.offset + piece.length)
-            parts.append(await self._part(piece, begin - piece.offset, end - begin))
-        self._expected = offset + length
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def _part(self, piece: Piece, offset: int, length: int) -> Buffer:
-        inline = self.opened.inline.get(piece.chunk)
-        if inline is not None:
-            return memoryview(inline)[offset : offset + length]
-        if self._access.can_use_descriptors:
+        end = min(offset + length, self._size)
+        if offset >= end:
+            return b""
+        pieces = self._pieces(offset, end)
+        if self._access.can_use_descriptors and not any(
+            piece.chunk in self.opened.inline for piece in pieces
+        ):
             try:
-                return await self._granted(piece, offset, length)
+                return await self._granted(pieces, offset, end)
             except StaleGrant:
-                self._vectors.pop(piece.chunk, None)
-        return await self._lake.run(read_range(self._access, self.opened, piece.offset + offset, length))
+                for piece in pieces:
+                    self._vectors.pop(piece.chunk, None)
+        return await self._lake.run(read_range(self._access, self.opened, offset, end - offset))
 
-    async def _granted(self, piece: Piece, offset: int, length: int) -> Buffer:
-        chunk = piece.chunk
+    # --- what is in memory ---------------------------------------------------------------------------
+
+    def _cached(self, offset: int, end: int) -> Buffer | None:
+        """From the page cache.  StaleGrant."""
+        if end - offset > _BUFFER_BYTES - 2 * GRANULE_BYTES:
+            return None
+        buffer, filled, skipped = self._buffers.own, 0, 0
+        for piece in self._pieces(offset, end):
+            first, last = max(offset - piece.offset, 0), min(end - piece.offset, piece.length)
+            inline = self.opened.inline.get(piece.chunk)
+            if inline is not None and last - first == end - offset:
+                return memoryview(inline)[first:last]
+            grant = self.opened.grants.get(piece.chunk)
+            if inline is not None or grant is None or grant.logical_bytes != piece.length:
+                return None
+            begin, stop = granules_around(first, last - first, piece.length)
+            if stop - begin >= BRING_IN_FROM and not self._may_be_cached(grant, begin, stop):
+                return None
+            crcs = self._known_crcs(piece.chunk, grant)
+            if crcs is None:
+                return None
+            target = buffer[filled : filled + stop - begin]
+            if not cached_granules(self._access.descriptors, piece.chunk, grant, crcs, begin, target):
+                return None
+            if not filled:
+                skipped = first - begin
+            filled += stop - begin
+        return buffer[skipped : skipped + end - offset]
+
+    def _may_be_cached(self, grant: Grant, begin: int, stop: int) -> bool:
+        with self._access.descriptors.use(SegmentId(grant.segment)) as descriptor:
+            return is_cached(descriptor, grant.offset + begin, stop - begin) is not False
+
+    def _known_crcs(self, chunk: ChunkId, grant: Grant) -> bytes | None:
         crcs = self._vectors.get(chunk)
         if crcs is None:
-            await self._lake.run(locate(self._access, self.opened, [chunk]))
-            grant = self.opened.grants[chunk]
-            crcs = await self._offload.run(fetch_crcs, self._access.descriptors, chunk, grant)
-            self._vectors[chunk] = crcs
-            if len(self._vectors) > _VECTORS_MAX:
-                self._vectors.popitem(last=False)
-        grant = self.opened.grants[chunk]
-        held = (self._access.descriptors, chunk, grant, crcs, offset, length)
-        found = fetch_granules(*held, wait=False)
-        if found is None:
-            if piece.offset + offset == self._expected:
-                self._ask_ahead(piece)
-            found = await self._offload.run(fetch_granules, *held)
-        assert found is not None, "a read that waits gives bytes or an error"
-        return found
+            crcs = cached_crcs(self._access.descriptors, chunk, grant)
+            if crcs is not None:
+                self._keep_crcs(chunk, crcs)
+        return crcs
 
-    def _ask_ahead(self, piece: Piece) -> None:
-        """Have the disk fetch the rest of this chunk and the next one."""
-        if self._asked_ahead == piece.chunk:
-            return
-        self._asked_ahead = piece.chunk
-        for following in self.opened.overlapping(piece.offset, piece.length + 1):
-            grant = self.opened.grants.get(following.chunk)
-            if grant is None:
-                continue
-            try:
-                with self._access.descriptors.use(SegmentId(grant.segment)) as descriptor:
-                    os.posix_fadvise(descriptor, grant.offset, grant.stored_bytes, os.POSIX_FADV_WILLNEED)
-            except (StaleGrant, OSError):
-                return  # the read itself will tell
+    def _keep_crcs(self, chunk: ChunkId, crcs: bytes) -> None:
+        self._vectors[chunk] = crcs
+        if len(self._vectors) > _VECTORS_MAX:
+            self._vectors.popitem(last=False)
+
+    # --- what the disk has to fetch ------------------------------------------------------------------
+
+    async def _granted(self, pieces: Sequence[Piece], offset: int, end: int) -> Buffer:
+        await self._locate(pieces)
+        spans: list[_Span] = []
+        for piece in pieces:
+            first, last = max(offset - piece.offset, 0), min(end - piece.offset, piece.length)
+            grant = self.opened.grants[piece.chunk]
+            if grant.logical_bytes != piece.length:
+                raise StaleGrant("the grant's length is not the chunk's")
+            spans.append(_Span(piece.chunk, grant, *granules_around(first, last - first, piece.length)))
+        known = {span.chunk: self._vectors.get(span.chunk) for span in spans}
+        buffer, vectors = await self._offload.run(
+            _fetch, self._access.descriptors, self._buffers, spans, known
+        )
+        for chunk, crcs in vectors.items():
+            self._keep_crcs(chunk, crcs)
+        self._buffers.hand_out(buffer)
+        skipped = offset - pieces[0].offset - spans[0].begin
+        return buffer[skipped : skipped + end - offset]
+
+    async def _locate(self, pieces: Sequence[Piece]) -> None:
+        """Have the grants of these pieces, and descriptors of their segments."""
+        grants = self.opened.grants
+        chunks = [piece.chunk for piece in pieces]
+        if all(chunk in grants for chunk in chunks):
+            segments = {SegmentId(grants[chunk].segment) for chunk in chunks}
+            if not self._access.descriptors.missing(segments):
+                return
+        await self._lake.run(locate(self._access, self.opened, chunks))
+
+    def _pieces(self, offset: int, end: int) -> Sequence[Piece]:
+        """Pieces that hold bytes of [offset, end)."""
+        first = bisect_right(self._starts, offset) - 1
+        pieces = self.opened.pieces
+        piece = pieces[first]
+        if end <= piece.offset + piece.length:
+            return (piece,)
+        return pieces[first : bisect_right(self._starts, end - 1, lo=first)]
+
+
+def _fetch(
+    descriptors: SegmentDescriptors,
+    buffers: ReadBuffers,
+    spans: Sequence[_Span],
+    known: dict[ChunkId, bytes | None],
+) -> tuple[memoryview, dict[ChunkId, bytes]]:
+    """In a thread: the granules of the spans, one behind the other, and their chunks' checksums.  StaleGrant."""
+    buffer = buffers.take(sum(span.end - span.begin for span in spans))
+    vectors: dict[ChunkId, bytes] = {}
+    filled = 0
+    for span in spans:
+        bring_in_granules(descriptors, span.grant, span.begin, span.end)
+        crcs = known[span.chunk] or fetch_crcs(descriptors, span.chunk, span.grant)
+        vectors[span.chunk] = crcs
+        target = buffer[filled : filled + span.end - span.begin]
+        fetch_granules(descriptors, span.chunk, span.grant, crcs, span.begin, target)
+        filled += len(target)
+    return buffer, vectors

@@ -4,6 +4,8 @@
 `Work` in a client's threads: they `pread` from the segment file, check, and are done.  No mapping is read (an
 I/O error under one would be SIGBUS).
 
+Reads that have to wait for the disk are preceded by `bring_in`, so that the page cache holds a segment in large folios.
+
 Checks: `BLAKE3` hashes whole chunks and compares with their id, the default, and the only one that holds
 against a lying engine; `CRC32C` compares granule checksums, which finds rot, torn and stale bytes.  A range of a
 chunk is always checked by CRC32C.  A failed check is `StaleGrant`: the caller locates again, and when the place is
@@ -12,6 +14,7 @@ unchanged it reports `ChunkDamaged`.
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 import threading
@@ -24,7 +27,7 @@ from enum import Enum
 from lakefs.crc import crc32c
 from lakefs.errors import ChunkDamaged, ChunkNotFound, StaleGrant
 from lakefs.ids import Buffer, ChunkId, SegmentId, chunk_id_of, id_text, kind_of
-from lakefs.limits import GRANULE_BYTES
+from lakefs.limits import GRANULE_BYTES, KIB, MIB
 from lakefs.sockets import after
 from lakefs.wire.messages import Grant
 
@@ -32,6 +35,10 @@ MEDIUM_NONE = 0
 MEDIUM_SEGMENT = 1
 MEDIUM_INLINE = 2
 DESCRIPTORS_MAX = 512
+BRING_IN_FROM = 256 * KIB
+"""Shorter reads may be random ones, for which reading more would be a waste."""
+_HUGE_BYTES = 2 * MIB
+_MADV_POPULATE_READ = 22  # Linux 5.14; Python names it from 3.12 on
 
 
 class Check(Enum):
@@ -91,6 +98,18 @@ class SegmentDescriptors:
                 if held.dropped and not held.users:
                     os.close(held.descriptor)
 
+    def read_cached(self, segment: SegmentId, target: memoryview, offset: int) -> bool:
+        """Fill `target` with what the page cache has; False when it lacks some, or no descriptor is held.
+
+        Never waits for a disk.
+        """
+        with self._lock:  # for as long as the copy takes: cheaper than to note that the descriptor is in use
+            held = self._open.get(segment)
+            if held is None:
+                return False
+            self._open.move_to_end(segment)
+            return _pread_cached(held.descriptor, target, offset) == len(target)
+
     def close(self) -> None:
         """Close all; those that a fetch uses when it is done."""
         with self._lock:
@@ -119,6 +138,7 @@ def fetch_into(
     assert len(target) == grant.logical_bytes
     vector = memoryview(bytearray(0 if check is Check.BLAKE3 else _vector_bytes(grant)))
     with descriptors.use(SegmentId(grant.segment)) as descriptor:
+        bring_in(descriptor, grant.offset, len(target) + len(vector))
         _pread_full(descriptor, [target, vector], grant.offset, chunk)
     if check is Check.BLAKE3:
         check_digest(chunk, target)
@@ -130,10 +150,18 @@ def fetch_range(
     descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, offset: int, length: int
 ) -> memoryview:
     """The bytes [offset, offset + length) of a granted chunk, checked by granule.  Blocks.  StaleGrant."""
+    begin, end = granules_around(offset, length, grant.logical_bytes)
+    bring_in_granules(descriptors, grant, begin, end)
     crcs = fetch_crcs(descriptors, chunk, grant)
-    found = fetch_granules(descriptors, chunk, grant, crcs, offset, length)
-    assert found is not None, "without RWF_NOWAIT a read waits"
-    return found
+    target = memoryview(bytearray(end - begin))
+    fetch_granules(descriptors, chunk, grant, crcs, begin, target)
+    return target[offset - begin : offset - begin + length]
+
+
+def granules_around(offset: int, length: int, chunk_bytes: int) -> tuple[int, int]:
+    """Begin and end in a chunk of the whole granules that hold [offset, offset + length) of it."""
+    begin = offset - offset % GRANULE_BYTES
+    return begin, min(-(-(offset + length) // GRANULE_BYTES) * GRANULE_BYTES, chunk_bytes)
 
 
 def fetch_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -> bytes:
@@ -145,27 +173,62 @@ def fetch_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) ->
 
 
 def fetch_granules(
-    descriptors: SegmentDescriptors,
-    chunk: ChunkId,
-    grant: Grant,
-    crcs: bytes,
-    offset: int,
-    length: int,
-    *,
-    wait: bool = True,
-) -> memoryview | None:
-    """As `fetch_range`, with the granules' CRCs known; without `wait` None when the page cache lacks the bytes."""
-    begin = offset - offset % GRANULE_BYTES
-    end = min(-(-(offset + length) // GRANULE_BYTES) * GRANULE_BYTES, grant.logical_bytes)
-    target = memoryview(bytearray(end - begin))
+    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, crcs: bytes, begin: int, target: memoryview
+) -> None:
+    """Fill `target` with whole granules of a granted chunk, from `begin` on, and check each.  Blocks.  StaleGrant.
+
+    `crcs` are those of the whole chunk.
+    """
     with descriptors.use(SegmentId(grant.segment)) as descriptor:
-        if wait:
-            _pread_full(descriptor, [target], grant.offset + begin, chunk)
-        elif not _pread_cached(descriptor, target, grant.offset + begin):
-            return None
-    first = begin // GRANULE_BYTES
-    check_granules(chunk, target, crcs[4 * first : 4 * -(-end // GRANULE_BYTES)])
-    return target[offset - begin : offset - begin + length]
+        _pread_full(descriptor, [target], grant.offset + begin, chunk)
+    check_granules(chunk, target, _crcs_from(crcs, begin, len(target)))
+
+
+def cached_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -> bytes | None:
+    """As `fetch_crcs`, without a wait: None when they are not in the page cache."""
+    vector = memoryview(bytearray(_vector_bytes(grant)))
+    if not descriptors.read_cached(SegmentId(grant.segment), vector, grant.offset + grant.stored_bytes):
+        return None
+    return _checked_vector(vector, chunk, grant)
+
+
+def cached_granules(
+    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, crcs: bytes, begin: int, target: memoryview
+) -> bool:
+    """As `fetch_granules`, without a wait: False when the page cache lacks some."""
+    if not descriptors.read_cached(SegmentId(grant.segment), target, grant.offset + begin):
+        return False
+    check_granules(chunk, target, _crcs_from(crcs, begin, len(target)))
+    return True
+
+
+def _crcs_from(crcs: bytes, begin: int, length: int) -> bytes:
+    """Those of the granules that lie in [begin, begin + length) of a chunk."""
+    return crcs[begin // GRANULE_BYTES * 4 : -(-(begin + length) // GRANULE_BYTES) * 4]
+
+
+def bring_in_granules(descriptors: SegmentDescriptors, grant: Grant, begin: int, end: int) -> None:
+    """`bring_in` for the granules [begin, end) of a granted chunk and its vector of CRCs.  Blocks.  StaleGrant."""
+    if end - begin < BRING_IN_FROM:
+        return
+    with descriptors.use(SegmentId(grant.segment)) as descriptor:
+        bring_in(descriptor, grant.offset + begin, end - begin)
+        if vector_bytes := _vector_bytes(grant):
+            # By itself it would be a single page, where the next chunk's folio then has no place.
+            _populate(descriptor, grant.offset + grant.stored_bytes, vector_bytes)
+
+
+def bring_in(descriptor: int, offset: int, length: int) -> None:
+    """Have the kernel read a place of a segment into its page cache, in folios as large as it has.  Blocks.
+
+    Reads by several threads look random to the kernel, which then fills its cache page by page (so does
+    posix_fadvise(WILLNEED)).  Single pages cost twice the CPU to fill, and are copied two to three times slower ever
+    after.  What is mapped with the wish for huge pages is read 2 MiB at a time, the next 2 MiB ahead.  The mapping is
+    never read; it is only populated, by a page of each 2 MiB, for which an I/O error is an error of the call.  What
+    fails here is left to the read that follows.  A short place is left to it, too.
+    """
+    if length >= BRING_IN_FROM:
+        _populate(descriptor, offset, length)
 
 
 def check_digest(chunk: ChunkId, payload: memoryview) -> None:
@@ -219,11 +282,26 @@ def _checked_vector(vector: memoryview, chunk: ChunkId, grant: Grant) -> bytes:
     return bytes(vector)
 
 
-def _pread_cached(descriptor: int, target: memoryview, offset: int) -> bool:
+def _populate(descriptor: int, offset: int, length: int) -> None:
+    begin = offset - offset % _HUGE_BYTES
     try:
-        return os.preadv(descriptor, [target], offset, os.RWF_NOWAIT) == len(target)
+        with mmap.mmap(
+            descriptor, offset + length - begin, mmap.MAP_SHARED, mmap.PROT_READ, offset=begin
+        ) as mapping:
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+            for start in range(0, len(mapping), _HUGE_BYTES):
+                first = max(start, offset - begin)
+                mapping.madvise(_MADV_POPULATE_READ, first - first % mmap.PAGESIZE, mmap.PAGESIZE)
+    except (OSError, ValueError):  # ValueError: the file is shorter
+        return
+
+
+def _pread_cached(descriptor: int, target: memoryview, offset: int) -> int:
+    """Bytes of `target` that the page cache could fill, from its beginning on; does not wait for a disk."""
+    try:
+        return os.preadv(descriptor, [target], offset, os.RWF_NOWAIT)
     except OSError:
-        return False  # not cached, or not to be had: a read that waits will tell
+        return 0  # not cached, or not to be had: a read that waits will tell
 
 
 def _pread_full(descriptor: int, targets: Sequence[memoryview], offset: int, chunk: ChunkId) -> None:

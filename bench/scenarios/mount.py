@@ -5,6 +5,10 @@ one passes every operation to the local disk.  Between rounds the mount's pages 
 posix_fadvise(DONTNEED) on the file: that of the mount alone, so the store stays hot.  For `cold in both caches` the
 store's segments, and the local file, are dropped the same way.  /proc/sys/vm/drop_caches is left alone: it would
 make the whole machine cold.
+
+What is to be hot is read once more, uncounted, right before each measurement, on both sides: a machine may take cached
+pages back after a minute without use.  And what is read hot from the kernel's cache is filled anew for each: a mount's
+pages are single ones on today's kernels, and how they come to lie in memory decides how fast they are copied.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ def read_whole(path: Path, buffer: bytearray) -> int:
 
 
 def reading_sides(*, hot: bool) -> Callable[[Bench], AbstractContextManager[Sides]]:
-    """Sequential reads of a file that the store has hot; `hot`: the mount's pages are kept."""
+    """Sequential reads of a file that the store has hot; `hot`: that the mount's cache has, too."""
 
     @contextmanager
     def sides(bench: Bench) -> Iterator[Sides]:
@@ -77,6 +81,9 @@ def reading_sides(*, hot: bool) -> Callable[[Bench], AbstractContextManager[Side
             repeats = HOT_REPEATS if hot else 1
 
             def rate(path: Path) -> float:
+                if hot:
+                    forget_pages(path)
+                read_whole(path, buffer)
                 if not hot:
                     forget_pages(path)
                 seconds = timed(lambda: [read_whole(path, buffer) for _ in range(repeats)])
@@ -114,10 +121,12 @@ def direct_sides(bench: Bench) -> Iterator[Sides]:
                 os.close(descriptor)
 
         def rate(path: Path) -> float:
+            forget_pages(path)
+            read_whole(path, buffer)
             seconds = timed(lambda: list(threads.map(lambda seed: read(path, seed), range(THREADS))))
             return THREADS * count / seconds
 
-        read_whole(mount.folder / "bench" / "x", bytearray(READ_BYTES))
+        buffer = bytearray(READ_BYTES)
         yield Sides(lambda: rate(mount.folder / "bench" / "x"), lambda: rate(peer))
 
 
@@ -146,7 +155,12 @@ def safetensors_sides(*, hot: bool) -> Callable[[Bench], AbstractContextManager[
                     forget_pages(local)
                     forget_pages_below(engine.data)
 
-            yield Sides(lambda: timed(lambda: load(ours)), lambda: timed(lambda: load(local)), prepare)
+            def spend(path: Path) -> float:
+                if hot:
+                    load(path)
+                return timed(lambda: load(path))
+
+            yield Sides(lambda: spend(ours), lambda: spend(local), prepare)
 
     return sides
 

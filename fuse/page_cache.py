@@ -1,0 +1,31 @@
+"""Whether the kernel's page cache has a range of a file: cachestat(2), which neither waits nor starts to read.
+
+A read that must not wait (`RWF_NOWAIT`) would tell, too; but when it finds nothing the kernel begins to fetch what was
+asked for, page by page, and in the loop's time.  Where the call is not offered (before Linux 6.5) or not allowed (the
+file is another user's) nothing is known, and the read has to tell.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+_CACHESTAT: Final = 451  # the same on every architecture
+_PAGE: Final = 4096
+
+_syscall = ctypes.CDLL(None).syscall
+_syscall.argtypes = (ctypes.c_long, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
+_syscall.restype = ctypes.c_long
+_range = (ctypes.c_uint64 * 2)()  # offset, length
+_counts = (ctypes.c_uint64 * 5)()  # pages in the cache, dirty, written back, evicted, evicted of late
+_RANGE_AT: Final = ctypes.addressof(_range)
+_COUNTS_AT: Final = ctypes.addressof(_counts)
+
+
+def is_cached(descriptor: int, offset: int, length: int) -> bool | None:
+    """Whether every page of [offset, offset + length) is there; None when that cannot be known.  In one thread only."""
+    _range[0], _range[1] = offset, length
+    if _syscall(_CACHESTAT, descriptor, _RANGE_AT, _COUNTS_AT, 0) != 0:
+        return None
+    pages = (offset + length - 1) // _PAGE - offset // _PAGE + 1
+    return _counts[0] >= pages
