@@ -1,6 +1,8 @@
-"""`lake bucket create|ls|rm`."""
+"""`lake bucket create|ls|set|rm`."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 
@@ -8,11 +10,14 @@ from cli.output import iso_time, json_option, write_json, write_line
 from cli.target import engine_options, target_of
 from lakefs.errors import InvalidName
 
+if TYPE_CHECKING:
+    from lakefs.wire.messages import BucketStat
+
 
 @click.group()
 @engine_options
 def bucket() -> None:
-    """Make, list and remove buckets."""
+    """Make, list, set up and remove buckets."""
 
 
 @bucket.command()
@@ -37,11 +42,30 @@ def list_(context: click.Context, as_json: bool) -> None:
     with target_of(context).open() as lake:
         buckets = lake.buckets()
     if as_json:
-        found = [{"name": bucket.name, "created": iso_time(bucket.created_ns)} for bucket in buckets]
-        write_json({"buckets": found})
+        write_json({"buckets": [_shown(bucket) for bucket in buckets]})
         return
     for found_bucket in buckets:
         write_line(found_bucket.name)
+
+
+@bucket.command("set")
+@click.argument("name")
+@click.option(
+    "--anonymous-read/--no-anonymous-read",
+    default=None,
+    help="Whether S3 clients without an access key may read and list it.",
+)
+@json_option
+@engine_options
+@click.pass_context
+def set_(context: click.Context, name: str, anonymous_read: bool | None, as_json: bool) -> None:
+    """Change settings of a bucket; without options, show them."""
+    with target_of(context).open() as lake:
+        found = lake.set_bucket(_bucket_name(name), anonymous_read=anonymous_read)
+    if as_json:
+        write_json(_shown(found))
+    elif anonymous_read is None:
+        write_line(f"anonymous-read {'yes' if found.anonymous_read else 'no'}")
 
 
 @bucket.command()
@@ -55,6 +79,15 @@ def rm(context: click.Context, name: str, as_json: bool) -> None:
         lake.remove_bucket(_bucket_name(name))
     if as_json:
         write_json({"removed": _bucket_name(name)})
+
+
+def _shown(found: BucketStat) -> dict[str, object]:
+    """A bucket as one JSON object."""
+    return {
+        "name": found.name,
+        "created": iso_time(found.created_ns),
+        "anonymous_read": found.anonymous_read,
+    }
 
 
 def _bucket_name(text: str) -> str:

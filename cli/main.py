@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "cp": "cli.naming:cp",
     "du": "cli.listing:du",
     "bucket": "cli.buckets:bucket",
+    "key": "cli.keys:key",
     "mount": "cli.mount:mount",
     "unmount": "cli.mount:unmount",
     "staged": "cli.staged:staged",

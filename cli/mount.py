@@ -91,8 +91,7 @@ def unmount(folder: Path, lazy: bool) -> None:
     """Take away the lake mount at DIR, and wait until what was written through it is stored."""
     from cli.mount_places import places_of
     from fuse.mount_point import MountLock
-    from fuse.mount_table import LAKE_TYPE, answers, mount_at, real_path
-    from fuse.mount_table import unmount as take_away
+    from fuse.mount_table import LAKE_TYPE, answers, mount_at, real_path, unmount as take_away
 
     place = real_path(folder)
     entry = mount_at(place)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from cli.output import human_bytes
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
+    from rich.progress import Progress as RichProgress, TaskID
 
 
 class Meter:

@@ -1,14 +1,17 @@
-"""Buckets: folders of the root node, each with a record of what is fixed for its life.
+"""Buckets: folders of the root node, each with a record of what is fixed for its life, and of its settings.
 
 A bucket is a name under node 1, a folder's node, and a record in the table `buckets` under the node's id.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
-from engine.format import BucketRecord, Node, NodeKind, Table, node_key, pack_name, unpack_name
+from engine.format import Node, NodeKind, Table, node_key, pack_name, unpack_name
 from engine.name_keys import check_bucket_name, name_key, range_end, shown
+from engine.records import BucketRecord
 from engine.tree import NameEvent, child, has_children, new_folder
 from engine.views import Transaction, View
 from lakefs.errors import (
@@ -31,8 +34,14 @@ class BucketRef(msgspec.Struct, frozen=True):
     node: NodeId
     domain: DomainIndex
     created_ns: int
+    anonymous_read: bool = False
+    versioning: str = ""
 
 
+_VERSIONING: Final = ("", "enabled", "suspended")
+"""By the number in a bucket's record."""
+_ANONYMOUS_READ: Final = "anonymous_read"
+_YES: Final = "yes"
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(BucketRecord)
 
@@ -130,6 +139,31 @@ def remove_bucket(txn: Transaction, name: str) -> BucketRef:
     return bucket
 
 
+def set_bucket(txn: Transaction, name: str, anonymous_read: bool | None, versioning: str | None) -> BucketRef:
+    """Change settings of a bucket, None: as it is; the bucket.  BucketNotFound, InvalidArgument."""
+    bucket = find_bucket(txn, name)
+    if versioning is not None and versioning not in _VERSIONING[1:]:
+        raise InvalidArgument(
+            f"versioning {shown(versioning)} of bucket {shown(name)} is not known; it is 'enabled' or 'suspended'",
+            subject=name,
+        )
+    changed = msgspec.structs.replace(
+        bucket,
+        anonymous_read=bucket.anonymous_read if anonymous_read is None else anonymous_read,
+        versioning=bucket.versioning if versioning is None else versioning,
+    )
+    if changed != bucket:
+        record = _record(txn, name, bucket.node)
+        policy = {rule: value for rule, value in record.policy.items() if rule != _ANONYMOUS_READ}
+        if changed.anonymous_read:
+            policy[_ANONYMOUS_READ] = _YES
+        record = msgspec.structs.replace(
+            record, versioning=_VERSIONING.index(changed.versioning), policy=policy
+        )
+        txn.put(Table.BUCKETS, node_key(bucket.node), _encoder.encode(record))
+    return changed
+
+
 def list_buckets(view: View) -> list[BucketRef]:
     """All buckets, in byte order of their names; at most 10,000."""
     start, end = node_key(ROOT_NODE), range_end(ROOT_NODE, b"")
@@ -140,10 +174,22 @@ def list_buckets(view: View) -> list[BucketRef]:
 
 def to_bucket_stat(bucket: BucketRef) -> BucketStat:
     """The message that describes a bucket."""
-    return BucketStat(bucket.name, bucket.created_ns, bucket.node)
+    return BucketStat(bucket.name, bucket.created_ns, bucket.node, bucket.anonymous_read, bucket.versioning)
 
 
 def _bucket_ref(view: View, name: str, node: NodeId) -> BucketRef:
+    record = _record(view, name, node)
+    return BucketRef(
+        name,
+        node,
+        DomainIndex(record.domain),
+        record.created_ns,
+        record.policy.get(_ANONYMOUS_READ) == _YES,
+        _VERSIONING[record.versioning],
+    )
+
+
+def _record(view: View, name: str, node: NodeId) -> BucketRecord:
     value = view.get(Table.BUCKETS, node_key(node))
     if value is None:
         raise IndexDamaged(
@@ -151,8 +197,9 @@ def _bucket_ref(view: View, name: str, node: NodeId) -> BucketRef:
             subject=name,
         )
     record = _decoder.decode(value)
-    if record.version != 1:
+    if record.version != 1 or not 0 <= record.versioning < len(_VERSIONING):
         raise StoreUnusable(
-            f"bucket record version {record.version} of {shown(name)} is not known", subject=name
+            f"bucket record version {record.version}, versioning {record.versioning} of {shown(name)} is not known",
+            subject=name,
         )
-    return BucketRef(name, node, DomainIndex(record.domain), record.created_ns)
+    return record

@@ -55,12 +55,8 @@ class Table(IntEnum):
     UPLOADS = 7  # reserved
     VERSIONS = 8  # reserved
     KEYED = 9  # reserved
-    ACCESS_KEYS = 10  # reserved
+    ACCESS_KEYS = 10
     QUARANTINE = 11
-
-
-ORDERED_TABLES: Final = frozenset({Table.NODES, Table.NAMES, Table.BUCKETS, Table.QUARANTINE, Table.UPLOADS})
-"""Tables whose overlay is kept sorted because something scans them while commits go on."""
 
 
 class Op(IntEnum):
@@ -442,16 +438,6 @@ def unpack_name(value: bytes) -> tuple[NodeKind, NodeId]:
     if version != 1:
         raise StoreUnusable(f"name record version {version} is not known")
     return NodeKind(kind), NodeId(node)
-
-
-class BucketRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A bucket's fixed properties; stored as msgpack array, first field the version."""
-
-    version: int = 1
-    domain: int = 0
-    created_ns: int = 0
-    versioning: int = 0
-    policy: dict[str, str] = {}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ Batches give every item its own result; what failed has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from engine.buckets import (
     BucketRef,
@@ -17,8 +16,10 @@ from engine.buckets import (
     find_bucket,
     list_buckets,
     remove_bucket,
+    set_bucket,
     to_bucket_stat,
 )
+from engine.decisions import Decisions
 from engine.holds import Client
 from engine.listing import list_names
 from engine.names import copy, make_folder, remove_folder, rename, require, unbind
@@ -26,14 +27,12 @@ from engine.node_changes import make_symlink, set_attributes
 from engine.object_stat import to_object_stat
 from engine.puts import failed
 from engine.store import Store
-from engine.tree import ChangedBy, Resolved
+from engine.tree import Resolved
 from engine.views import Transaction, View
 from lakefs.errors import RequestTooLarge, UserError
 from lakefs.limits import BATCH_MAX, DELETE_BATCH
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
-
-T = TypeVar("T")
 
 
 class NameRequests:
@@ -41,7 +40,7 @@ class NameRequests:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._metadata = store.metadata
+        self._decisions = Decisions(store.metadata)
 
     # --- looking -----------------------------------------------------------------------------------
 
@@ -51,7 +50,7 @@ class NameRequests:
         def look(view: View) -> list[m.NameResult]:
             return [_each(name, lambda name: _stat(view, *name)) for name in request.names]
 
-        return Reply(m.NameResults(await self._look(look, request.durable)))
+        return Reply(m.NameResults(await self._decisions.look(look, request.durable)))
 
     async def list_names(self, client: Client, request: m.ListNames, body: Body, _: Sequence[int]) -> Reply:
         def look(view: View) -> m.Listed:
@@ -67,13 +66,13 @@ class NameRequests:
             )
             return m.Listed(entries, next_after)
 
-        return Reply(await self._look(look, request.durable))
+        return Reply(await self._decisions.look(look, request.durable))
 
     async def bucket_list(self, client: Client, request: m.BucketList, body: Body, _: Sequence[int]) -> Reply:
         def look(view: View) -> list[BucketRef]:
             return [find_bucket(view, request.name)] if request.name else list_buckets(view)
 
-        return _buckets(await self._look(look))
+        return _buckets(await self._decisions.look(look))
 
     # --- changing ----------------------------------------------------------------------------------
 
@@ -89,7 +88,7 @@ class NameRequests:
         def decide(txn: Transaction) -> list[m.NameResult]:
             return [_each(name, lambda name: remove(txn, *name)) for name in request.names]
 
-        return Reply(m.NameResults(await self._change(client, decide, request.durable)))
+        return Reply(m.NameResults(await self._decisions.change(client, decide, request.durable)))
 
     async def rename(self, client: Client, request: m.Rename, body: Body, _: Sequence[int]) -> Reply:
         def decide(txn: Transaction) -> Resolved:
@@ -107,7 +106,9 @@ class NameRequests:
                 request.keep_folder,
             )
 
-        return _one(request.to_bucket, request.to_key, await self._change(client, decide, request.durable))
+        return _one(
+            request.to_bucket, request.to_key, await self._decisions.change(client, decide, request.durable)
+        )
 
     async def copy(self, client: Client, request: m.Copy, body: Body, _: Sequence[int]) -> Reply:
         def decide(txn: Transaction) -> Resolved:
@@ -125,7 +126,7 @@ class NameRequests:
                 now_ns,
             )
 
-        return _one(request.to_bucket, request.to_key, await self._change(client, decide))
+        return _one(request.to_bucket, request.to_key, await self._decisions.change(client, decide))
 
     async def make_folder(self, client: Client, request: m.MakeFolder, body: Body, _: Sequence[int]) -> Reply:
         def decide(txn: Transaction) -> Resolved:
@@ -133,7 +134,9 @@ class NameRequests:
             bucket = self._target(txn, request.bucket, request.create_bucket, now_ns)
             return make_folder(txn, bucket, request.key, request.exclusive, now_ns, request.attributes)
 
-        return _one(request.bucket, request.key, await self._change(client, decide, request.durable))
+        return _one(
+            request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
+        )
 
     async def remove_folder(
         self, client: Client, request: m.RemoveFolder, body: Body, _: Sequence[int]
@@ -142,7 +145,9 @@ class NameRequests:
             bucket = find_bucket(txn, request.bucket)
             return remove_folder(txn, bucket, request.key, m.NO_CONDITION, request.keep_folder)
 
-        return _one(request.bucket, request.key, await self._change(client, decide, request.durable))
+        return _one(
+            request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
+        )
 
     async def make_symlink(
         self, client: Client, request: m.MakeSymlink, body: Body, _: Sequence[int]
@@ -152,7 +157,9 @@ class NameRequests:
             bucket = find_bucket(txn, request.bucket)
             return make_symlink(txn, bucket, request.key, request.target, request.attributes, now_ns)
 
-        return _one(request.bucket, request.key, await self._change(client, decide, request.durable))
+        return _one(
+            request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
+        )
 
     async def set_attributes(
         self, client: Client, request: m.SetAttributes, body: Body, _: Sequence[int]
@@ -161,7 +168,9 @@ class NameRequests:
             now_ns = self._store.clock.wall_ns()
             return set_attributes(txn, find_bucket(txn, request.bucket), request, now_ns)
 
-        return _one(request.bucket, request.key, await self._change(client, decide, request.durable))
+        return _one(
+            request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
+        )
 
     async def bucket_create(
         self, client: Client, request: m.BucketCreate, body: Body, _: Sequence[int]
@@ -169,39 +178,21 @@ class NameRequests:
         def decide(txn: Transaction) -> BucketRef:
             return create_bucket(txn, request.name, self._store.clock.wall_ns())
 
-        return _buckets([await self._change(client, decide)])
+        return _buckets([await self._decisions.change(client, decide)])
 
     async def bucket_remove(
         self, client: Client, request: m.BucketRemove, body: Body, _: Sequence[int]
     ) -> Reply:
-        await self._change(client, lambda txn: remove_bucket(txn, request.name))
+        await self._decisions.change(client, lambda txn: remove_bucket(txn, request.name))
         return Reply(m.Done())
 
+    async def bucket_set(self, client: Client, request: m.BucketSet, body: Body, _: Sequence[int]) -> Reply:
+        def decide(txn: Transaction) -> BucketRef:
+            return set_bucket(txn, request.name, request.anonymous_read, request.versioning)
+
+        return _buckets([await self._decisions.change(client, decide)])
+
     # --- below -------------------------------------------------------------------------------------
-
-    async def _look(self, look: Callable[[View], T], durable: bool = True) -> T:
-        refusal: UserError | None = None
-        with self._metadata.view() as view:
-            try:
-                found = look(view)
-            except UserError as error:
-                refusal = error
-            sequence = view.sequence
-        if durable:
-            await self._metadata.wait_durable(sequence)
-        if refusal is not None:
-            raise refusal
-        return found
-
-    async def _change(self, client: Client, decide: Callable[[Transaction], T], durable: bool = True) -> T:
-        def decide_for_client(txn: Transaction) -> T:
-            txn.note(ChangedBy(client))
-            return decide(txn)
-
-        result, sequence = await self._metadata.commit(decide_for_client, durable=durable)
-        if durable:
-            await self._metadata.wait_durable(sequence)
-        return result
 
     @staticmethod
     def _target(txn: Transaction, name: str, create: bool, now_ns: int) -> BucketRef:

@@ -1,7 +1,7 @@
 """The engine's answers: one handler for each request of `lakefs.wire.messages`.
 
-The handlers live beside what they are about (`puts`, `name_requests`, `reads`); here is the table, what a
-connection is, and the few requests that are about the engine itself.
+The handlers live beside what they are about (`puts`, `name_requests`, `reads`, `access_key_requests`); here is the
+table, what a connection is, and the few requests that are about the engine itself.
 
 Rules kept here:
 - A reply leaves only when everything it rests on is durable; of a change that was asked for with `durable` false,
@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from engine.access_key_requests import AccessKeyRequests
 from engine.buckets import find_bucket
 from engine.holds import Client
 from engine.name_requests import NameRequests
@@ -42,6 +43,7 @@ class Service:
         self._puts = Puts(store)
         self._reads = Reads(store)
         names = NameRequests(store)
+        access_keys = AccessKeyRequests(store)
         self._handlers: Final[dict[type[m.Request], Handler]] = {
             m.Hello: self._hello,
             m.Ping: self._ping,
@@ -68,6 +70,10 @@ class Service:
             m.BucketList: names.bucket_list,
             m.BucketCreate: names.bucket_create,
             m.BucketRemove: names.bucket_remove,
+            m.BucketSet: names.bucket_set,
+            m.AccessKeyCreate: access_keys.create,
+            m.AccessKeyList: access_keys.list_,
+            m.AccessKeyRemove: access_keys.remove,
             m.OpenObjects: self._reads.open_objects,
             m.CloseLeases: self._reads.close_leases,
             m.Locate: self._reads.locate,

@@ -36,6 +36,7 @@ ERRNO_BY_ERROR: Final[Mapping[type[errors.LakeError], int]] = MappingProxyType(
         errors.RequestTooLarge: errno.E2BIG,
         errors.ConfigError: errno.EINVAL,
         errors.LocalFileError: errno.EIO,
+        errors.AccessKeyNotFound: errno.ENOKEY,
         # It was waited for; ENOTCONN would say that the mount itself has died.
         errors.EngineUnreachable: errno.EIO,
         errors.EngineBusy: errno.EBUSY,

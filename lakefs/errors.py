@@ -101,6 +101,10 @@ class LocalFileError(UserError):
     """A local file or folder of the client cannot be read, written or created."""
 
 
+class AccessKeyNotFound(UserError):
+    """No such access key."""
+
+
 class EngineUnreachable(OperationalError):
     """Nobody serves at the address, or the engine was lost and did not come back in time."""
 
@@ -218,6 +222,7 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(RequestTooLarge, 13, 65, 413),
     ErrorRow(ConfigError, 14, 78, 500),
     ErrorRow(LocalFileError, 15, 74, 500),
+    ErrorRow(AccessKeyNotFound, 16, 66, 404),
     ErrorRow(EngineUnreachable, 32, 69, 503),
     ErrorRow(EngineBusy, 33, 75, 503),
     ErrorRow(DeadlineExceeded, 34, 75, 504),

@@ -41,10 +41,16 @@ from lakefs.steps import Pipeline, Send, Steps, send, work
 from lakefs.uploading import PutResult, Transfer, only_result, result_of
 from lakefs.wire.messages import (
     NO_CONDITION,
+    AccessKeyCreate,
+    AccessKeyList,
+    AccessKeyRemove,
+    AccessKeys,
+    AccessKeyStat,
     BucketCreate,
     BucketList,
     BucketRemove,
     Buckets,
+    BucketSet,
     BucketStat,
     Condition,
     Copy,
@@ -305,7 +311,7 @@ class LakeSteps:
         folder_key = key if key.endswith("/") else key + "/"
         return only_result((yield from send(MakeFolder(bucket, folder_key, exclusive, create_bucket))))
 
-    # --- buckets, upkeep -------------------------------------------------------------------------
+    # --- buckets -------------------------------------------------------------------------------
 
     def buckets(self) -> Steps[list[BucketStat]]:
         """All buckets, in byte order of their names."""
@@ -318,6 +324,48 @@ class LakeSteps:
     def remove_bucket(self, name: str) -> Steps[None]:
         """Remove an empty bucket; BucketNotFound, BucketNotEmpty."""
         yield from send(BucketRemove(name))
+
+    def bucket(self, name: str) -> Steps[BucketStat]:
+        """A bucket and its settings; BucketNotFound."""
+        return _bucket_list((yield from send(BucketList(name))).message)[0]
+
+    def set_bucket(
+        self, name: str, *, anonymous_read: bool | None = None, versioning: str | None = None
+    ) -> Steps[BucketStat]:
+        """Change settings of a bucket, None: as it is; see `BucketStat`.  BucketNotFound, InvalidArgument."""
+        return _bucket_list((yield from send(BucketSet(name, anonymous_read, versioning))).message)[0]
+
+    # --- access keys -----------------------------------------------------------------------------
+
+    def create_access_key(
+        self, *, buckets: Sequence[str] = (), read_only: bool = False
+    ) -> Steps[AccessKeyStat]:
+        """Make an access key for those buckets (none: all); the answer has its secret.  Durable on return."""
+        return _key_list((yield from send(AccessKeyCreate(list(buckets), read_only))).message).keys[0]
+
+    def access_keys(self) -> Steps[list[AccessKeyStat]]:
+        """All access keys, in byte order, without their secrets; at most ACCESS_KEYS_MAX."""
+        found: list[AccessKeyStat] = []
+        after = ""
+        while True:
+            page = _key_list((yield from send(AccessKeyList(after=after))).message)
+            found += page.keys
+            after = page.next_after
+            if not after:
+                return found
+
+    def find_access_key(self, access_key: str) -> Steps[AccessKeyStat | None]:
+        """What an access key may do, with its secret, as it is now; None when it was never made, or revoked."""
+        if not access_key:
+            return None
+        page = _key_list((yield from send(AccessKeyList(access_key, secrets=True))).message)
+        return page.keys[0] if page.keys else None
+
+    def remove_access_key(self, access_key: str) -> Steps[None]:
+        """Revoke an access key, at once for whoever asks from now on; AccessKeyNotFound."""
+        yield from send(AccessKeyRemove(access_key))
+
+    # --- upkeep ----------------------------------------------------------------------------------
 
     def status(self) -> Steps[str]:
         """State of the engine, JSON text."""
@@ -384,3 +432,8 @@ def _put_objects(batch: Sequence[tuple[Name, memoryview]], now_ns: int, create_b
 def _bucket_list(message: object) -> list[BucketStat]:
     assert isinstance(message, Buckets)
     return message.buckets
+
+
+def _key_list(message: object) -> AccessKeys:
+    assert isinstance(message, AccessKeys)
+    return message

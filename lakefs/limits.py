@@ -31,6 +31,10 @@ KEY_BYTES_MAX: Final = 1024
 BUCKET_NAME_BYTES_MAX: Final = 63
 BUCKETS_MAX: Final = 10_000
 """All of them are listed in one answer: 10,000 x at most 90 bytes is well inside one control part."""
+ACCESS_KEYS_MAX: Final = 10_000
+"""Counted when one is made: about 10 ms."""
+ACCESS_KEY_BUCKETS_MAX: Final = 50
+"""A page of 1,000 access keys, each limited to so many buckets of 63 bytes: 3.3 MiB of one control part."""
 COMPONENT_SPLIT_BYTES: Final = 480
 """LMDB keys end at 511 bytes: 8 bytes of parent and 480 of component leave room for the slash."""
 ATTRIBUTES_BYTES_MAX: Final = 64 * KIB

@@ -31,7 +31,7 @@ from lakefs.service import BlockingEngineClient
 from lakefs.steps import Send, Start, Step, Steps, Ticket, Wait
 from lakefs.trees import Observer
 from lakefs.uploading import PutResult
-from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat
+from lakefs.wire.messages import AccessKeyStat, BucketStat, ListEntry, ObjectStat
 
 T = TypeVar("T")
 WORK_THREADS = 2
@@ -228,7 +228,7 @@ class Lake:
         """Make a folder that stays when empty."""
         return self.run(self.steps.make_folder(name, exclusive=exclusive))
 
-    # --- buckets, upkeep ---------------------------------------------------------------------------
+    # --- buckets -----------------------------------------------------------------------------------
 
     def buckets(self) -> list[BucketStat]:
         """All buckets."""
@@ -241,6 +241,36 @@ class Lake:
     def remove_bucket(self, name: str) -> None:
         """Remove an empty bucket."""
         self.run(self.steps.remove_bucket(name))
+
+    def bucket(self, name: str) -> BucketStat:
+        """A bucket and its settings; BucketNotFound."""
+        return self.run(self.steps.bucket(name))
+
+    def set_bucket(
+        self, name: str, *, anonymous_read: bool | None = None, versioning: str | None = None
+    ) -> BucketStat:
+        """Change settings of a bucket, None: as it is."""
+        return self.run(self.steps.set_bucket(name, anonymous_read=anonymous_read, versioning=versioning))
+
+    # --- access keys -------------------------------------------------------------------------------
+
+    def create_access_key(self, *, buckets: Sequence[str] = (), read_only: bool = False) -> AccessKeyStat:
+        """Make an access key for those buckets (none: all); the answer has its secret."""
+        return self.run(self.steps.create_access_key(buckets=buckets, read_only=read_only))
+
+    def access_keys(self) -> list[AccessKeyStat]:
+        """All access keys, without their secrets."""
+        return self.run(self.steps.access_keys())
+
+    def find_access_key(self, access_key: str) -> AccessKeyStat | None:
+        """What an access key may do, with its secret, as it is now; None when there is none."""
+        return self.run(self.steps.find_access_key(access_key))
+
+    def remove_access_key(self, access_key: str) -> None:
+        """Revoke an access key; AccessKeyNotFound."""
+        self.run(self.steps.remove_access_key(access_key))
+
+    # --- upkeep ------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """State of the engine."""

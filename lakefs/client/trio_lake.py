@@ -26,7 +26,7 @@ from lakefs.ports import Offload
 from lakefs.service import EngineClient
 from lakefs.steps import Send, Start, Step, Steps, Tell, Work, takes
 from lakefs.uploading import PutResult
-from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat, WatchEvent
+from lakefs.wire.messages import AccessKeyStat, BucketStat, ListEntry, ObjectStat, WatchEvent
 
 T = TypeVar("T")
 CLEANUP_S = 5.0
@@ -232,7 +232,7 @@ class TrioLake:
         """
         return self._engine.watch(bucket)
 
-    # --- buckets, upkeep ---------------------------------------------------------------------------
+    # --- buckets -----------------------------------------------------------------------------------
 
     async def buckets(self) -> list[BucketStat]:
         """All buckets."""
@@ -245,6 +245,40 @@ class TrioLake:
     async def remove_bucket(self, name: str) -> None:
         """Remove an empty bucket."""
         await self.run(self.steps.remove_bucket(name))
+
+    async def bucket(self, name: str) -> BucketStat:
+        """A bucket and its settings; BucketNotFound."""
+        return await self.run(self.steps.bucket(name))
+
+    async def set_bucket(
+        self, name: str, *, anonymous_read: bool | None = None, versioning: str | None = None
+    ) -> BucketStat:
+        """Change settings of a bucket, None: as it is."""
+        return await self.run(
+            self.steps.set_bucket(name, anonymous_read=anonymous_read, versioning=versioning)
+        )
+
+    # --- access keys -------------------------------------------------------------------------------
+
+    async def create_access_key(
+        self, *, buckets: Sequence[str] = (), read_only: bool = False
+    ) -> AccessKeyStat:
+        """Make an access key for those buckets (none: all); the answer has its secret."""
+        return await self.run(self.steps.create_access_key(buckets=buckets, read_only=read_only))
+
+    async def access_keys(self) -> list[AccessKeyStat]:
+        """All access keys, without their secrets."""
+        return await self.run(self.steps.access_keys())
+
+    async def find_access_key(self, access_key: str) -> AccessKeyStat | None:
+        """What an access key may do, with its secret, as it is now; None when there is none."""
+        return await self.run(self.steps.find_access_key(access_key))
+
+    async def remove_access_key(self, access_key: str) -> None:
+        """Revoke an access key; AccessKeyNotFound."""
+        await self.run(self.steps.remove_access_key(access_key))
+
+    # --- upkeep ------------------------------------------------------------------------------------
 
     async def status(self) -> dict[str, Any]:
         """State of the engine."""

@@ -4,186 +4,47 @@
 `array_like`): fields may be appended with defaults, never moved.  Raw payload travels in a frame's body, never
 in a message.  The embedded engine takes the same messages without frames.
 
+Access keys, and what is about the connection and sessions, have modules of their own; all are to be had from here.
+
 Decoding checks shape and types only; sizes, ranges and ids are checked by whoever serves the request.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
-
-import msgspec
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of all messages."""
-
-
-class Request(Message, frozen=True):
-    """A message that asks; `OP` is its number in the frame header."""
-
-    OP: ClassVar[int] = 0
-    REPLY: ClassVar[type[Message]]
-
-
-class Done(Message, frozen=True):
-    """The request was done and has nothing to tell."""
-
-
-class Failure(Message, frozen=True):
-    """The request, or one item of a batch, failed: an error of `lakefs.errors` by its wire code."""
-
-    wire_code: int
-    message: str
-    subject: str = ""
-
-
-# --- connection --------------------------------------------------------------------------------------
-
-
-class HelloReply(Message, frozen=True):
-    """What the server is.  A client that knows the store by its cached descriptors compares the ids."""
-
-    protocol: int
-    server: str
-    store_id: bytes
-    engine_id: bytes
-    boot_id: bytes
-    features: int
-    domains: list[bytes]
-    inflight_max: int
-    body_bytes_max: int
-    batch_max: int
-    descriptors: bool
-    read_only: bool = False
-
-
-class Hello(Request, frozen=True):
-    """First request of every connection.  `token` is needed on TCP."""
-
-    OP = 1
-    REPLY = HelloReply
-    protocol: int
-    client: str
-    features: int = 0
-    token: str = ""
-
-
-class Ping(Request, frozen=True):
-    """Answered at once."""
-
-    OP = 2
-    REPLY = Done
-
-
-class StatusReply(Message, frozen=True):
-    """JSON text of the engine's state, as `lake status --json` prints it."""
-
-    status_json: str
-
-
-class Status(Request, frozen=True):
-    """State of the engine for people and scripts."""
-
-    OP = 3
-    REPLY = StatusReply
-
-
-# --- sessions and chunks -----------------------------------------------------------------------------
-
-
-class SessionOpened(Message, frozen=True):
-    """The id of a put session: 16 bytes."""
-
-    session: bytes
-
-
-class SessionOpen(Request, frozen=True):
-    """Begin a put; chunks stored or found present are held until commit, abort, or 60 s after the last connection."""
-
-    OP = 10
-    REPLY = SessionOpened
-    domain: int = 0
-
-
-class SessionJoin(Request, frozen=True):
-    """Use a session from this connection too.  SessionLost when it is gone."""
-
-    OP = 11
-    REPLY = Done
-    session: bytes
-
-
-class SessionEnd(Request, frozen=True):
-    """End a session: its holds are dropped; names committed through it stay."""
-
-    OP = 12
-    REPLY = Done
-    session: bytes
-
-
-class Offered(Message, frozen=True):
-    """Which of the offered chunks are there, in order; those are held by the session now."""
-
-    present: list[bool]
-
-
-class Offer(Request, frozen=True):
-    """Ask which chunks need not be sent.  A digest is a hint here: it holds what exists, it creates nothing."""
-
-    OP = 13
-    REPLY = Offered
-    session: bytes
-    chunks: list[bytes]
-
-
-class Stored(Message, frozen=True):
-    """Ids that the engine computed, in order, and which of them were new.  The chunks are durable."""
-
-    chunks: list[bytes]
-    fresh: list[bool]
-
-
-class StoreChunks(Request, frozen=True):
-    """Store the payloads in the body, one behind the other.  `kinds` and `lengths` in order; each 1 B to 4 MiB."""
-
-    OP = 14
-    REPLY = Stored
-    session: bytes
-    kinds: list[int]
-    lengths: list[int]
-
-
-class SourceOpened(Message, frozen=True):
-    """The number of a registered descriptor, valid on this connection."""
-
-    source: int
-
-
-class SourceOpen(Request, frozen=True):
-    """Register the descriptor sent along (a regular file on a local file system) for the engine to read from."""
-
-    OP = 15
-    REPLY = SourceOpened
-
-
-class SourceClose(Request, frozen=True):
-    """Forget a registered descriptor."""
-
-    OP = 16
-    REPLY = Done
-    source: int
-
-
-class StoreFromSource(Request, frozen=True):
-    """Store data chunks read from a registered descriptor at the offsets.  SourceChanged when it is too short."""
-
-    OP = 17
-    REPLY = Stored
-    session: bytes
-    source: int
-    offsets: list[int]
-    lengths: list[int]
-
+from typing import Final
+
+from lakefs.wire.access_messages import (
+    AccessKeyCreate as AccessKeyCreate,
+    AccessKeyList as AccessKeyList,
+    AccessKeyRemove as AccessKeyRemove,
+    AccessKeys as AccessKeys,
+    AccessKeyStat as AccessKeyStat,
+)
+from lakefs.wire.base import (
+    Done as Done,
+    Failure as Failure,
+    Message as Message,
+    Request as Request,
+)
+from lakefs.wire.session_messages import (
+    Hello as Hello,
+    HelloReply as HelloReply,
+    Offer as Offer,
+    Offered as Offered,
+    Ping as Ping,
+    SessionEnd as SessionEnd,
+    SessionJoin as SessionJoin,
+    SessionOpen as SessionOpen,
+    SessionOpened as SessionOpened,
+    SourceClose as SourceClose,
+    SourceOpen as SourceOpen,
+    SourceOpened as SourceOpened,
+    Status as Status,
+    StatusReply as StatusReply,
+    StoreChunks as StoreChunks,
+    Stored as Stored,
+    StoreFromSource as StoreFromSource,
+)
 
 # --- names -------------------------------------------------------------------------------------------
 
@@ -475,11 +336,17 @@ class ListNames(Request, frozen=True):
 
 
 class BucketStat(Message, frozen=True):
-    """A bucket: its name, creation time, and node."""
+    """A bucket: its name, creation time, node, and settings.
+
+    `anonymous_read`: faces that know their users serve reads of it to strangers.  `versioning`: "", "enabled",
+    "suspended".
+    """
 
     name: str
     created_ns: int
     node: int
+    anonymous_read: bool = False
+    versioning: str = ""
 
 
 class Buckets(Message, frozen=True):
@@ -510,6 +377,19 @@ class BucketRemove(Request, frozen=True):
     OP = 32
     REPLY = Done
     name: str
+
+
+class BucketSet(Request, frozen=True):
+    """Change settings of a bucket; None: as it is.  BucketNotFound.
+
+    `versioning` is "enabled" or "suspended"; it is stored, and no version is kept by this engine yet.
+    """
+
+    OP = 34
+    REPLY = Buckets
+    name: str
+    anonymous_read: bool | None = None
+    versioning: str | None = None
 
 
 # --- reading -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Final
 from lakefs.errors import EngineUnreachable, LakeError, SessionLost
 from lakefs.limits import SESSIONS_MAX
 from lakefs.wire.messages import (
+    AccessKeyList,
     BucketList,
     CloseLeases,
     ListNames,
@@ -39,6 +40,7 @@ from lakefs.wire.messages import (
 
 REPEATABLE: Final[frozenset[type[Request]]] = frozenset(
     (
+        AccessKeyList,
         BucketList,
         CloseLeases,
         ListNames,

@@ -34,6 +34,18 @@ def test_buckets_are_made_listed_and_removed(served: Served) -> None:
     assert served("ls", "made").code == 66
 
 
+def test_a_bucket_s_settings_are_shown_and_changed(served: Served) -> None:
+    served.good("bucket", "create", "open")
+    assert served.good("bucket", "set", "open").lines == ["anonymous-read no"]
+    served.good("bucket", "set", "open", "--anonymous-read")
+    assert served.good("bucket", "set", "open").lines == ["anonymous-read yes"]
+    found = json.loads(served.good("bucket", "ls", "--json").out)["buckets"]
+    assert {bucket["name"]: bucket["anonymous_read"] for bucket in found}["open"]
+    told = json.loads(served.good("bucket", "set", "open", "--no-anonymous-read", "--json").out)
+    assert (told["name"], told["anonymous_read"]) == ("open", False)
+    assert served("bucket", "set", "nowhere", "--anonymous-read").code == 66
+
+
 def test_a_bucket_with_names_is_not_removed(served: Served) -> None:
     fill(served, "full", "x")
     done = served("bucket", "rm", "full")

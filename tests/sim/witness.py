@@ -21,8 +21,7 @@ from engine.store import Store
 from engine.tree import Resolved
 from engine.views import Transaction, View
 from lakefs.errors import LakeError, UserError, from_wire
-from lakefs.ids import BlobId, data_chunk_id
-from lakefs.ids import Sequence as GroupSequence
+from lakefs.ids import BlobId, Sequence as GroupSequence, data_chunk_id
 from lakefs.service import Body, EngineService, Reply, ServedClient
 from lakefs.wire import messages as m
 from tests.sim.contents import Contents

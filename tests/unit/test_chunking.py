@@ -7,8 +7,7 @@ from array import array
 from itertools import islice
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lakefs.chunking import (
     LARGE_TENSOR_BYTES,

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lakefs import config
 from lakefs.config import Address, default_data_folder, default_socket, load, parse_address, parse_size

@@ -103,7 +103,8 @@ def test_every_request_is_documented_with_its_number_and_reply() -> None:
 def test_every_request_has_a_number_of_its_own() -> None:
     declarations = [
         node.name
-        for node in ast.walk(parsed((ROOT / "lakefs/wire/messages.py").relative_to(ROOT)))
+        for path in (ROOT / "lakefs/wire").glob("*.py")
+        for node in ast.walk(parsed(path.relative_to(ROOT)))
         if isinstance(node, ast.ClassDef)
         and any(isinstance(base, ast.Name) and base.id == "Request" for base in node.bases)
     ]

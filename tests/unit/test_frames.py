@@ -7,8 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lakefs.errors import LakeError, ProtocolError, RequestTooLarge
 from lakefs.limits import BODY_BYTES_MAX, CONTROL_BYTES_MAX, DESCRIPTORS_PER_FRAME_MAX

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from engine.format import GROUP_HEADER, PAGE, RECORD_HEADER, Mutation, Op, StoreIdentity, Table
 from engine.journal import Journal, start_journal

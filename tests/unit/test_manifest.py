@@ -8,8 +8,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from lakefs import manifest as manifest_module
 from lakefs.errors import InvalidArgument

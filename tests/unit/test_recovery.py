@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from engine import index as index_module
-from engine import recovery
+from engine import index as index_module, recovery
 from engine.checkpoint import newest_checkpoint
 from engine.format import NOT_CLEAN, Table
 from engine.journal_reader import damage_of, list_journal

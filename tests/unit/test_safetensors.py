@@ -10,8 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from lakefs import safetensors
 from lakefs.limits import BLOB_BYTES_MAX, MIB, SAFETENSORS_HEADER_BYTES_MAX

@@ -6,8 +6,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fuse.byte_ranges import RangeSet
 from fuse.staged_put import Cut, Keep, Store, plan_cuts

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fuse.byte_ranges import RangeSet
 from fuse.leftovers import Leftover, forget, restore

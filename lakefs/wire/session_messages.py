@@ -1,0 +1,152 @@
+"""Messages about the connection, and about storing chunks in put sessions; see `lakefs.wire.messages`."""
+
+from __future__ import annotations
+
+from lakefs.wire.base import Done, Message, Request
+
+# --- connection --------------------------------------------------------------------------------------
+
+
+class HelloReply(Message, frozen=True):
+    """What the server is.  A client that knows the store by its cached descriptors compares the ids."""
+
+    protocol: int
+    server: str
+    store_id: bytes
+    engine_id: bytes
+    boot_id: bytes
+    features: int
+    domains: list[bytes]
+    inflight_max: int
+    body_bytes_max: int
+    batch_max: int
+    descriptors: bool
+    read_only: bool = False
+
+
+class Hello(Request, frozen=True):
+    """First request of every connection.  `token` is needed on TCP."""
+
+    OP = 1
+    REPLY = HelloReply
+    protocol: int
+    client: str
+    features: int = 0
+    token: str = ""
+
+
+class Ping(Request, frozen=True):
+    """Answered at once."""
+
+    OP = 2
+    REPLY = Done
+
+
+class StatusReply(Message, frozen=True):
+    """JSON text of the engine's state, as `lake status --json` prints it."""
+
+    status_json: str
+
+
+class Status(Request, frozen=True):
+    """State of the engine for people and scripts."""
+
+    OP = 3
+    REPLY = StatusReply
+
+
+# --- sessions and chunks -----------------------------------------------------------------------------
+
+
+class SessionOpened(Message, frozen=True):
+    """The id of a put session: 16 bytes."""
+
+    session: bytes
+
+
+class SessionOpen(Request, frozen=True):
+    """Begin a put; chunks stored or found present are held until commit, abort, or 60 s after the last connection."""
+
+    OP = 10
+    REPLY = SessionOpened
+    domain: int = 0
+
+
+class SessionJoin(Request, frozen=True):
+    """Use a session from this connection too.  SessionLost when it is gone."""
+
+    OP = 11
+    REPLY = Done
+    session: bytes
+
+
+class SessionEnd(Request, frozen=True):
+    """End a session: its holds are dropped; names committed through it stay."""
+
+    OP = 12
+    REPLY = Done
+    session: bytes
+
+
+class Offered(Message, frozen=True):
+    """Which of the offered chunks are there, in order; those are held by the session now."""
+
+    present: list[bool]
+
+
+class Offer(Request, frozen=True):
+    """Ask which chunks need not be sent.  A digest is a hint here: it holds what exists, it creates nothing."""
+
+    OP = 13
+    REPLY = Offered
+    session: bytes
+    chunks: list[bytes]
+
+
+class Stored(Message, frozen=True):
+    """Ids that the engine computed, in order, and which of them were new.  The chunks are durable."""
+
+    chunks: list[bytes]
+    fresh: list[bool]
+
+
+class StoreChunks(Request, frozen=True):
+    """Store the payloads in the body, one behind the other.  `kinds` and `lengths` in order; each 1 B to 4 MiB."""
+
+    OP = 14
+    REPLY = Stored
+    session: bytes
+    kinds: list[int]
+    lengths: list[int]
+
+
+class SourceOpened(Message, frozen=True):
+    """The number of a registered descriptor, valid on this connection."""
+
+    source: int
+
+
+class SourceOpen(Request, frozen=True):
+    """Register the descriptor sent along (a regular file on a local file system) for the engine to read from."""
+
+    OP = 15
+    REPLY = SourceOpened
+
+
+class SourceClose(Request, frozen=True):
+    """Forget a registered descriptor."""
+
+    OP = 16
+    REPLY = Done
+    source: int
+
+
+class StoreFromSource(Request, frozen=True):
+    """Store data chunks read from a registered descriptor at the offsets.  SourceChanged when it is too short."""
+
+    OP = 17
+    REPLY = Stored
+    session: bytes
+    source: int
+    offsets: list[int]
+    lengths: list[int]
