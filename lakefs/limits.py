@@ -132,3 +132,30 @@ ADMIN_RESPONSE_TIMEOUT_S: Final = 5.0
 """For a client that does not read; also the most that a shutdown waits for an answer under way."""
 ADMIN_LINGER_S: Final = 1.0
 """How long a refused client's bytes are read and dropped, so that the refusal reaches it before a reset."""
+
+# --- HTTP and S3 requests ----------------------------------------------------------------------------
+HTTP_HEAD_BYTES_MAX: Final = 32 * KIB
+"""Request line and headers.  A 1,024-byte key takes 3 KiB percent-encoded, user metadata 2 KiB, a signature 1 KiB."""
+HTTP_HEADERS_MAX: Final = 128
+HTTP_CHUNK_LINE_BYTES_MAX: Final = 1 * KIB
+"""The line before a chunk, with its extensions."""
+HTTP_TRAILER_BYTES_MAX: Final = 4 * KIB
+"""All lines behind the last chunk; S3 clients send a checksum and its signature."""
+HTTP_TRAILERS_MAX: Final = 16
+HTTP_DATES_CACHED: Final = 4096
+"""Dates read or written lately: 4096 x about 200 bytes = 0.8 MiB for each direction."""
+S3_CLOCK_SKEW_S: Final = 900
+"""How far a client's clock may be from ours; S3's own 15 minutes."""
+S3_PRESIGN_S_MAX: Final = 7 * 24 * 3600
+S3_SIGNING_KEYS_CACHED: Final = 4096
+"""One for each access key, day and region: 4096 x about 400 bytes = 1.6 MiB."""
+S3_AUTHORIZATIONS_CACHED: Final = 4096
+"""Taken-apart Authorization headers, one for each key, day and set of signed headers: 4096 x 2 KiB = 8 MiB."""
+S3_XML_BODY_BYTES_MAX: Final = 4 * MIB
+"""A CompleteMultipartUpload of 10,000 parts with checksums is about 2.5 MiB."""
+S3_XML_DEPTH_MAX: Final = 8
+S3_XML_ELEMENTS_MAX: Final = 100_000
+"""10,000 parts of up to eight elements each, and some air."""
+S3_PARTS_MAX: Final = 10_000
+S3_TAGS_MAX: Final = 10
+S3_QUERY_PARAMETERS_MAX: Final = 64

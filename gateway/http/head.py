@@ -1,0 +1,203 @@
+"""The head of a request: bytes up to the empty line -> `RequestHead`.  Pure; the caller owns the buffer.
+
+llhttp (through httptools) reads it, strictly: it refuses bare LF, folded lines, white space before a colon, control
+characters, two Content-Lengths, Content-Length beside Transfer-Encoding, and anything but ASCII in the target.
+What it lets through and we do not:
+- request lines with more than one space, a protocol other than HTTP/1.0 and HTTP/1.1 (it takes RTSP, ICE, HTTP/0.9 and
+  HTTP/2.0), empty lines before the request: the first line must be exactly what llhttp understood of it;
+- repeated fields: a list is joined by ", ", any other repetition is refused, however the names are spelled;
+- white space behind a value: cut off;
+- an absolute-form target whose authority is not the Host: what was signed and what is served must be the same.
+
+Invariants: names are lower-case; values have no white space around them and no control characters but tab; `path`
+begins with "/"; a request of HTTP/1.1 has exactly one Host.
+It does not decode: `path` and `query` are percent-encoded as they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from gateway.http.refusal import HttpRefusal, bad_request
+from lakefs.limits import HTTP_HEAD_BYTES_MAX, HTTP_HEADERS_MAX
+
+_END: Final = b"\r\n\r\n"
+_VERSIONS: Final = {b" HTTP/1.1": (1, 1), b" HTTP/1.0": (1, 0)}
+_VERSION_BYTES: Final = len(b" HTTP/1.1")
+_LISTS: Final = frozenset(
+    (
+        b"accept",
+        b"accept-charset",
+        b"accept-encoding",
+        b"accept-language",
+        b"access-control-request-headers",
+        b"cache-control",
+        b"connection",
+        b"content-encoding",
+        b"content-language",
+        b"expect",
+        b"forwarded",
+        b"if-match",
+        b"if-none-match",
+        b"pragma",
+        b"te",
+        b"trailer",
+        b"upgrade",
+        b"via",
+        b"x-forwarded-for",
+    )
+)
+"""Fields that may be repeated (RFC 9110); their values are one list."""
+_HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
+
+
+class RequestHead(msgspec.Struct, frozen=True):
+    """One request but its body.
+
+    `target` is as received; `path` and `query` (without "?") are still percent-encoded; `authority` is the Host, with
+    its port if it has one, b"" when a client of HTTP/1.0 sent none.  `headers`: lower-case name -> value.
+    """
+
+    method: str
+    target: bytes
+    path: bytes
+    query: bytes
+    authority: bytes
+    version: tuple[int, int]
+    headers: dict[bytes, bytes]
+    keep_alive: bool
+
+
+class _Reader:
+    """What httptools calls back: two C functions, so that no Python runs for a header."""
+
+    __slots__ = ("on_header", "on_url")
+
+    def __init__(
+        self, on_url: Callable[[bytes], None], on_header: Callable[[bytes, bytes], bytes | None]
+    ) -> None:
+        self.on_url = on_url
+        self.on_header = on_header
+
+
+def head_length(buffer: bytes | bytearray, scanned: int = 0) -> int:
+    """Length of the head at the start of `buffer`, its empty line included; 0 while that has not come.
+
+    `scanned`: bytes that an earlier call has seen.  HttpRefusal when no head of an acceptable size is there.
+    """
+    found = buffer.find(_END, max(0, scanned - 3), HTTP_HEAD_BYTES_MAX)
+    if found >= 0:
+        return found + len(_END)
+    if len(buffer) >= HTTP_HEAD_BYTES_MAX:
+        raise HttpRefusal(
+            400,
+            "RequestHeaderSectionTooLarge",
+            f"the request line and headers are longer than {HTTP_HEAD_BYTES_MAX} bytes",
+        )
+    return 0
+
+
+def parse_head(head: bytes) -> RequestHead:
+    """The head that ends with the empty line at the end of `head`.  HttpRefusal."""
+    target_parts: list[bytes] = []
+    received: dict[bytes, bytes] = {}
+    parser = HttpRequestParser(_Reader(target_parts.append, received.setdefault))
+    try:
+        parser.feed_data(head)
+    except HttpParserUpgrade:
+        pass  # an upgrade is an offer; going on with HTTP/1.1 declines it
+    except HttpParserError as error:
+        raise _unreadable(head, error) from None
+    method = parser.get_method()
+    target = target_parts[0] if len(target_parts) == 1 else b"".join(target_parts)
+    expected = head.startswith(b"%b %b HTTP/1.1\r\n" % (method, target)) and b"#" not in target
+    version = (1, 1) if expected else _checked_version(head, method, target)
+    headers = {name.lower(): value.rstrip() for name, value in received.items()}
+    line_count = head.count(b"\n") - 2
+    if line_count > HTTP_HEADERS_MAX:
+        raise HttpRefusal(
+            400, "RequestHeaderSectionTooLarge", f"the request has more than {HTTP_HEADERS_MAX} headers"
+        )
+    if len(headers) != line_count:
+        headers = _joined(head)
+    host = headers.get(b"host")
+    if host is None:
+        if version == (1, 1):
+            raise bad_request("a request of HTTP/1.1 needs a Host header")
+        host = b""
+    path, _, query = (target if target[:1] == b"/" else _origin_form(target, host)).partition(b"?")
+    return RequestHead(
+        method.decode("ascii"), target, path, query, host, version, headers, _keep_alive(headers, version)
+    )
+
+
+def _keep_alive(headers: dict[bytes, bytes], version: tuple[int, int]) -> bool:
+    connection = headers.get(b"connection")
+    if connection is None:
+        return version == (1, 1)
+    options = [option.strip() for option in connection.lower().split(b",")]
+    return b"close" not in options and (version == (1, 1) or b"keep-alive" in options)
+
+
+def _checked_version(head: bytes, method: bytes, target: bytes) -> tuple[int, int]:
+    line = head[: head.find(b"\r")]
+    version = _VERSIONS.get(line[-_VERSION_BYTES:])
+    if not line:
+        raise bad_request("an empty line stands where a request should begin")
+    if version is None:
+        raise _version_refusal(head)
+    if line[:-_VERSION_BYTES] != b"%b %b" % (method, target):
+        raise bad_request("the request line is not METHOD TARGET HTTP/1.1 with single spaces between")
+    if b"#" in target:
+        raise bad_request("a request's target has no fragment; encode # as %23")
+    return version
+
+
+def _version_refusal(head: bytes) -> HttpRefusal:
+    if head.startswith(_HTTP2_PREFACE):
+        message = "HTTP/2 is not spoken here; use HTTP/1.1"
+    else:
+        message = "only HTTP/1.1 and HTTP/1.0 are spoken here"
+    return HttpRefusal(505, "HttpVersionNotSupported", message)
+
+
+def _unreadable(head: bytes, error: HttpParserError) -> HttpRefusal:
+    if head.startswith(_HTTP2_PREFACE):
+        return _version_refusal(head)
+    return bad_request(f"not a request of HTTP/1.1: {error}")
+
+
+def _joined(head: bytes) -> dict[bytes, bytes]:
+    """The headers of a head that llhttp accepted, when some are repeated."""
+    headers: dict[bytes, bytes] = {}
+    for line in head.split(b"\r\n")[1:-2]:
+        raw_name, _, raw_value = line.partition(b":")
+        name, value = raw_name.lower(), raw_value.strip(b" \t")
+        if name not in headers:
+            headers[name] = value
+        elif name in _LISTS:
+            headers[name] = b"%b, %b" % (headers[name], value)
+        else:
+            raise bad_request(f"the header {name.decode('latin-1')} may not be repeated")
+    return headers
+
+
+def _origin_form(target: bytes, host: bytes) -> bytes:
+    """The path and query of an absolute-form target, `scheme://authority/path?query`."""
+    scheme, separator, rest = target.partition(b"://")
+    if not separator or scheme.lower() not in (b"http", b"https"):
+        raise bad_request("the request's target is neither a path nor a URL")
+    authority_bytes = min(at for at in (rest.find(b"/"), rest.find(b"?"), len(rest)) if at >= 0)
+    authority, origin = rest[:authority_bytes], rest[authority_bytes:]
+    default_port = b":80" if scheme.lower() == b"http" else b":443"
+    if host and _bare(authority, default_port) != _bare(host, default_port):
+        raise bad_request("the target's host is not that of the Host header")
+    return origin if origin[:1] == b"/" else b"/" + origin
+
+
+def _bare(authority: bytes, default_port: bytes) -> bytes:
+    return authority.lower().removesuffix(default_port)
