@@ -26,7 +26,6 @@ from engine.name_keys import check_key, lookup_path, shown
 from engine.name_refusals import already_there, not_empty, not_found, object_instead, shown_name, subject
 from engine.object_stat import check_condition, check_record_size, with_attributes, with_owner
 from engine.tree import (
-    KeptFolder,
     NameEvent,
     Place,
     Resolved,
@@ -149,7 +148,7 @@ def _bind(txn: Transaction, binding: Binding, now_ns: int, memo: _FolderMemo) ->
     if binding.keep_node:
         _check_kept(txn, binding, old)
 
-    make_parents(txn, place, now_ns)
+    make_parents(txn, bucket.name, place, now_ns)
     if known is None and len(path) - cut < COMPONENT_SPLIT_BYTES:
         memo[folder] = place.parent
     if old is None:
@@ -254,16 +253,14 @@ def unbind(
     check_condition(condition, found, bucket.name, key)
     if found is None:
         return None
-    kept: KeptFolder | None = None
+    txn.note(NameEvent("delete", bucket.name, key, found.node_id))
     if is_folder and has_children(txn, found.node_id):
         bare = msgspec.structs.replace(
             found.node, blob=None, size_bytes=0, etag_kind=EtagKind.DERIVED, attributes=NO_ATTRIBUTES
         )
         txn.put(Table.NODES, node_key(found.node_id), bare.pack())
     else:
-        kept = remove_at(txn, place, found.node_id, keep_folder)
-    txn.note(NameEvent("delete", bucket.name, key, found.node_id))
-    _note_kept(txn, bucket, kept)
+        remove_at(txn, bucket.name, place, found.node_id, keep_folder)
     return found
 
 
@@ -286,16 +283,9 @@ def remove_folder(
     check_condition(condition, found, bucket.name, key)
     if has_children(txn, found.node_id):
         raise not_empty(bucket, key)
-    kept = remove_at(txn, place, found.node_id, keep_folder)
     txn.note(NameEvent("delete", bucket.name, key, found.node_id))
-    _note_kept(txn, bucket, kept)
+    remove_at(txn, bucket.name, place, found.node_id, keep_folder)
     return found
-
-
-def _note_kept(txn: Transaction, bucket: BucketRef, kept: KeptFolder | None) -> None:
-    """A folder that stays has become a key of its own."""
-    if kept is not None:
-        txn.note(NameEvent("put", bucket.name, kept.key, kept.node, blob=EMPTY_BLOB))
 
 
 # --- folders and moves -------------------------------------------------------------------------------
@@ -336,7 +326,7 @@ def make_folder(
         made = Resolved(found.node_id, node)
         txn.put(Table.NODES, node_key(made.node_id), record)
     else:
-        make_parents(txn, place, now_ns)
+        make_parents(txn, bucket.name, place, now_ns)
         made = Resolved(add_node(txn, place.key, node.kind, record), node)
     txn.note(NameEvent("put", bucket.name, key, made.node_id, blob=EMPTY_BLOB))
     return made
@@ -376,7 +366,7 @@ def rename(
         if key.endswith("/") and has_children(txn, old):
             raise not_empty(target, to_key)
 
-    make_parents(txn, to_place, now_ns)
+    make_parents(txn, target.name, to_place, now_ns)
     name = pack_name(moved.kind, moved.node_id)
     moved = Resolved(moved.node_id, msgspec.structs.replace(moved.node, ctime_ns=now_ns))
     txn.put(Table.NODES, node_key(moved.node_id), moved.node.pack())
@@ -386,9 +376,8 @@ def rename(
     else:
         txn.delete(Table.NODES, node_key(old))
         txn.put(Table.NAMES, to_place.key, name)
-    kept = prune(txn, place, keep_folder)
     txn.note(NameEvent("rename", source.name, key, moved.node_id, target.name, to_key))
-    _note_kept(txn, source, kept)
+    prune(txn, source.name, place, keep_folder)
     return moved
 
 

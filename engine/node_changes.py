@@ -55,7 +55,7 @@ def make_symlink(
     if resolve(txn, bucket, key) is not None or resolve(txn, bucket, key + "/") is not None:
         raise already_there(bucket, key)
     place = find_place(txn, bucket.node, path)
-    make_parents(txn, place, now_ns)
+    make_parents(txn, bucket.name, place, now_ns)
     node_id = add_node(txn, place.key, node.kind, record)
     txn.note(NameEvent("put", bucket.name, key, node_id))
     return Resolved(node_id, node)

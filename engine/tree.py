@@ -61,13 +61,6 @@ class Resolved(msgspec.Struct, frozen=True):
         return self.node.kind
 
 
-class KeptFolder(msgspec.Struct, frozen=True):
-    """A folder that lost its last name and stayed, as one that somebody made: its node, and its key."""
-
-    node: NodeId
-    key: str
-
-
 @dataclass(slots=True)
 class Place:
     """Where a key is or would be: `nodes[i]` is the node of `steps[i]`, as far as they exist below `top`."""
@@ -92,6 +85,10 @@ class Place:
     def key(self) -> bytes:
         """Key of the name in the table `names`; all parents must exist."""
         return name_key(self.parent, self.name)
+
+    def folder_key(self, depth: int) -> str:
+        """Key below `top` of the folder that `steps[depth]` ends."""
+        return b"".join(self.steps[: depth + 1]).decode()
 
 
 def find_place(view: View, top: NodeId, path: bytes) -> Place:
@@ -152,13 +149,16 @@ def _any_in(view: View, start: bytes, end: bytes) -> bool:
     return any(True for _ in view.scan(Table.NAMES, start, end))
 
 
-def make_parents(txn: Transaction, place: Place, now_ns: int) -> None:
-    """Make the missing parents of a place: folders that nobody made, and hidden nodes."""
+def make_parents(txn: Transaction, bucket: str, place: Place, now_ns: int) -> None:
+    """Make the missing parents of a place: folders that nobody made, which are noted, and hidden nodes."""
     parent = place.nodes[-1] if place.nodes else place.top
-    for step in place.steps[len(place.nodes) :]:
+    for depth in range(len(place.nodes), len(place.steps)):
+        step = place.steps[depth]
         node = new_folder(now_ns) if is_folder_step(step) else Node(kind=NodeKind.HIDDEN)
         parent = add_node(txn, name_key(parent, step), node.kind, node.pack())
         place.nodes.append(parent)
+        if node.kind is NodeKind.FOLDER:
+            txn.note(NameEvent("put", bucket, place.folder_key(depth), parent))
 
 
 def new_folder(now_ns: int, blob: BlobId | None = None) -> Node:
@@ -174,34 +174,35 @@ def add_node(txn: Transaction, key: bytes, kind: NodeKind, record: bytes) -> Nod
     return node_id
 
 
-def remove_at(txn: Transaction, place: Place, node: NodeId, keep_folder: bool = False) -> KeptFolder | None:
+def remove_at(txn: Transaction, bucket: str, place: Place, node: NodeId, keep_folder: bool = False) -> None:
     """Remove the name at a place with its node, then the parents that were only there for it; see `prune`."""
     txn.delete(Table.NAMES, place.key)
     txn.delete(Table.NODES, node_key(node))
-    return prune(txn, place, keep_folder)
+    prune(txn, bucket, place, keep_folder)
 
 
-def prune(txn: Transaction, place: Place, keep_folder: bool = False) -> KeptFolder | None:
-    """Remove the parents of a place, upwards, while they are empty and nobody made them.
+def prune(txn: Transaction, bucket: str, place: Place, keep_folder: bool = False) -> None:
+    """Remove the parents of a place in the bucket, upwards, while they are empty and nobody made them.
 
-    With `keep_folder` the folder that the place was in stays, as one that somebody made; it is returned when that
-    changed it.
+    With `keep_folder` the folder that the place was in stays, as one that somebody made.  Folders that went, or became
+    a key of their own, are noted.
     """
     removed = place.name
     for depth in reversed(range(len(place.steps))):
         node, step = place.nodes[depth], place.steps[depth]
         if has_children(txn, node, near=removed):
-            return None
+            return
         if is_folder_step(step):
             folder = load_node(txn, node)
             if folder.blob is not None:
-                return None
+                return
             if keep_folder:
                 kept = msgspec.structs.replace(folder, blob=EMPTY_BLOB)
                 txn.put(Table.NODES, node_key(node), kept.pack())
-                return KeptFolder(node, b"".join(place.steps[: depth + 1]).decode())
+                txn.note(NameEvent("put", bucket, place.folder_key(depth), node, blob=EMPTY_BLOB))
+                return
+            txn.note(NameEvent("delete", bucket, place.folder_key(depth), node))
         above = place.nodes[depth - 1] if depth else place.top
         txn.delete(Table.NAMES, name_key(above, step))
         txn.delete(Table.NODES, node_key(node))
         removed = step
-    return None

@@ -380,11 +380,13 @@ def test_changes_are_told_in_order_to_who_watches_the_bucket(kind: Kind) -> None
                 await put(other, "k", b"not told", bucket="unwatched")
                 await delete(other, "g/x", "missing")
                 good(await ask(other, m.Rename("bkt", "before", "unwatched", "after"), m.NameResults))
-            told = [await anext(events) for _ in range(4)]
+            told = [await anext(events) for _ in range(6)]
         assert [(event.kind, event.key, event.to_bucket, event.to_key) for event in told] == [
+            ("put", "f/", "", ""),
             ("put", "f/x", "", ""),
             ("rename", "f/", "bkt", "g/"),
             ("delete", "g/x", "", ""),
+            ("delete", "g/", "", ""),
             ("rename", "before", "unwatched", "after"),
         ]
         sequences = [event.sequence for event in told]

@@ -91,6 +91,37 @@ def test_all_nodes_are_walked_in_pages_and_new_ones_are_met() -> None:
     assert iter_nodes(shelf.store.view(), NodeId(0), 0) == []
 
 
+def test_folders_that_nobody_made_are_noted_when_they_come_and_go() -> None:
+    long = "x" * 600
+    shelf = Shelf()
+    shelf.put(f"a/{long}/k")
+    shelf.put("a/other")
+    shelf.make_folder("made/by/hand")
+    shelf.remove(f"a/{long}/k")
+    shelf.move("a/other", "made/one/other")
+    shelf.remove("made/one/other")
+    shelf.remove_folder("made/by/hand")
+    assert shelf.events() == [
+        ("put", "a/"),
+        ("put", f"a/{long}/"),
+        ("put", f"a/{long}/k"),
+        ("put", "a/other"),
+        ("put", "made/"),
+        ("put", "made/by/"),
+        ("put", "made/by/hand/"),
+        ("delete", f"a/{long}/k"),
+        ("delete", f"a/{long}/"),
+        ("put", "made/one/"),
+        ("rename", "a/other", "made/one/other"),
+        ("delete", "a/"),
+        ("delete", "made/one/other"),
+        ("delete", "made/one/"),
+        ("delete", "made/by/hand/"),
+        ("delete", "made/by/"),
+        ("delete", "made/"),
+    ]
+
+
 def test_every_change_is_noted_and_nothing_else() -> None:
     shelf = Shelf()
     shelf.put("a/b")
@@ -104,6 +135,7 @@ def test_every_change_is_noted_and_nothing_else() -> None:
     shelf.remove("none")
     shelf.remove_folder("f")
     assert shelf.events() == [
+        ("put", "a/"),
         ("put", "a/b"),
         ("put", "a/b"),
         ("put", "a/"),
@@ -114,4 +146,4 @@ def test_every_change_is_noted_and_nothing_else() -> None:
         ("delete", "f/"),
     ]
     puts = [n.blob for _, n in shelf.store.notes if isinstance(n, NameEvent) and n.kind == "put"]
-    assert puts == [blob("x"), blob("x"), blob("x"), EMPTY_BLOB, blob("x")]
+    assert puts == [None, blob("x"), blob("x"), blob("x"), EMPTY_BLOB, blob("x")]
