@@ -15,7 +15,7 @@ import msgspec
 import trio
 from pyfuse3 import RENAME_NOREPLACE, FUSEError, RequestContext
 
-from fuse.inodes import FOLDER, OBJECT, Attributes, Inode
+from fuse.inodes import EXPIRED, FOLDER, OBJECT, Attributes, Inode
 from fuse.lookups import Lookups
 from fuse.mount import Mount, now_ns
 from lakefs.errors import KeyNotFound, LakeError, PreconditionFailed
@@ -65,6 +65,7 @@ class Changes:
             found = await self._mount.change(request)
         made = self._made(parent, name, found)
         made.is_complete = not made.children
+        made.listed_at = trio.current_time() if made.is_complete else EXPIRED
         return made
 
     async def remove_folder(self, parent: Inode, name: str) -> None:

@@ -180,10 +180,10 @@ class Watcher:
     async def _expire(self, bucket: str) -> None:
         """Everything known of the bucket is asked anew when it is next used."""
         for number, inode in enumerate(self._table):
-            if inode.parent is not None and self._mount.bucket_of(inode) == bucket:
+            if self._mount.bucket_of(inode) == bucket:
                 inode.confirmed_at = EXPIRED
                 _renew_names(inode)
-                if inode.node and not inode.is_dirty:
+                if inode.parent is not None and inode.node and not inode.is_dirty:
                     _invalidate_entry(inode.parent, inode.name)
             if number % 1000 == 999:
                 await trio.lowlevel.checkpoint()
@@ -202,7 +202,7 @@ class Watcher:
 
 
 def _renew_names(folder: Inode) -> None:
-    folder.is_complete = False
+    folder.doubt_names()
     folder.names_changed_at = trio.current_time()
 
 

@@ -7,7 +7,8 @@ Rules kept here:
 - The content of an inode is changed by this mount only.  When a name is found bound to another node, or the node to
   other content, the old inode loses its name (what is open goes on with it), and a new inode takes the name.
 - A file that was created and not stored yet (`node` 0) owns its name here, whatever the store says of it.
-- An inode is known while the kernel has looked it up, or it is open, or something below it is known.
+- An inode is known while the kernel has looked it up, or it is open, or a reading of its folder is going to list it,
+  or something below it is known.
 
 Pure state: no I/O, no trio, no pyfuse3.  The numbers are those of the store's nodes where they are free.
 """
@@ -72,8 +73,11 @@ class Inode:
     """The component; meaningless once `parent` is None, except for the root."""
     attributes: Attributes
     lookups: int = 0
+    """Of the kernel's, and one for each reading of a folder that is going to list it."""
+    is_removed: bool = False
+    """This mount took its name away."""
     confirmed_at: float = 0.0
-    """When the store was last asked, and said so; on trio's clock, as is the next."""
+    """When the store was last asked and said so, or this mount changed it; on trio's clock, as are the next."""
     changed_at: float = -1.0
     """When this mount last changed it: what the store was asked before says nothing of it."""
     busy: int = 0
@@ -91,12 +95,24 @@ class Inode:
     """None: not known; else as fresh as the attributes."""
     is_complete: bool = False
     """A folder with all its names in `children`: made here, nothing forgotten, nothing come from elsewhere."""
+    listed_at: float = EXPIRED
+    """When all names of a folder were asked for that are in `children`; EXPIRED as soon as one may be missing there."""
 
     def take(self, found: Attributes) -> None:
         """Show what the store has; of a folder the times of what this mount changed in it since."""
         if self.changed_below_ns > found.ctime_ns:
             found.mtime_ns = found.ctime_ns = self.changed_below_ns
         self.attributes = found
+
+    @property
+    def has_all_names(self) -> bool:
+        """A folder whose names are all in `children`, as far as this mount was told."""
+        return self.listed_at > EXPIRED
+
+    def doubt_names(self) -> None:
+        """A name in this folder may be missing in `children`."""
+        self.is_complete = False
+        self.listed_at = EXPIRED
 
     @property
     def is_folder(self) -> bool:
@@ -210,9 +226,11 @@ class InodeTable:
             self.detach(present)
         if inode.parent is not parent or inode.name != name:
             if inode.parent is not None:
+                inode.parent.doubt_names()
                 self.on_lost(inode.parent, inode.name)
-            self._unlink(inode)
-            self._link(inode, parent, name)
+                for folder in _folders_from(inode):
+                    folder.doubt_names()  # what was told of this name before it was known found nothing
+            self._place(inode, parent, name)
         if not inode.is_dirty:
             inode.take(found)
             inode.xattrs = None
@@ -227,7 +245,7 @@ class InodeTable:
         present = parent.children.get(name)
         if present is not None:
             self.remove(present)
-        self._link(inode, parent, name)
+        self._place(inode, parent, name)
         return inode
 
     def stored(self, inode: Inode, node: int) -> None:
@@ -245,21 +263,23 @@ class InodeTable:
             return None
         if replaced is not None:
             self.remove(replaced)
-        self._unlink(inode)
-        self._link(inode, parent, name)
+        self._place(inode, parent, name)
+        for folder in _folders_from(inode):
+            folder.listed_at = EXPIRED  # it may have been listed by a name that it had no more
         if inode.node:
             self._by_node[inode.node] = inode
         return replaced
 
     def remove(self, inode: Inode) -> None:
         """This mount has taken the name away; what is open of it goes on."""
+        inode.is_removed = True
         self._unlink(inode)
         self._forget_node(inode)
 
     def detach(self, inode: Inode) -> None:
         """The inode has not got its name any more: removed elsewhere, or another took it.  What is open goes on."""
         if inode.parent is not None:
-            inode.parent.is_complete = False
+            inode.parent.doubt_names()
             self.on_lost(inode.parent, inode.name)
         self._unlink(inode)
         self._forget_node(inode)
@@ -272,10 +292,14 @@ class InodeTable:
     def forget(self, number: int, count: int) -> None:
         """The kernel gives back `count` look-ups."""
         inode = self._by_number.get(number)
-        if inode is None:
-            return
+        if inode is not None:
+            self.release(inode, count)
+
+    def release(self, inode: Inode, count: int = 1) -> None:
+        """As `forget`, of what was counted in `lookups` on this side."""
         inode.lookups -= count
-        self._drop_if_unknown(inode)
+        if inode.lookups <= 0:
+            self._drop_if_unknown(inode)
 
     def closed(self, inode: Inode) -> None:
         """Nothing of the inode is open any more."""
@@ -286,7 +310,7 @@ class InodeTable:
         while inode is not self.root and inode.lookups <= 0 and inode.file is None and not inode.children:
             parent = inode.parent
             if parent is not None:
-                parent.is_complete = False
+                parent.doubt_names()
             self._unlink(inode)
             self._by_number.pop(inode.number, None)
             if self._by_node.get(inode.node) is inode:
@@ -295,7 +319,8 @@ class InodeTable:
                 return
             inode = parent
 
-    def _link(self, inode: Inode, parent: Inode, name: str) -> None:
+    def _place(self, inode: Inode, parent: Inode, name: str) -> None:
+        self._unlink(inode)
         inode.parent, inode.name = parent, name
         parent.children[name] = inode
 
@@ -311,6 +336,15 @@ class InodeTable:
     def _own_number(self) -> int:
         self._next_number += 1
         return self._next_number
+
+
+def _folders_from(inode: Inode) -> Iterator[Inode]:
+    """The folders that are known at an inode and below it."""
+    below = [inode] if inode.is_folder else []
+    while below:
+        folder = below.pop()
+        yield folder
+        below += [child for child in folder.children.values() if child.is_folder]
 
 
 def _is_shown_by(inode: Inode, found: Attributes) -> bool:

@@ -1,21 +1,26 @@
-"""Folders as the kernel reads them: names in pages, each with its attributes, as they were when the reading began.
+"""Folders as the kernel reads them: names with their attributes.
 
-A page of the store names folders without their attributes, so they are looked up, all of a page in one request.  Files
-that were created here and are not stored yet are listed behind.  What a path cannot say (empty components, `.`, `..`)
-and what is too long for a path is left out; where object `a` and folder `a/` coexist the folder is shown.
+What is listed is what the table has of the names that were there when the reading began, or came with its pages.
+A folder that was read whole is not asked for again while the table has all its names (`Inode.listed_at`), its bucket's
+watch lives, and the kernel might still rely on the names itself.  Else its names come in pages of the store.  A page
+names folders without their attributes, so they are looked up, all of a page in one request; files that were created
+here and are not stored yet are listed behind.  What a path cannot say (empty components, `.`, `..`) and what is too
+long for a path is left out; where object `a` and folder `a/` coexist the folder is shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
+import pyfuse3
 import trio
+from pyfuse3 import FileNameT, ReaddirToken
 
+from fuse.attributes import to_entry
 from fuse.inodes import FOLDER, Inode
+from fuse.lookups import Lookups
 from fuse.mount import Mount
-from lakefs.errors import KeyNotFound, LakeError
+from lakefs.errors import LakeError
 from lakefs.limits import LIST_PAGE_MAX
 from lakefs.names import Name
 from lakefs.wire.messages import BucketList, Buckets, Listed, ListEntry, ListNames, ObjectStat
@@ -23,66 +28,191 @@ from lakefs.wire.messages import BucketList, Buckets, Listed, ListEntry, ListNam
 COMPONENT_BYTES_MAX: Final = 255
 _TOGETHER_MAX: Final = 20_000
 """Names looked at together, so that an object and the folder of its name meet."""
+_ADOPTED_MAX: Final = 1000
+"""Names put into the table in one step."""
+_DOTS: Final = 2
+"""Positions of `.` and `..`, in front of the names."""
 
-
-@dataclass(frozen=True)
-class Listing:
-    """One name of a folder."""
-
-    name: str
-    found: ObjectStat | ListEntry | Inode
+Found = ObjectStat | ListEntry | Inode
 
 
 class FolderHandle:
-    """One reading of a folder; entries keep their positions while it is open."""
+    """One reading of a folder; entries keep their positions while it is open, and their inodes are held."""
+
+    def __init__(self, mount: Mount, lookups: Lookups, folder: Inode) -> None:
+        self._mount = mount
+        self._lookups = lookups
+        self._folder = folder
+        self._names: list[tuple[str, Inode]] = []
+        self._known: set[str] = set()
+        self._pages: _Pages | None = None
+        """Where more names come from; None when they were all in the table."""
+
+    async def reply(self, token: ReaddirToken, start: int) -> None:
+        """Entries behind a position, as many as fit; none at the end.  0 begins anew."""
+        if start == 0:
+            self._begin()
+        if not self._reply_dots(token, start):
+            return
+        position = max(0, start - _DOTS)
+        while await self._has(position):
+            if self._reply_names(token, position):
+                return
+            position = len(self._names)  # all of these are gone
+
+    def close(self) -> None:
+        """The reading has ended: nothing is held any more."""
+        for _, inode in self._names:
+            self._mount.table.release(inode)
+        self._names, self._known = [], set()
+
+    # --- names ---------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.close()
+        self._pages = None
+        if not self._mount.has_names(self._folder):
+            self._pages = _Pages(self._mount, self._folder)
+            return
+        self._names = list(self._folder.children.items())
+        for _, inode in self._names:
+            inode.lookups += 1
+
+    async def _has(self, position: int) -> bool:
+        pages = self._pages
+        while pages is not None and position >= len(self._names) and not pages.is_last:
+            await self._read(pages)
+        if position < len(self._names):
+            return True
+        if pages is not None:
+            self._note_whole(pages)
+        return False
+
+    async def _read(self, pages: _Pages) -> None:
+        """More names, which the table has from now on.
+
+        No change of this mount's comes between: the kernel lets nobody change a folder while it waits for its names.
+        """
+        folder = self._folder
+        for number, (name, found) in enumerate((await pages.read()).items()):
+            if number % _ADOPTED_MAX == _ADOPTED_MAX - 1:
+                await trio.lowlevel.checkpoint()
+            if name in self._known:
+                continue
+            if isinstance(found, Inode):
+                inode = found
+            else:
+                inode = self._lookups.adopt(folder, name, found, pages.asked_at)
+            if inode.parent is folder and inode.name == name:
+                inode.lookups += 1
+                self._names.append((name, inode))
+                self._known.add(name)
+
+    def _note_whole(self, pages: _Pages) -> None:
+        """The folder was read to its end: the table has all names, unless some came or went elsewhere meanwhile."""
+        folder, table = self._folder, self._mount.table
+        if (
+            folder.names_changed_at >= pages.begun_at
+            or self._mount.bucket_of(folder) not in self._mount.watched
+        ):
+            return
+        if not table.is_below(folder, table.root) or table.name_of(folder) != pages.name:
+            return  # what was read may have been another folder's
+        children = folder.children
+        if all(name in children or _is_gone(inode) for name, inode in self._names) and all(
+            name in self._known or child.is_pending or child.is_newer_than(pages.begun_at)
+            for name, child in children.items()
+        ):
+            folder.listed_at = pages.begun_at
+
+    # --- replies -------------------------------------------------------------------------------------
+
+    def _reply_dots(self, token: ReaddirToken, start: int) -> bool:
+        folder = self._folder
+        for position, (name, inode) in enumerate(((b".", folder), (b"..", folder.parent or folder))):
+            if start <= position:
+                entry = to_entry(inode, *self._mount.timeouts(self._mount.bucket_of(inode)))
+                if not pyfuse3.readdir_reply(token, FileNameT(name), entry, position + 1):
+                    return False
+        return True
+
+    def _reply_names(self, token: ReaddirToken, start: int) -> bool:
+        """Whether anything was listed, or would have been with more room."""
+        mount, children = self._mount, self._folder.children
+        timeouts_s = mount.timeouts(mount.bucket_of(self._folder))
+        holds_buckets = mount.table.holds_buckets(self._folder)
+        fresh_since = trio.current_time() - timeouts_s[1]
+        if self._pages is not None:
+            fresh_since = min(fresh_since, self._pages.begun_at)
+        any_listed = False
+        for position in range(start, len(self._names)):
+            name, held = self._names[position]
+            inode = children.get(name)
+            if inode is None:
+                if _is_gone(held):
+                    continue
+                inode = held  # something else may have the name by now
+            if holds_buckets:
+                timeouts_s = mount.timeouts(name)
+            if inode.parent is not None and (inode.confirmed_at >= fresh_since or inode.node == 0):
+                entry = to_entry(inode, *timeouts_s)
+            else:
+                entry = to_entry(inode, 0, 0)  # it may be of before
+            if not pyfuse3.readdir_reply(token, FileNameT(name.encode()), entry, position + _DOTS + 1):
+                return True
+            inode.lookups += 1
+            any_listed = True
+        return any_listed
+
+
+def _is_gone(inode: Inode) -> bool:
+    """Of an inode that is not where it was: whether its name is gone for sure, moved or removed here."""
+    return inode.parent is not None or inode.is_removed
+
+
+class _Pages:
+    """A folder's names as the store has them."""
 
     def __init__(self, mount: Mount, folder: Inode) -> None:
-        self.folder = folder
-        self.asked_at = 0.0
         self._mount = mount
-        self._entries: list[Listing] = []
-        self._after: str | None = None
-        self._is_complete = False
+        self._folder = folder
+        self._after = ""
+        self.name: Name | None = None
+        """What the store was asked for first; the folder may get another name meanwhile."""
+        self.is_last = False
+        self.begun_at = trio.current_time()
+        self.asked_at = self.begun_at
 
-    async def at(self, position: int) -> Iterator[tuple[int, Listing]]:
-        """Entries from a position on, with the position behind each; none at the end.  0 begins anew."""
-        if position == 0:
-            self._entries, self._after, self._is_complete = [], None, False
-        while len(self._entries) <= position and not self._is_complete:
-            await self._read_more()
-        return ((number + 1, self._entries[number]) for number in range(position, len(self._entries)))
-
-    async def _read_more(self) -> None:
-        mount, folder = self._mount, self.folder
+    async def read(self) -> dict[str, Found]:
+        """More names, at least one unless it is the last time."""
+        mount, folder = self._mount, self._folder
         pending = _pending(folder)
         self.asked_at = trio.current_time()
-        if mount.table.holds_buckets(folder):
-            found = await self._buckets()
-            self._is_complete = True
-        else:
-            found = await self._names()
-        if self._is_complete:
+        found = await (self._buckets() if mount.table.holds_buckets(folder) else self._some())
+        if self.is_last:
             # One that was stored meanwhile may be missing on the store's page.
-            found = {name: child for name, child in pending.items() if child.parent is folder} | found
-            found |= _pending(folder)
-        known = {listing.name for listing in self._entries}
-        self._entries += [Listing(name, item) for name, item in found.items() if name not in known]
+            here: dict[str, Found] = {
+                name: child for name, child in pending.items() if child.parent is folder
+            }
+            found = here | found | _pending(folder)
+        return found
 
-    async def _buckets(self) -> dict[str, ObjectStat | ListEntry | Inode]:
+    async def _buckets(self) -> dict[str, Found]:
         answer = await self._mount.ask(BucketList(), Buckets)
         names = [bucket.name for bucket in answer.buckets]
         stats = await self._mount.stat([Name(name, "") for name in names])
+        self.is_last = True
         return {
             name: stat for name, stat in zip(names, stats, strict=True) if not isinstance(stat, LakeError)
         }
 
-    async def _names(self) -> dict[str, ObjectStat | ListEntry | Inode]:
-        found: dict[str, ObjectStat | ListEntry | Inode] = {}
-        bucket, prefix = self._mount.table.name_of(self.folder)
-        while not self._is_complete and len(found) < _TOGETHER_MAX:
-            request = ListNames(
-                bucket, prefix, self._after or "", "/", LIST_PAGE_MAX, folders=True, durable=False
-            )
+    async def _some(self) -> dict[str, Found]:
+        found: dict[str, Found] = {}
+        bucket, prefix = name = self._mount.table.name_of(self._folder)
+        self.name = self.name or name
+        after, is_last = self._after, False
+        while not is_last and len(found) < _TOGETHER_MAX:
+            request = ListNames(bucket, prefix, after, "/", LIST_PAGE_MAX, folders=True, durable=False)
             page = await self._mount.ask(request, Listed)
             folders = [entry.key for entry in page.entries if entry.is_prefix]
             stats = await self._mount.stat([Name(bucket, key) for key in folders]) if folders else []
@@ -92,8 +222,8 @@ class FolderHandle:
             for entry in page.entries:
                 if not entry.is_prefix and entry.kind != FOLDER:
                     _add(found, entry.key[len(prefix) :], entry)
-            self._after = page.next_after
-            self._is_complete = not page.next_after
+            after, is_last = page.next_after, not page.next_after
+        self._after, self.is_last = after, is_last
         return found
 
 
@@ -101,8 +231,8 @@ def _pending(folder: Inode) -> dict[str, Inode]:
     return {name: child for name, child in folder.children.items() if child.is_pending}
 
 
-def _add(found: dict[str, ObjectStat | ListEntry | Inode], name: str, item: ObjectStat | ListEntry) -> None:
-    if not is_component(name):
+def _add(found: dict[str, Found], name: str, item: ObjectStat | ListEntry) -> None:
+    if not _is_component(name):
         return
     if item.kind == FOLDER:
         found[name] = item
@@ -110,21 +240,6 @@ def _add(found: dict[str, ObjectStat | ListEntry | Inode], name: str, item: Obje
         found.setdefault(name, item)
 
 
-def is_component(name: str) -> bool:
+def _is_component(name: str) -> bool:
     """Whether a path can have this component."""
     return name not in ("", ".", "..") and "/" not in name and len(name.encode()) <= COMPONENT_BYTES_MAX
-
-
-async def look_up(mount: Mount, parent: Inode, name: str) -> ObjectStat:
-    """What the store has of a name in a folder: the folder of that name, else the object or symlink.  KeyNotFound."""
-    if mount.table.holds_buckets(parent):
-        names = [Name(name, "")]
-    else:
-        names = [mount.table.child_name(parent, name, folder=True), mount.table.child_name(parent, name)]
-    refusal: LakeError = KeyNotFound(f"there is no {name!r}", subject=name)
-    for found in await mount.stat(names):
-        if isinstance(found, ObjectStat):
-            return found
-        if not isinstance(found, KeyNotFound):
-            refusal = found
-    raise refusal

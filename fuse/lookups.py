@@ -13,10 +13,10 @@ import trio
 from pyfuse3 import FUSEError
 
 from fuse.inodes import Inode
-from fuse.listing import look_up
 from fuse.mount import Mount
 from lakefs.errors import BucketNotFound, InvalidName, KeyNotFound, LakeError
 from lakefs.limits import KEY_BYTES_MAX
+from lakefs.names import Name
 from lakefs.wire.messages import ListEntry, ObjectStat
 
 _LOOKUPS_MAX: Final = 3
@@ -64,7 +64,7 @@ class Lookups:
 
     async def _asked(self, parent: Inode, name: str, asked_at: float) -> Inode | None:
         try:
-            found = await look_up(self._mount, parent, name)
+            found = await self._look_up(parent, name)
         except (KeyNotFound, BucketNotFound, InvalidName):
             present = parent.children.get(name)
             if present is not None and (present.is_pending or present.is_newer_than(asked_at)):
@@ -73,6 +73,21 @@ class Lookups:
                 self._table.detach(present)
             return None
         return self.adopt(parent, name, found, asked_at)
+
+    async def _look_up(self, parent: Inode, name: str) -> ObjectStat:
+        """What the store has of a name: the folder of that name, else the object or symlink.  KeyNotFound."""
+        table = self._table
+        if table.holds_buckets(parent):
+            names = [Name(name, "")]
+        else:
+            names = [table.child_name(parent, name, folder=True), table.child_name(parent, name)]
+        refusal: LakeError = KeyNotFound(f"there is no {name!r}", subject=name)
+        for found in await self._mount.stat(names):
+            if isinstance(found, ObjectStat):
+                return found
+            if not isinstance(found, KeyNotFound):
+                refusal = found
+        raise refusal
 
     async def require(self, parent: Inode, name: str) -> Inode:
         """The inode of a name.  ENOENT."""

@@ -136,11 +136,17 @@ class Mount:
     def is_fresh(self, inode: Inode) -> bool:
         """Whether what is known of the inode need not be asked again."""
         _, timeout_s = self.timeouts(self.bucket_of(inode))
-        return trio.current_time() < max(inode.confirmed_at, inode.changed_at) + timeout_s
+        return trio.current_time() < inode.confirmed_at + timeout_s
+
+    def has_names(self, folder: Inode) -> bool:
+        """Whether the table has all names of a folder, and the store need not be asked for them."""
+        bucket = self.bucket_of(folder)
+        timeout_s, _ = self.timeouts(bucket)
+        return bucket in self.watched and trio.current_time() < folder.listed_at + timeout_s
 
     def touch(self, inode: Inode) -> None:
         """This mount has changed the inode: what was asked of the store before is out of date."""
-        inode.changed_at = trio.current_time()
+        inode.changed_at = inode.confirmed_at = trio.current_time()
 
     async def change_again(self, request: Request, done: Callable[[LakeError], Awaitable[bool]]) -> None:
         """As `change`, asked again when the engine was lost before it answered.

@@ -161,37 +161,19 @@ class LakeOperations(pyfuse3.Operations):
         """Begin to read a folder."""
         folder = self._lookups.inode(inode)
         handle = self._handle()
-        self._folders[handle] = FolderHandle(self._mount, folder)
+        self._folders[handle] = FolderHandle(self._mount, self._lookups, folder)
         self._lookups.watch(folder)
         return FileHandleT(handle)
 
     @answering
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         """Entries behind a position, with their attributes, as many as fit."""
-        handle = self._folders[fh]
-        dots = (b".", handle.folder), (b"..", handle.folder.parent or handle.folder)
-        for position, (name, inode) in enumerate(dots):
-            if start_id <= position and not pyfuse3.readdir_reply(
-                token, FileNameT(name), self._entry(inode), position + 1
-            ):
-                return
-        for position, listing in await handle.at(max(0, start_id - len(dots))):
-            found = listing.found
-            if isinstance(found, Inode):
-                inode = found
-            else:
-                inode = self._lookups.adopt(handle.folder, listing.name, found, handle.asked_at)
-            name, entry = listing.name.encode(), self._entry(inode)
-            if handle.folder.names_changed_at >= handle.asked_at:
-                entry.entry_timeout = entry.attr_timeout = 0  # it may be of before
-            if not pyfuse3.readdir_reply(token, FileNameT(name), entry, position + len(dots)):
-                self._table.forget(inode.number, 0)
-                return
-            inode.lookups += 1
+        await self._folders[fh].reply(token, start_id)
 
+    @answering
     async def releasedir(self, fh: FileHandleT) -> None:
         """The reading has ended."""
-        self._folders.pop(fh, None)
+        self._folders.pop(fh).close()
 
     @answering
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:

@@ -164,6 +164,45 @@ def test_a_folder_is_complete_while_only_this_mount_takes_names_away(table: Inod
     assert bucket.is_complete is here
 
 
+@pytest.mark.parametrize(
+    ("change", "is_known"),
+    [
+        (lambda table, inode: table.remove(inode), True),
+        (lambda table, inode: table.move(inode, table.root, "y"), True),
+        (lambda table, inode: table.forget(inode.number, 1), False),
+        (lambda table, inode: table.detach(inode), False),
+        (lambda table, inode: table.adopt(inode.parent, "x", 12, content(b"2"), asked_at=2.0), False),
+    ],
+)
+def test_a_folder_that_was_listed_is_known_until_a_name_in_it_may_be_missing(
+    table: InodeTable, change: Callable[[InodeTable, Inode], object], *, is_known: bool
+) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    inode = file(table, bucket, "x", 11)
+    bucket.listed_at = 1.0
+    change(table, inode)
+    assert bucket.has_all_names is is_known
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_folder_that_gets_another_name_and_those_below_it_are_listed_anew(
+    table: InodeTable, here: bool
+) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    before, after = folder(table, bucket, "before", 11), folder(table, bucket, "after", 12)
+    moved = folder(table, before, "x", 13)
+    below = folder(table, moved, "y", 14)
+    for listed in (before, after, moved, below):
+        listed.listed_at = 1.0
+    if here:
+        table.move(moved, after, "z")
+    else:
+        table.adopt(after, "z", 13, Attributes(FOLDER), asked_at=2.0)
+    assert (moved.parent, after.has_all_names) == (after, True)
+    assert (moved.has_all_names, below.has_all_names) == (False, False)
+    assert before.has_all_names is here, "what is found elsewhere may have been moved back meanwhile"
+
+
 def test_what_the_kernel_has_forgotten_is_forgotten(table: InodeTable) -> None:
     bucket = folder(table, table.root, "bkt", 10)
     a = folder(table, bucket, "a", 11)
