@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gateway.http.framing import BodyKind, ChunkedDecoder, Framing, LineReader, body_framing
 from gateway.http.head import RequestHead

@@ -5,8 +5,7 @@ from __future__ import annotations
 from email.utils import formatdate, parsedate_to_datetime
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gateway.http.ranges import (
     ByteRange,

@@ -9,8 +9,7 @@ from typing import cast
 
 import pytest
 import trio
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fuse.page_cache import is_cached
 from fuse.reading import BlobReader, ReadBuffers
