@@ -11,6 +11,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -344,11 +345,13 @@ class Attributes(
         "xattrs": "x",
         "symlink_target": "l",
         "chunk_count": "c",
+        "atime_ns": "a",
     },
 ):
     """What a node has beyond its head; absent from the record when all are defaults.
 
-    `chunk_count` is the number of data chunks of a blob with a manifest; 0 for a blob of one chunk.
+    `chunk_count` is the number of data chunks of a blob with a manifest; 0 for a blob of one chunk.  `atime_ns` is the
+    access time that somebody set, None when nobody did, or when it is the modification time.
     """
 
     etag: bytes = b""
@@ -359,6 +362,7 @@ class Attributes(
     xattrs: dict[str, bytes] = {}
     symlink_target: bytes = b""
     chunk_count: int = 0
+    atime_ns: int | None = None
 
 
 NO_ATTRIBUTES: Final = Attributes()
@@ -420,6 +424,23 @@ def unpack_node(value: bytes) -> Node:
         etag_kind=EtagKind(etag_kind),
         attributes=_attributes_decoder.decode(tail) if tail else NO_ATTRIBUTES,
     )
+
+
+_CHANGE_TIMES: Final = struct.Struct("<qq")
+_CHANGE_TIMES_OFFSET: Final = NODE_HEAD.offset_of("mtime_ns")
+assert NODE_HEAD.offset_of("ctime_ns") == _CHANGE_TIMES_OFFSET + 8
+
+
+def changed_at(record: bytes) -> int:
+    """The change time of a node's record, in ns."""
+    changed_ns: int = _CHANGE_TIMES.unpack_from(record, _CHANGE_TIMES_OFFSET)[1]
+    return changed_ns
+
+
+def with_names_changed(record: bytes, now_ns: int) -> bytes:
+    """A folder's record with the times of a change of its names; no other byte is looked at."""
+    end = _CHANGE_TIMES_OFFSET + _CHANGE_TIMES.size
+    return record[:_CHANGE_TIMES_OFFSET] + _CHANGE_TIMES.pack(now_ns, now_ns) + record[end:]
 
 
 def node_key(node: NodeId) -> bytes:

@@ -81,8 +81,10 @@ class NameRequests:
     ) -> Reply:
         _check_count(request.names, DELETE_BATCH)
 
+        now_ns = self._store.clock.wall_ns()
+
         def remove(txn: Transaction, bucket: str, key: str) -> m.NameResult:
-            gone = unbind(txn, find_bucket(txn, bucket), key, request.condition, request.keep_folder)
+            gone = unbind(txn, find_bucket(txn, bucket), key, request.condition, now_ns, request.keep_folder)
             return m.NameResult(None if gone is None else _stat_of(bucket, key, gone))
 
         def decide(txn: Transaction) -> list[m.NameResult]:
@@ -142,8 +144,9 @@ class NameRequests:
         self, client: Client, request: m.RemoveFolder, body: Body, _: Sequence[int]
     ) -> Reply:
         def decide(txn: Transaction) -> Resolved:
+            now_ns = self._store.clock.wall_ns()
             bucket = find_bucket(txn, request.bucket)
-            return remove_folder(txn, bucket, request.key, m.NO_CONDITION, request.keep_folder)
+            return remove_folder(txn, bucket, request.key, m.NO_CONDITION, now_ns, request.keep_folder)
 
         return _one(
             request.bucket, request.key, await self._decisions.change(client, decide, request.durable)

@@ -10,13 +10,14 @@ Pure decisions: no I/O of their own, no `await`.  Rules kept here:
   for the folder to stay (`keep_folder`), as one that was made.
 - Moving a folder moves one name record, whatever is below it.
 
-Parent folders do not note changes below them: their times are those of their own making.
+A folder's times follow the names in it (`names_changed`), in the same transaction.  Not those of the list of buckets.
 Every change hands a `NameEvent` to `Transaction.note`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -36,6 +37,7 @@ from engine.tree import (
     has_children,
     load_node,
     make_parents,
+    names_changed,
     new_folder,
     prune,
     remove_at,
@@ -58,10 +60,17 @@ class Binding(msgspec.Struct, frozen=True):
     node: Node
     condition: Condition = NO_CONDITION
     keep_node: int = 0
+    named_ns: int = 0
 
 
-_FolderMemo = dict[tuple[NodeId, bytes], NodeId]
-"""Folders found so far, by bucket and path; valid only while nothing is removed."""
+@dataclass(slots=True)
+class _Batch:
+    """What items that are bound one after the other share; valid only while nothing is removed."""
+
+    folders: dict[tuple[NodeId, bytes], NodeId] = field(default_factory=dict)
+    """Folders found so far, by bucket and path."""
+    noted: set[tuple[NodeId, bytes]] = field(default_factory=set)
+    """Those of them that have noted the change of their names."""
 
 
 # --- looking up --------------------------------------------------------------------------------------
@@ -112,7 +121,7 @@ def bind(
     A key that ends in `/` sets the folder's own blob instead.  Missing parents are made.
     InvalidName, PreconditionFailed, RequestTooLarge (attributes), InvalidArgument (a folder that is a symlink).
     """
-    return _bind(txn, Binding(bucket, key, node, condition), now_ns, {})
+    return _bind(txn, Binding(bucket, key, node, condition), now_ns, _Batch())
 
 
 def bind_many(txn: Transaction, bindings: Iterable[Binding], now_ns: int) -> list[Resolved | UserError]:
@@ -120,17 +129,17 @@ def bind_many(txn: Transaction, bindings: Iterable[Binding], now_ns: int) -> lis
 
     Each name is atomic by itself.  Parents that items share are looked up once.
     """
-    memo: _FolderMemo = {}
+    batch = _Batch()
     results: list[Resolved | UserError] = []
     for binding in bindings:
         try:
-            results.append(_bind(txn, binding, now_ns, memo))
+            results.append(_bind(txn, binding, now_ns, batch))
         except UserError as error:
             results.append(error)
     return results
 
 
-def _bind(txn: Transaction, binding: Binding, now_ns: int, memo: _FolderMemo) -> Resolved:
+def _bind(txn: Transaction, binding: Binding, now_ns: int, batch: _Batch) -> Resolved:
     bucket, key, condition = binding.bucket, binding.key, binding.condition
     path = check_key(key)
     is_folder = path.endswith(b"/")
@@ -140,7 +149,7 @@ def _bind(txn: Transaction, binding: Binding, now_ns: int, memo: _FolderMemo) ->
 
     cut = path.rfind(b"/", 0, len(path) - 1) + 1
     folder = (bucket.node, path[:cut])
-    known = memo.get(folder)
+    known = batch.folders.get(folder)
     place = find_place(txn, bucket.node, path) if known is None else find_place(txn, known, path[cut:])
     old = child_at(txn, place)
     if condition != NO_CONDITION:
@@ -148,9 +157,12 @@ def _bind(txn: Transaction, binding: Binding, now_ns: int, memo: _FolderMemo) ->
     if binding.keep_node:
         _check_kept(txn, binding, old)
 
+    if old is None and (binding.named_ns or folder not in batch.noted):
+        names_changed(txn, place, binding.named_ns or now_ns, is_past=bool(binding.named_ns))
+        batch.noted.add(folder)
     make_parents(txn, bucket.name, place, now_ns)
     if known is None and len(path) - cut < COMPONENT_SPLIT_BYTES:
-        memo[folder] = place.parent
+        batch.folders[folder] = place.parent
     if old is None:
         node_id = add_node(txn, place.key, node.kind, record)
     elif is_folder or binding.keep_node:
@@ -235,9 +247,14 @@ def _condition_subject_at(view: View, bucket: BucketRef, key: str) -> Resolved |
 
 
 def unbind(
-    txn: Transaction, bucket: BucketRef, key: str, condition: Condition, keep_folder: bool = False
+    txn: Transaction,
+    bucket: BucketRef,
+    key: str,
+    condition: Condition,
+    now_ns: int,
+    keep_folder: bool = False,
 ) -> Resolved | None:
-    """Remove a key; what it was bound to, None when it was not there.
+    """Remove a key; what it was bound to, changed now; None when it was not there.
 
     For a key that ends in `/` the folder loses its own blob: it goes when it is empty, and else stays as one that
     nobody made.  Parents that nobody made go with their last child, or with `keep_folder` the first of them stays.
@@ -260,14 +277,19 @@ def unbind(
         )
         txn.put(Table.NODES, node_key(found.node_id), bare.pack())
     else:
-        remove_at(txn, bucket.name, place, found.node_id, keep_folder)
-    return found
+        remove_at(txn, bucket.name, place, found.node_id, now_ns, keep_folder)
+    return _removed(found, now_ns)
 
 
 def remove_folder(
-    txn: Transaction, bucket: BucketRef, key: str, condition: Condition, keep_folder: bool = False
+    txn: Transaction,
+    bucket: BucketRef,
+    key: str,
+    condition: Condition,
+    now_ns: int,
+    keep_folder: bool = False,
 ) -> Resolved:
-    """Remove an empty folder; what it was.  `key` may lack its final `/`.  `keep_folder` as in `unbind`.
+    """Remove an empty folder; what it was, changed now.  `key` may lack its final `/`.  `keep_folder` as in `unbind`.
 
     KeyNotFound, NotAFolder, FolderNotEmpty, PreconditionFailed, InvalidName (empty key).
     """
@@ -284,8 +306,13 @@ def remove_folder(
     if has_children(txn, found.node_id):
         raise not_empty(bucket, key)
     txn.note(NameEvent("delete", bucket.name, key, found.node_id))
-    remove_at(txn, bucket.name, place, found.node_id, keep_folder)
-    return found
+    remove_at(txn, bucket.name, place, found.node_id, now_ns, keep_folder)
+    return _removed(found, now_ns)
+
+
+def _removed(found: Resolved, now_ns: int) -> Resolved:
+    """What is left of a node without a name, for those who have it open."""
+    return Resolved(found.node_id, msgspec.structs.replace(found.node, ctime_ns=now_ns))
 
 
 # --- folders and moves -------------------------------------------------------------------------------
@@ -326,6 +353,7 @@ def make_folder(
         made = Resolved(found.node_id, node)
         txn.put(Table.NODES, node_key(made.node_id), record)
     else:
+        names_changed(txn, place, now_ns)
         make_parents(txn, bucket.name, place, now_ns)
         made = Resolved(add_node(txn, place.key, node.kind, record), node)
     txn.note(NameEvent("put", bucket.name, key, made.node_id, blob=EMPTY_BLOB))
@@ -366,6 +394,8 @@ def rename(
         if key.endswith("/") and has_children(txn, old):
             raise not_empty(target, to_key)
 
+    if not to_place.complete or to_place.parent != place.parent:
+        names_changed(txn, to_place, now_ns)
     make_parents(txn, target.name, to_place, now_ns)
     name = pack_name(moved.kind, moved.node_id)
     moved = Resolved(moved.node_id, msgspec.structs.replace(moved.node, ctime_ns=now_ns))
@@ -377,7 +407,7 @@ def rename(
         txn.delete(Table.NODES, node_key(old))
         txn.put(Table.NAMES, to_place.key, name)
     txn.note(NameEvent("rename", source.name, key, moved.node_id, target.name, to_key))
-    prune(txn, source.name, place, keep_folder)
+    prune(txn, source.name, place, now_ns, keep_folder)
     return moved
 
 

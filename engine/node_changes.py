@@ -12,7 +12,7 @@ from engine.name_keys import check_key
 from engine.name_refusals import already_there, shown_name, subject
 from engine.names import require, resolve
 from engine.object_stat import changed, check_condition, check_record_size, new_symlink
-from engine.tree import NameEvent, Resolved, add_node, find_place, make_parents
+from engine.tree import NameEvent, Resolved, add_node, find_place, make_parents, names_changed
 from engine.views import Transaction
 from lakefs.errors import InvalidArgument
 from lakefs.wire.messages import ObjectAttributes, SetAttributes
@@ -55,6 +55,7 @@ def make_symlink(
     if resolve(txn, bucket, key) is not None or resolve(txn, bucket, key + "/") is not None:
         raise already_there(bucket, key)
     place = find_place(txn, bucket.node, path)
+    names_changed(txn, place, now_ns)
     make_parents(txn, bucket.name, place, now_ns)
     node_id = add_node(txn, place.key, node.kind, record)
     txn.note(NameEvent("put", bucket.name, key, node_id))

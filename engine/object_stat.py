@@ -44,7 +44,7 @@ def new_object(
         uid=attributes.uid,
         gid=attributes.gid,
         mtime_ns=attributes.mtime_ns or now_ns,
-        ctime_ns=now_ns,
+        ctime_ns=attributes.ctime_ns or now_ns,
         etag_kind=_checked_etag_kind(attributes),
         attributes=_stored_attributes(attributes, chunk_count if is_manifest else 0),
     )
@@ -62,6 +62,7 @@ def with_attributes(node: Node, attributes: ObjectAttributes, now_ns: int) -> No
         user_metadata=attributes.user_metadata,
         headers=attributes.headers,
         xattrs=attributes.xattrs,
+        atime_ns=attributes.atime_ns,
     )
     return msgspec.structs.replace(
         node,
@@ -110,13 +111,25 @@ def changed(node: Node, changes: SetAttributes, now_ns: int) -> Node:
     uid = node.uid if changes.uid is None else changes.uid
     gid = node.gid if changes.gid is None else changes.gid
     mtime_ns = node.mtime_ns if changes.mtime_ns is None else changes.mtime_ns
-    _check_owner_and_time(uid, gid, mtime_ns)
-    attributes = node.attributes
+    _check_owner_and_time(uid, gid, mtime_ns, changes.atime_ns or 0)
+    attributes = _with_access_time(node, changes, mtime_ns)
     if changes.xattrs:
         attributes = msgspec.structs.replace(attributes, xattrs=_changed_xattrs(attributes.xattrs, changes))
     return msgspec.structs.replace(
         node, mode=mode, uid=uid, gid=gid, mtime_ns=mtime_ns, ctime_ns=now_ns, attributes=attributes
     )
+
+
+def _with_access_time(node: Node, changes: SetAttributes, mtime_ns: int) -> Attributes:
+    """The attributes with the access time that the change leaves; none where it is the modification time."""
+    if changes.atime_ns is None and changes.mtime_ns is None:
+        return node.attributes
+    shown = node.mtime_ns if node.attributes.atime_ns is None else node.attributes.atime_ns
+    atime_ns = shown if changes.atime_ns is None else changes.atime_ns
+    kept = None if atime_ns == mtime_ns else atime_ns
+    if kept == node.attributes.atime_ns:
+        return node.attributes
+    return msgspec.structs.replace(node.attributes, atime_ns=kept)
 
 
 def _changed_xattrs(present: dict[str, bytes], changes: SetAttributes) -> dict[str, bytes]:
@@ -143,14 +156,16 @@ def _changed_xattrs(present: dict[str, bytes], changes: SetAttributes) -> dict[s
 def _check_ranges(size_bytes: int, attributes: ObjectAttributes) -> None:
     if not 0 <= size_bytes <= BLOB_BYTES_MAX:
         raise InvalidArgument(f"an object of {size_bytes} bytes; the limit is {BLOB_BYTES_MAX}")
-    _check_owner_and_time(attributes.uid, attributes.gid, attributes.mtime_ns)
+    times = attributes.mtime_ns, attributes.atime_ns or 0, attributes.ctime_ns
+    _check_owner_and_time(attributes.uid, attributes.gid, *times)
 
 
-def _check_owner_and_time(uid: int, gid: int, mtime_ns: int) -> None:
+def _check_owner_and_time(uid: int, gid: int, *times_ns: int) -> None:
     if not (0 <= uid <= _U32_MAX and 0 <= gid <= _U32_MAX):
         raise InvalidArgument(f"owner {uid}:{gid} is outside 0 to {_U32_MAX}")
-    if not -_TIME_LIMIT_NS <= mtime_ns < _TIME_LIMIT_NS:
-        raise InvalidArgument(f"modification time {mtime_ns} ns is outside 64 bits")
+    for time_ns in times_ns:
+        if not -_TIME_LIMIT_NS <= time_ns < _TIME_LIMIT_NS:
+            raise InvalidArgument(f"a time of {time_ns} ns is outside 64 bits")
 
 
 def _checked_etag_kind(attributes: ObjectAttributes) -> EtagKind:
@@ -175,6 +190,7 @@ def _stored_attributes(attributes: ObjectAttributes, chunk_count: int) -> Attrib
         or attributes.headers
         or attributes.checksums
         or attributes.xattrs
+        or attributes.atime_ns is not None
     ):
         return NO_ATTRIBUTES
     return Attributes(
@@ -185,6 +201,7 @@ def _stored_attributes(attributes: ObjectAttributes, chunk_count: int) -> Attrib
         checksums=attributes.checksums,
         xattrs=attributes.xattrs,
         chunk_count=chunk_count,
+        atime_ns=attributes.atime_ns,
     )
 
 
@@ -267,6 +284,7 @@ def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node) -> Object
         ctime_ns=node.ctime_ns,
         xattrs=attributes.xattrs,
         symlink_target=attributes.symlink_target,
+        atime_ns=attributes.atime_ns,
     )
 
 
@@ -285,4 +303,5 @@ def to_list_entry(key: str, node_id: NodeId, node: Node) -> ListEntry:
         uid=node.uid,
         gid=node.gid,
         ctime_ns=node.ctime_ns,
+        atime_ns=node.attributes.atime_ns,
     )

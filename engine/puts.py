@@ -346,7 +346,7 @@ class _Buckets:
 
 def _binding(change: m.NameChange, blob: _Blob, buckets: _Buckets, now_ns: int) -> Binding:
     node = new_object(blob.blob, blob.size_bytes, blob.chunk_count, change.attributes, now_ns)
-    return Binding(buckets.of(change), change.key, node, change.condition, change.keep_node)
+    return Binding(buckets.of(change), change.key, node, change.condition, change.keep_node, change.named_ns)
 
 
 def _close_source(client: Client, number: int) -> None:

@@ -17,7 +17,17 @@ from typing import Final
 
 import msgspec
 
-from engine.format import Node, NodeKind, Table, node_key, pack_name, unpack_name, unpack_node
+from engine.format import (
+    Node,
+    NodeKind,
+    Table,
+    changed_at,
+    node_key,
+    pack_name,
+    unpack_name,
+    unpack_node,
+    with_names_changed,
+)
 from engine.name_keys import Step, behind, is_folder_step, name_key, range_end, split_key
 from engine.views import Transaction, View
 from lakefs.errors import IndexDamaged
@@ -161,6 +171,30 @@ def make_parents(txn: Transaction, bucket: str, place: Place, now_ns: int) -> No
             txn.note(NameEvent("put", bucket, place.folder_key(depth), parent))
 
 
+def names_changed(txn: Transaction, place: Place, changed_ns: int, *, is_past: bool = False) -> None:
+    """Note in the nearest folder of a place that is there that its names have changed: its times are `changed_ns`.
+
+    With `is_past` a folder that was changed since keeps its times.
+
+    One read and one write of a short record, in the transaction that changes the name; many changes of one folder are
+    one record when they are applied to the index.
+    """
+    for node, step in zip(reversed(place.nodes), reversed(place.steps[: len(place.nodes)]), strict=True):
+        if is_folder_step(step) and _note_names(txn, node, changed_ns, is_past):
+            return
+    _note_names(txn, place.top, changed_ns, is_past)
+
+
+def _note_names(txn: Transaction, folder: NodeId, changed_ns: int, is_past: bool) -> bool:
+    key = node_key(folder)
+    record = txn.get(Table.NODES, key)
+    if record is None:
+        return False
+    if not is_past or changed_ns > changed_at(record):
+        txn.put(Table.NODES, key, with_names_changed(record, changed_ns))
+    return True
+
+
 def new_folder(now_ns: int, blob: BlobId | None = None) -> Node:
     """A folder's record; without a blob it is one that nobody made."""
     return Node(kind=NodeKind.FOLDER, blob=blob, mode=FOLDER_MODE, mtime_ns=now_ns, ctime_ns=now_ns)
@@ -174,19 +208,28 @@ def add_node(txn: Transaction, key: bytes, kind: NodeKind, record: bytes) -> Nod
     return node_id
 
 
-def remove_at(txn: Transaction, bucket: str, place: Place, node: NodeId, keep_folder: bool = False) -> None:
+def remove_at(
+    txn: Transaction, bucket: str, place: Place, node: NodeId, now_ns: int, keep_folder: bool = False
+) -> None:
     """Remove the name at a place with its node, then the parents that were only there for it; see `prune`."""
     txn.delete(Table.NAMES, place.key)
     txn.delete(Table.NODES, node_key(node))
-    prune(txn, bucket, place, keep_folder)
+    prune(txn, bucket, place, now_ns, keep_folder)
 
 
-def prune(txn: Transaction, bucket: str, place: Place, keep_folder: bool = False) -> None:
+def prune(txn: Transaction, bucket: str, place: Place, now_ns: int, keep_folder: bool = False) -> None:
     """Remove the parents of a place in the bucket, upwards, while they are empty and nobody made them.
+
+    The folder that stays has its times changed.
 
     With `keep_folder` the folder that the place was in stays, as one that somebody made.  Folders that went, or became
     a key of their own, are noted.
     """
+    _remove_empty(txn, bucket, place, keep_folder)
+    names_changed(txn, place, now_ns)
+
+
+def _remove_empty(txn: Transaction, bucket: str, place: Place, keep_folder: bool) -> None:
     removed = place.name
     for depth in reversed(range(len(place.steps))):
         node, step = place.nodes[depth], place.steps[depth]

@@ -32,6 +32,7 @@ class Owner:
             mtime_ns=found.mtime_ns,
             ctime_ns=found.ctime_ns or found.mtime_ns,
             blob=found.blob,
+            atime_ns=found.atime_ns,
         )
 
     def bare_folder(self, mode: int, now_ns: int) -> Attributes:
@@ -50,6 +51,8 @@ def to_store(attributes: Attributes, kept: ObjectStat | None) -> ObjectAttribute
         user_metadata=kept.user_metadata if kept else {},
         headers=kept.headers if kept else {},
         xattrs=kept.xattrs if kept else {},
+        ctime_ns=attributes.ctime_ns,
+        atime_ns=attributes.atime_ns,
     )
 
 
@@ -69,7 +72,7 @@ def to_entry(inode: Inode, entry_timeout_s: float, attribute_timeout_s: float) -
     entry.st_size = len(inode.target) if shown.kind == SYMLINK and inode.target else shown.st_size
     entry.st_blksize = BLOCK_BYTES
     entry.st_blocks = -(-entry.st_size // 512)
-    entry.st_atime_ns = shown.mtime_ns
+    entry.st_atime_ns = shown.mtime_ns if shown.atime_ns is None else shown.atime_ns
     entry.st_mtime_ns = shown.mtime_ns
     entry.st_ctime_ns = shown.ctime_ns
     return entry

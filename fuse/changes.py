@@ -1,13 +1,14 @@
 """Changes of names and attributes: one request to the store each, and the table in the same step as its answer.
 
 Answered when they are visible to all; durable within a second, or with the next fsync.  A folder that loses its last
-name stays.  A folder's times follow what this mount changes in it, for as long as it knows the folder: the store keeps
-those of the folder itself only.
+name stays.  Times are those that the store noted, so that they are the same after a remount and elsewhere; of what is
+not stored yet they are this mount's, and the store takes them over.
 """
 
 from __future__ import annotations
 
 import errno
+import stat as modes
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
@@ -56,11 +57,16 @@ class Changes:
             (found,) = await self._mount.stat([Name(name, "")])
             if isinstance(found, LakeError):
                 raise found
+            found = msgspec.structs.replace(found, ctime_ns=now_ns())
         else:
             _check_free(parent, name)
             bucket, key = self._lookups.key(parent, name, folder=True)
             request = MakeFolder(
-                bucket, key, exclusive=True, attributes=_new_attributes(mode, ctx), durable=False
+                bucket,
+                key,
+                exclusive=True,
+                attributes=_new_attributes(parent, mode, ctx, FOLDER),
+                durable=False,
             )
             found = await self._mount.change(request)
         made = self._made(parent, name, found)
@@ -76,11 +82,12 @@ class Changes:
         with _busy([present]):
             if self._table.holds_buckets(parent):
                 await self._mount.ask(BucketRemove(name), Done)
+                changed_ns = now_ns()
             else:
                 bucket, key = self._lookups.key(parent, name, folder=True)
                 request = RemoveFolder(bucket, key, keep_folder=True, durable=False)
-                await self._mount.change_again(request, _is_gone)
-            self._removed(parent, name)
+                changed_ns = await self._mount.change_again(request, _is_gone)
+            self._removed(parent, name, changed_ns)
 
     # --- names ---------------------------------------------------------------------------------------
 
@@ -91,13 +98,14 @@ class Changes:
         if self._table.holds_buckets(parent):
             raise FUSEError(errno.EPERM)
         bucket, key = self._lookups.key(parent, name)
-        attributes = _new_attributes(mode, ctx)
+        attributes = _new_attributes(parent, mode, ctx)
         if not exclusive:
             now = attributes.mtime_ns
             shown = Attributes(OBJECT, 0, attributes.mode, attributes.uid, attributes.gid, now, now)
             inode = self._table.create(parent, name, shown)
+            inode.named_ns = now
             self._mount.touch(inode)
-            self._changed_below(parent)
+            self._changed_below(parent, now)
             return inode
         _check_free(parent, name)
         change = NameChange(bucket, key, b"", attributes, Condition(absent=True))
@@ -113,7 +121,7 @@ class Changes:
             raise FUSEError(errno.EPERM)
         _check_free(parent, name)
         bucket, key = self._lookups.key(parent, name)
-        request = MakeSymlink(bucket, key, target, _new_attributes(0o777, ctx), durable=False)
+        request = MakeSymlink(bucket, key, target, _new_attributes(parent, 0o777, ctx), durable=False)
         return self._made(parent, name, await self._mount.change(request))
 
     async def unlink(self, parent: Inode, name: str) -> None:
@@ -124,13 +132,12 @@ class Changes:
         request = DeleteNames([self._lookups.key(parent, name)], keep_folder=True, durable=False)
         async with _at_rest([present]):
             try:
-                await self._mount.change_again(request, _is_gone)
+                changed_ns = await self._mount.change_again(request, _is_gone)
             except KeyNotFound:
                 if present is None or not present.is_pending:
                     raise
-            if present is not None:
-                present.attributes.ctime_ns = now_ns()
-            self._removed(parent, name)
+                changed_ns = now_ns()
+            self._removed(parent, name, changed_ns)
 
     async def rename(self, source: Inode, old: str, target: Inode, new: str, flags: int) -> None:
         """Give a file or folder another name; a file there is replaced, and so is an empty folder."""
@@ -155,20 +162,20 @@ class Changes:
                 (found,) = await self._mount.stat([Name(to_bucket, to_key)])
                 return isinstance(found, ObjectStat) and found.node == moved.node
 
-            await self._mount.change_again(request, is_done)
+            changed_ns = await self._mount.change_again(request, is_done)
             self._table.move(moved, target, new)
             self._mount.touch(moved)
-            moved.attributes.ctime_ns = now_ns()
+            moved.attributes.ctime_ns = changed_ns
             if replaced is not None:
-                replaced.attributes.ctime_ns = moved.attributes.ctime_ns
-            self._changed_below(source)
-            self._changed_below(target)
+                replaced.attributes.ctime_ns = changed_ns
+            self._changed_below(source, changed_ns)
+            self._changed_below(target, changed_ns)
 
     # --- attributes ----------------------------------------------------------------------------------
 
     async def set_attributes(self, inode: Inode, wanted: SetAttributes) -> None:
-        """Mode, owner, modification time; `wanted` without its name.  ESTALE when the name is gone."""
-        is_root = inode is self._table.root
+        """Mode, owner, times; `wanted` without its name.  ESTALE when the name is gone."""
+        is_root, changed_ns = inode is self._table.root, 0
         if is_root and not self._table.bucket:
             raise FUSEError(errno.EPERM)
         if (inode.parent is not None or is_root) and not inode.is_dirty:  # else it goes with the commit
@@ -176,15 +183,19 @@ class Changes:
             try:
                 with _busy([inode]):
                     request = msgspec.structs.replace(wanted, bucket=bucket, key=key)
-                    await self._mount.change_again(request, _never)
+                    changed_ns = await self._mount.change_again(request, _never)
             except KeyNotFound:
                 raise self._lookups.gone(inode) from None
         shown = inode.attributes
         shown.mode = shown.mode if wanted.mode is None else wanted.mode
         shown.uid = shown.uid if wanted.uid is None else wanted.uid
         shown.gid = shown.gid if wanted.gid is None else wanted.gid
-        shown.mtime_ns = shown.mtime_ns if wanted.mtime_ns is None else wanted.mtime_ns
-        shown.ctime_ns = now_ns()
+        atime_ns = shown.mtime_ns if shown.atime_ns is None else shown.atime_ns
+        if wanted.atime_ns is not None or wanted.mtime_ns is not None:
+            atime_ns = atime_ns if wanted.atime_ns is None else wanted.atime_ns
+            shown.mtime_ns = shown.mtime_ns if wanted.mtime_ns is None else wanted.mtime_ns
+            shown.atime_ns = None if atime_ns == shown.mtime_ns else atime_ns
+        shown.ctime_ns = changed_ns or now_ns()
         self._mount.touch(inode)
 
     async def set_xattr(self, inode: Inode, name: str, value: bytes | None) -> None:
@@ -205,18 +216,19 @@ class Changes:
     def _made(self, parent: Inode, name: str, found: ObjectStat) -> Inode:
         inode = self._lookups.adopt(parent, name, found, trio.current_time())
         self._mount.touch(inode)
-        self._changed_below(parent)
+        self._changed_below(parent, found.ctime_ns)
         return inode
 
-    def _removed(self, parent: Inode, name: str) -> None:
+    def _removed(self, parent: Inode, name: str, changed_ns: int) -> None:
         gone = parent.children.get(name)
         if gone is not None:
+            gone.attributes.ctime_ns = changed_ns
             self._mount.touch(gone)
             self._table.remove(gone)
-        self._changed_below(parent)
+        self._changed_below(parent, changed_ns)
 
-    def _changed_below(self, folder: Inode) -> None:
-        folder.changed_below_ns = folder.attributes.mtime_ns = folder.attributes.ctime_ns = now_ns()
+    def _changed_below(self, folder: Inode, changed_ns: int) -> None:
+        folder.changed_below_ns = folder.attributes.mtime_ns = folder.attributes.ctime_ns = changed_ns
         self._mount.touch(folder)
 
 
@@ -254,8 +266,13 @@ async def _never(error: LakeError) -> bool:
     return False
 
 
-def _new_attributes(mode: int, ctx: RequestContext) -> ObjectAttributes:
-    return ObjectAttributes(mode=mode & 0o7777 & ~ctx.umask, uid=ctx.uid, gid=ctx.gid, mtime_ns=now_ns())
+def _new_attributes(parent: Inode, mode: int, ctx: RequestContext, kind: int = OBJECT) -> ObjectAttributes:
+    """Of what a caller makes in a folder; in one with the set-group-id bit it gets that group, and a folder the bit."""
+    mode, gid = mode & 0o7777 & ~ctx.umask, ctx.gid
+    if parent.attributes.mode & modes.S_ISGID:
+        gid = parent.attributes.gid
+        mode |= modes.S_ISGID if kind == FOLDER else 0
+    return ObjectAttributes(mode=mode, uid=ctx.uid, gid=gid, mtime_ns=now_ns())
 
 
 def _check_free(parent: Inode, name: str) -> None:

@@ -10,6 +10,7 @@ content of what is open is held anew.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 import pyfuse3
@@ -40,7 +41,8 @@ class Watcher:
         self._table = mount.table
         self._engine = engine
         self._begun: set[str] = set()
-        self._doubtful: dict[Inode, None] = {}
+        self._doubtful: dict[Inode, bool] = {}
+        """What is to be compared with the store, and whether its name is said to be removed."""
         self._has_doubt = trio.Event()
         self._epoch = engine.epoch
         self._send, self._receive = trio.open_memory_channel[str](_WAITING_MAX)
@@ -92,28 +94,28 @@ class Watcher:
         if event.kind == "resync":
             await self._expire(event.bucket)
             return
-        self._name_changed(event.bucket, event.key)
+        self._name_changed(event.bucket, event.key, is_removed=event.kind == "delete")
         if event.kind == "rename":
             self._name_changed(event.to_bucket, event.to_key)
 
-    def _name_changed(self, bucket: str, key: str) -> None:
+    def _name_changed(self, bucket: str, key: str, *, is_removed: bool = False) -> None:
         place = self._place(bucket, key)
         if place is None:
             return
         parent, name = place
+        self._doubt(parent)  # its times follow its names
         if not name:
-            self._doubt(parent)
             return
         child = parent.children.get(name)
         if child is not None:
-            self._doubt(child)
+            self._doubt(child, is_removed=is_removed)
         else:
             _renew_names(parent)
             _invalidate_entry(parent, name)
 
-    def _lose(self, parent: Inode, child: Inode) -> None:
+    def _lose(self, parent: Inode, child: Inode, *, is_removed: bool = False) -> None:
         _renew_names(parent)
-        self._table.detach(child)
+        self._table.detach(child, is_removed=is_removed)
 
     def _place(self, bucket: str, key: str) -> tuple[Inode, str] | None:
         """The folder of a key, and the component in it ("" for the bucket's own); None when it is not known here."""
@@ -129,45 +131,51 @@ class Watcher:
 
     # --- what may be out of date ---------------------------------------------------------------------
 
-    def _doubt(self, inode: Inode) -> None:
-        self._doubtful[inode] = None
+    def _doubt(self, inode: Inode, *, is_removed: bool = False) -> None:
+        self._doubtful[inode] = is_removed or self._doubtful.get(inode, False)
         self._has_doubt.set()
 
     async def _ask_about_doubtful(self) -> None:
         while True:
             await self._has_doubt.wait()
             await trio.sleep(_GATHER_S)
-            batch = list(self._doubtful)[:_STAT_BATCH]
+            batch = dict(islice(self._doubtful.items(), _STAT_BATCH))
             for inode in batch:
                 del self._doubtful[inode]
             if not self._doubtful:
                 self._has_doubt = trio.Event()
             try:
-                await self._compare([inode for inode in batch if inode.node and self._table.has_name(inode)])
+                await self._compare({inode: batch[inode] for inode in batch if self._is_in_store(inode)})
             except LakeError as error:
                 _log.warning("names could not be compared with the store", error=error.message)
                 for inode in batch:
                     inode.confirmed_at = EXPIRED
 
-    async def _compare(self, inodes: list[Inode]) -> None:
+    def _is_in_store(self, inode: Inode) -> bool:
+        if inode is self._table.root:
+            return bool(self._table.bucket)
+        return inode.node != 0 and self._table.has_name(inode)
+
+    async def _compare(self, inodes: dict[Inode, bool]) -> None:
         if not inodes:
             return
         asked_at = trio.current_time()
         stats = await self._mount.stat([self._table.name_of(inode) for inode in inodes])
-        for inode, found in zip(inodes, stats, strict=True):
+        for (inode, is_removed), found in zip(inodes.items(), stats, strict=True):
             parent = inode.parent
-            if parent is None or inode.is_dirty:
+            if (parent is None and inode is not self._table.root) or inode.is_dirty:
                 continue
             if inode.is_newer_than(asked_at):
-                self._doubt(inode)
-            elif isinstance(found, (KeyNotFound, BucketNotFound)):
-                self._lose(parent, inode)
+                self._doubt(inode, is_removed=is_removed)
             elif isinstance(found, ObjectStat):
                 self._news(parent, inode, found, asked_at)
+            elif isinstance(found, (KeyNotFound, BucketNotFound)) and parent is not None:
+                self._lose(parent, inode, is_removed=is_removed)
 
-    def _news(self, parent: Inode, inode: Inode, found: ObjectStat, asked_at: float) -> None:
+    def _news(self, parent: Inode | None, inode: Inode, found: ObjectStat, asked_at: float) -> None:
         shown = self._mount.owner.shown(found)
-        if found.node != inode.node or (not inode.is_folder and shown.blob != inode.attributes.blob):
+        is_other = found.node != inode.node or (not inode.is_folder and shown.blob != inode.attributes.blob)
+        if is_other and parent is not None:
             self._lose(parent, inode)
             return
         inode.confirmed_at = asked_at
@@ -206,9 +214,11 @@ def _renew_names(folder: Inode) -> None:
     folder.names_changed_at = trio.current_time()
 
 
-def _invalidate_entry(parent: Inode, name: str) -> None:
-    """Have the kernel forget a name."""
-    pyfuse3.invalidate_entry_async(InodeT(parent.number), FileNameT(name.encode()), ignore_enoent=True)
+def _invalidate_entry(parent: Inode, name: str, removed: int = 0) -> None:
+    """Have the kernel forget a name; who watches an inode that was `removed` with inotify is told."""
+    pyfuse3.invalidate_entry_async(
+        InodeT(parent.number), FileNameT(name.encode()), deleted=InodeT(removed), ignore_enoent=True
+    )
 
 
 async def _invalidate_pages(inode: Inode) -> None:

@@ -16,6 +16,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final
@@ -33,7 +34,7 @@ from fuse.write_behind import BEGIN_BYTES, WriteBehind
 from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.getting import Opened, Piece, open_object
 from lakefs.ids import Buffer, ChunkId
-from lakefs.limits import BLOB_BYTES_MAX, SMALL_PAYLOAD_BYTES
+from lakefs.limits import BLOB_BYTES_MAX, FILE_BYTES_MAX, SMALL_PAYLOAD_BYTES
 from lakefs.names import Name
 from lakefs.wire.messages import NO_CONDITION, Done, ObjectStat, SetAttributes, Sync
 
@@ -248,16 +249,18 @@ class OpenFile:
         return self._reader
 
     async def write(self, offset: int, data: Buffer) -> None:
-        """Write to the staging file.  StoreFull."""
+        """Write to the staging file.  StoreFull; OSError EFBIG."""
         async with self._lock:
+            _check_size(self.inode, offset + len(data))
             staged = await self._staging()
             staged.write(offset, data)
             self._written(staged)
             self._store_behind(staged, offset, offset + len(data))
 
     async def truncate(self, size: int) -> None:
-        """Give the file another length.  StoreFull."""
+        """Give the file another length.  StoreFull; OSError EFBIG."""
         async with self._lock:
+            _check_size(self.inode, size)
             staged = await self._staging()
             staged.truncate(size)
             self._written(staged)
@@ -363,8 +366,11 @@ class OpenFile:
         inode, attributes = self.inode, self.inode.attributes
         if attributes.mtime_ns == 0:  # in new content that means now
             bucket, key = self._mount.table.name_of(inode)
-            stat = await self._mount.change(SetAttributes(bucket, key, mtime_ns=0, durable=durable))
+            atime_ns = attributes.atime_ns or 0
+            request = SetAttributes(bucket, key, mtime_ns=0, atime_ns=atime_ns, durable=durable)
+            stat = await self._mount.change(request)
         self._mount.table.stored(inode, stat.node)
+        inode.named_ns = 0
         attributes.blob = stat.blob
         attributes.size_bytes = stat.size_bytes
         attributes.ctime_ns = stat.ctime_ns or attributes.ctime_ns
@@ -423,6 +429,7 @@ class OpenFile:
                         mount.table.name_of(inode),
                         to_store(inode.attributes, self._stat),
                         keep_node=keep_node,
+                        named_ns=inode.named_ns,
                         condition=NO_CONDITION,
                         durable=durable,
                         behind=self._behind,
@@ -440,6 +447,13 @@ class OpenFile:
 
 def _base(stat: ObjectStat) -> Base:
     return Base(stat.size_bytes, stat.node, stat.blob)
+
+
+def _check_size(inode: Inode, size: int) -> None:
+    if size > FILE_BYTES_MAX:
+        raise OSError(
+            errno.EFBIG, f"{inode.name}: a file of {size} bytes; the limit of a mount is {FILE_BYTES_MAX}"
+        )
 
 
 def _replaced(name: Name) -> PreconditionFailed:

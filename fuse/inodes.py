@@ -50,6 +50,8 @@ class Attributes:
     mtime_ns: int = 0
     ctime_ns: int = 0
     blob: bytes = b""
+    atime_ns: int | None = None
+    """The access time that somebody set; None: it is the modification time."""
 
     @property
     def st_mode(self) -> int:
@@ -91,6 +93,8 @@ class Inode:
     file: OpenFile | None = None
     children: dict[str, Inode] = field(default_factory=dict)
     target: bytes = b""
+    named_ns: int = 0
+    """When the name of a file came into its folder that is not in the store yet."""
     xattrs: dict[str, bytes] | None = None
     """None: not known; else as fresh as the attributes."""
     is_complete: bool = False
@@ -143,8 +147,9 @@ class InodeTable:
         self._by_number: dict[int, Inode] = {ROOT: self.root}
         self._by_node: dict[int, Inode] = {}
         self._next_number = _OWN_NUMBERS
-        self.on_lost: Callable[[Inode, str], None] = lambda parent, name: None
-        """Told of a name that an inode is found not to have any more, and that the kernel may still know."""
+        self.on_lost: Callable[[Inode, str, int], None] = lambda parent, name, removed: None
+        """Told of a name that an inode is found not to have any more, and that the kernel may still know, and of the
+        number of an inode that was removed, 0 of one that was replaced or moved."""
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -227,7 +232,7 @@ class InodeTable:
         if inode.parent is not parent or inode.name != name:
             if inode.parent is not None:
                 inode.parent.doubt_names()
-                self.on_lost(inode.parent, inode.name)
+                self.on_lost(inode.parent, inode.name, 0)
                 for folder in _folders_from(inode):
                     folder.doubt_names()  # what was told of this name before it was known found nothing
             self._place(inode, parent, name)
@@ -276,11 +281,11 @@ class InodeTable:
         self._unlink(inode)
         self._forget_node(inode)
 
-    def detach(self, inode: Inode) -> None:
+    def detach(self, inode: Inode, *, is_removed: bool = False) -> None:
         """The inode has not got its name any more: removed elsewhere, or another took it.  What is open goes on."""
         if inode.parent is not None:
             inode.parent.doubt_names()
-            self.on_lost(inode.parent, inode.name)
+            self.on_lost(inode.parent, inode.name, inode.number if is_removed else 0)
         self._unlink(inode)
         self._forget_node(inode)
 

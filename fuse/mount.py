@@ -148,21 +148,22 @@ class Mount:
         """This mount has changed the inode: what was asked of the store before is out of date."""
         inode.changed_at = inode.confirmed_at = trio.current_time()
 
-    async def change_again(self, request: Request, done: Callable[[LakeError], Awaitable[bool]]) -> None:
-        """As `change`, asked again when the engine was lost before it answered.
+    async def change_again(self, request: Request, done: Callable[[LakeError], Awaitable[bool]]) -> int:
+        """As `change`, asked again when the engine was lost before it answered; the time of the change, in ns.
 
         `done` says whether the second one's refusal means that the first was done.
         """
         try:
-            await self.change(request)
+            return (await self.change(request)).ctime_ns
         except EngineUnreachable:
             try:
-                await self.change(request)
+                return (await self.change(request)).ctime_ns
             except EngineUnreachable:
                 raise
             except LakeError as error:
                 if not await done(error):
                     raise
+                return now_ns()
 
 
 def stat_or_error(result: NameResult) -> ObjectStat | LakeError:

@@ -17,7 +17,7 @@ import functools
 import os
 import stat as modes
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 import pyfuse3
@@ -47,6 +47,8 @@ from fuse.inodes import SYMLINK, Inode
 from fuse.listing import COMPONENT_BYTES_MAX, FolderHandle
 from fuse.lookups import Lookups
 from fuse.mount import Mount
+from fuse.set_id import without_set_id
+from fuse.xattrs import ExtendedAttributes
 from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.wire.messages import (
     SetAttributes,
@@ -57,10 +59,17 @@ from lakefs.wire.messages import (
 P = ParamSpec("P")
 R = TypeVar("R")
 _log: Final = structlog.get_logger(__name__)
-_USER_XATTRS: Final = b"user."
 _WRITING: Final = os.O_WRONLY | os.O_RDWR
 _STATFS_S: Final = 1.0
 _BLOCK: Final = 4096
+
+
+class _Handle(NamedTuple):
+    """What the kernel has open."""
+
+    file: OpenFile
+    flags: int
+    opener: RequestContext
 
 
 def answering(
@@ -98,7 +107,8 @@ class LakeOperations(pyfuse3.Operations):
         self._table = mount.table
         self._lookups = Lookups(mount)
         self._changes = Changes(mount, self._lookups)
-        self._files: dict[int, tuple[OpenFile, int]] = {}
+        self._xattrs = ExtendedAttributes(self._lookups, self._changes)
+        self._files: dict[int, _Handle] = {}
         self._folders: dict[int, FolderHandle] = {}
         self._next_handle = 0
         self._statfs: StatvfsData | None = None
@@ -260,11 +270,12 @@ class LakeOperations(pyfuse3.Operations):
             raise
         if flags & os.O_TRUNC:
             try:
+                await self._drop_set_id(known, ctx)
                 await file.truncate(0)
             except BaseException:
                 await file.release()
                 raise
-        return self._opened(known, file, flags)
+        return self._opened(known, file, flags, ctx)
 
     @answering
     async def create(
@@ -281,18 +292,19 @@ class LakeOperations(pyfuse3.Operations):
         file = self._file_of(inode)
         file.open_new()
         inode.lookups += 1
-        return self._opened(inode, file, flags), self._entry(inode)
+        return self._opened(inode, file, flags, ctx), self._entry(inode)
 
     @answering
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Bytes of a file, sent before anything else runs in the loop: they need not outlive that."""
-        file, _ = self._files[fh]
+        file = self._files[fh].file
         return file.read_nowait(off, size) or await file.read(off, size)  # type: ignore[return-value]
 
     @answering
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         """Bytes into a file; others see them when it is closed, other handles of this mount at once."""
-        file, flags = self._files[fh]
+        file, flags, opener = self._files[fh]
+        await self._drop_set_id(file.inode, opener)
         await file.write(off, buf)
         if file.readers and not _may_read(flags):
             await self._mount.forget_pages(
@@ -303,20 +315,20 @@ class LakeOperations(pyfuse3.Operations):
     @answering
     async def flush(self, fh: FileHandleT) -> None:
         """close(2): what was written is stored, and visible to all; an error is close's."""
-        file, flags = self._files[fh]
+        file, flags, _ = self._files[fh]
         if flags & (_WRITING | os.O_TRUNC) or file.inode.is_pending:
             await file.commit(durable=self._mount.options.sync)
 
     @answering
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         """What was written is stored and durable on return."""
-        file, _ = self._files[fh]
+        file = self._files[fh].file
         await file.commit(durable=True)
 
     @answering
     async def release(self, fh: FileHandleT) -> None:
         """The handle is gone; nobody hears of an error any more but the log."""
-        file, flags = self._files.pop(fh)
+        file, flags, _ = self._files.pop(fh)
         if _may_read(flags):
             file.readers -= 1
         await file.release()
@@ -324,7 +336,7 @@ class LakeOperations(pyfuse3.Operations):
     async def release_all(self) -> None:
         """The mount is gone: what is still open is stored, as far as it can be, and given back."""
         for handle in list(self._files):
-            file, _ = self._files.pop(handle)
+            file = self._files.pop(handle).file
             try:
                 await file.release()
             except LakeError as error:
@@ -346,28 +358,44 @@ class LakeOperations(pyfuse3.Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        """Length, mode, owner, times.  The access time is not kept."""
+        """Length, mode, owner, times.  Without any of them the caller changes content, or the owner to what it is."""
         known = self._lookups.inode(inode)
         if fields.update_size:
+            await self._drop_set_id(known, ctx)
             await self._set_size(known, attr.st_size, fh)
+            if not (fields.update_mode or fields.update_mtime or fields.update_atime):
+                return self._entry(known)
+        mode = attr.st_mode & 0o7777
+        if (
+            fields.update_size or ctx.uid != known.attributes.uid
+        ):  # the kernel clears bits for who may not chmod
+            mode = without_set_id(known.attributes, ctx, mode)
         wanted = SetAttributes(
             "",
             "",
-            mode=attr.st_mode & 0o7777 if fields.update_mode else None,
+            mode=mode if fields.update_mode else None,
             uid=attr.st_uid if fields.update_uid else None,
             gid=attr.st_gid if fields.update_gid else None,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+            atime_ns=attr.st_atime_ns if fields.update_atime else None,
             durable=False,
         )
-        if not (wanted.mode is wanted.uid is wanted.gid is wanted.mtime_ns is None):
-            await self._changes.set_attributes(known, wanted)
+        if wanted.mode is wanted.uid is wanted.gid is wanted.mtime_ns is wanted.atime_ns is None:
+            wanted = msgspec.structs.replace(wanted, mode=without_set_id(known.attributes, ctx))
+        await self._changes.set_attributes(known, wanted)
         return self._entry(known)
+
+    async def _drop_set_id(self, inode: Inode, ctx: RequestContext) -> None:
+        """Content changes in a way in which the kernel leaves the set-id bits to the mount."""
+        mode = without_set_id(inode.attributes, ctx)
+        if mode != inode.attributes.mode:
+            await self._changes.set_attributes(inode, SetAttributes("", "", mode=mode, durable=False))
 
     async def _set_size(self, inode: Inode, size: int, fh: FileHandleT | None) -> None:
         if inode.is_folder:
             raise FUSEError(errno.EISDIR)
         if fh is not None and fh in self._files:
-            await self._files[fh][0].truncate(size)
+            await self._files[fh].file.truncate(size)
             return
         file = self._file_of(inode)
         await file.open()
@@ -380,35 +408,24 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """The value of a `user.` attribute; others are not kept."""
-        if not name.startswith(_USER_XATTRS):
-            raise FUSEError(pyfuse3.ENOATTR)
-        value = (await self._lookups.xattrs(self._lookups.inode(inode))).get(_text(name))
-        if value is None:
-            raise FUSEError(pyfuse3.ENOATTR)
-        return value
+        """The value of an extended attribute."""
+        return await self._xattrs.value(self._lookups.inode(inode), name)
 
     @answering
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
-        """Names of the `user.` attributes."""
-        return [XAttrNameT(name.encode()) for name in await self._lookups.xattrs(self._lookups.inode(inode))]
+        """Names of the extended attributes."""
+        names = await self._xattrs.names(self._lookups.inode(inode), for_root=ctx.uid == 0)
+        return [XAttrNameT(name) for name in names]
 
     @answering
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
-        """Set a `user.` attribute; durable as names are."""
-        if not name.startswith(_USER_XATTRS):
-            raise FUSEError(errno.ENOTSUP)
-        await self._changes.set_xattr(self._lookups.inode(inode), _text(name), value)
+        """Set an extended attribute."""
+        await self._xattrs.set(self._lookups.inode(inode), name, value)
 
     @answering
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
-        """Remove a `user.` attribute."""
-        if not name.startswith(_USER_XATTRS):
-            raise FUSEError(pyfuse3.ENOATTR)
-        try:
-            await self._changes.set_xattr(self._lookups.inode(inode), _text(name), None)
-        except KeyNotFound:
-            raise FUSEError(pyfuse3.ENOATTR) from None
+        """Remove an extended attribute."""
+        await self._xattrs.remove(self._lookups.inode(inode), name)
 
     # --- below ---------------------------------------------------------------------------------------
 
@@ -426,9 +443,9 @@ class LakeOperations(pyfuse3.Operations):
             inode.file = OpenFile(self._mount, inode)
         return inode.file
 
-    def _opened(self, inode: Inode, file: OpenFile, flags: int) -> FileInfo:
+    def _opened(self, inode: Inode, file: OpenFile, flags: int, ctx: RequestContext) -> FileInfo:
         handle = self._handle()
-        self._files[handle] = (file, flags)
+        self._files[handle] = _Handle(file, flags, ctx)
         blob = inode.attributes.blob
         keep_cache = inode.cached_blob == blob and inode.cached_blob is not None
         inode.cached_blob = blob

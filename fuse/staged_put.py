@@ -144,6 +144,7 @@ def store_staged(
     condition: Condition,
     durable: bool,
     behind: WriteBehind | None = None,
+    named_ns: int = 0,
 ) -> Steps[Stored]:
     """Store the content of a staged file under its name; `base` is the stored content that it was written over.
 
@@ -156,7 +157,7 @@ def store_staged(
     LocalFileError, what reading the base raises, and what names raise: then the staged file is as it was.
     """
     assert base is not None or not staged.base_bytes, "bytes of a base that is not there"
-    change = NameChange(name.bucket, name.key, b"", attributes, condition, False, keep_node)
+    change = NameChange(name.bucket, name.key, b"", attributes, condition, False, keep_node, named_ns)
     put = _StagedPut(lake, staged, base, change, durable, behind)
     for attempt in range(ATTEMPTS):
         try:

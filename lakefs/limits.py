@@ -21,6 +21,8 @@ MANIFEST_FANOUT: Final = 8192
 MANIFEST_LEVELS_MAX: Final = 4
 """8192^5 chunks: far past any disk; a deeper manifest is refused."""
 BLOB_BYTES_MAX: Final = 1 << 62
+FILE_BYTES_MAX: Final = 4 << 40
+"""Of a file written through a mount, holes included: a million chunks, whose plan takes some 100 MB of memory."""
 SAFETENSORS_HEADER_BYTES_MAX: Final = 32 * MIB
 """Larger headers are not parsed and the file is cut fixed; the format's own limit is 100 MB."""
 SAFETENSORS_TENSORS_MAX: Final = 1_000_000

@@ -50,7 +50,10 @@ from lakefs.wire.session_messages import (
 
 
 class ObjectAttributes(Message, frozen=True):
-    """What a name carries beside its blob.  Times in ns since 1970; mode holds permission bits."""
+    """What a name carries beside its blob.  Times in ns since 1970; mode holds permission bits.
+
+    A modification or change time of 0 is now.  An access time of None is the modification time, whatever that becomes.
+    """
 
     mode: int = 0o644
     uid: int = 0
@@ -63,6 +66,8 @@ class ObjectAttributes(Message, frozen=True):
     etag: bytes = b""
     checksums: dict[str, bytes] = {}
     xattrs: dict[str, bytes] = {}
+    ctime_ns: int = 0
+    atime_ns: int | None = None
 
 
 class Condition(Message, frozen=True):
@@ -85,7 +90,8 @@ class NameChange(Message, frozen=True):
     """Bind a name to a blob.  `blob` is 33 bytes; `create_bucket` makes a missing bucket.
 
     `keep_node`: the name keeps the node that it has, which must be an object with this id (PreconditionFailed else),
-    as when a file is written through the handle that made it; 0: a new node.
+    as when a file is written through the handle that made it; 0: a new node.  `named_ns`: when a new name came into its
+    folder, whose times that becomes unless it was changed since; 0: now.
     """
 
     bucket: str
@@ -95,12 +101,14 @@ class NameChange(Message, frozen=True):
     condition: Condition = NO_CONDITION
     create_bucket: bool = False
     keep_node: int = 0
+    named_ns: int = 0
 
 
 class ObjectStat(Message, frozen=True):
     """What is known of a name.  kind: 1 folder, 2 object, 3 symlink.  `blob` is empty for a bare folder and a symlink.
 
-    `ctime_ns`: when content, attributes or name were last changed.  A symlink's size is that of its target.
+    `ctime_ns`: when content, attributes or name were last changed.  `atime_ns`: None when it is the
+    modification time.  A symlink's size is that of its target.
     """
 
     bucket: str
@@ -122,6 +130,7 @@ class ObjectStat(Message, frozen=True):
     ctime_ns: int = 0
     xattrs: dict[str, bytes] = {}
     symlink_target: bytes = b""
+    atime_ns: int | None = None
 
 
 class NameResult(Message, frozen=True):
@@ -261,6 +270,7 @@ class SetAttributes(Request, frozen=True):
     xattr_absent: bool = False
     xattr_present: bool = False
     durable: bool = True
+    atime_ns: int | None = None
 
 
 class MakeSymlink(Request, frozen=True):
@@ -308,6 +318,7 @@ class ListEntry(Message, frozen=True):
     uid: int = 0
     gid: int = 0
     ctime_ns: int = 0
+    atime_ns: int | None = None
 
 
 class Listed(Message, frozen=True):

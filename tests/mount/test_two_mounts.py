@@ -12,12 +12,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from tests.mount.model import POLL_S, SETTLE_S
+from tests.mount.posix_calls import Caller
 from tests.mount.tools import catch_up, content
 
+IN_DELETE_SELF: Final = 0x400
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 
 
@@ -155,6 +158,47 @@ def test_folders_removed_and_made_elsewhere(here: Path, there: Path) -> None:
     eventually(lambda: os.listdir(here / "moved") == [], "the folder is still listed")
     (here / "moved").rmdir()
     catch_up(here, there)
+
+
+def test_a_folders_times_follow_the_names_in_it(here: Path, there: Path) -> None:
+    def times(folder: Path) -> tuple[int, int]:
+        found = (folder / "d").stat()
+        return (found.st_mtime_ns, found.st_ctime_ns)
+
+    (here / "d").mkdir()
+    eventually((there / "d").exists, "the new folder is not seen")
+    changes: list[Callable[[], object]] = [
+        lambda: (here / "d" / "file").write_bytes(b"x"),
+        lambda: (here / "d" / "file").rename(here / "d" / "other"),
+        lambda: (here / "d" / "folder").mkdir(),
+        lambda: (here / "d" / "other").unlink(),
+    ]
+    for change in changes:
+        before = times(here)
+        assert times(there) == before
+        change()
+        assert times(here) > before
+        eventually(lambda: times(there) == times(here), "the folder's times are not seen")
+    os.utime(here / "d", ns=(10**18, 10**18 + 1))
+    eventually(lambda: times(there) == times(here), "the times that were set are not seen")
+
+
+def test_a_watch_with_inotify_is_told_that_what_it_watches_was_removed_elsewhere(
+    here: Path, there: Path
+) -> None:
+    (here / "file").write_bytes(b"x")
+    (here / "folder").mkdir()
+    catch_up(here, there)
+    caller = Caller()
+    try:
+        for name in ("file", "folder"):
+            caller.watch(name, str(there / name), IN_DELETE_SELF)
+        (here / "file").unlink()
+        (here / "folder").rmdir()
+        for name in ("file", "folder"):
+            eventually(lambda name=name: bool(caller.notices(name)), f"the watch of {name} is told nothing")  # type: ignore[misc]
+    finally:
+        caller.end()
 
 
 def test_attributes_follow(here: Path, there: Path) -> None:

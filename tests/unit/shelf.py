@@ -57,10 +57,10 @@ class Shelf:
         assert not any(isinstance(result, UserError) for result in results)
 
     def remove(self, key: str, condition: Condition = NO_CONDITION) -> Resolved | None:
-        return self.store.run(lambda txn: unbind(txn, self.bucket, key, condition))
+        return self.store.run(lambda txn: unbind(txn, self.bucket, key, condition, NOW_NS))
 
     def remove_folder(self, key: str) -> Resolved:
-        return self.store.run(lambda txn: remove_folder(txn, self.bucket, key, NO_CONDITION))
+        return self.store.run(lambda txn: remove_folder(txn, self.bucket, key, NO_CONDITION, NOW_NS))
 
     def make_folder(self, key: str, exclusive: bool = False) -> Resolved:
         return self.store.run(lambda txn: make_folder(txn, self.bucket, key, exclusive, NOW_NS))

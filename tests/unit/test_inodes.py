@@ -147,7 +147,7 @@ def test_an_answer_of_before_names_changed_elsewhere_is_not_relied_on(table: Ino
 def test_a_name_that_an_inode_has_lost_is_told_when_it_is_found_under_another(table: InodeTable) -> None:
     bucket = folder(table, table.root, "bkt", 10)
     told: list[tuple[Inode, str]] = []
-    table.on_lost = lambda parent, name: told.append((parent, name))
+    table.on_lost = lambda parent, name, removed: told.append((parent, name))
     found = file(table, bucket, "before", 11)
     assert file(table, bucket, "after", 11) is found
     assert told == [(bucket, "before")]

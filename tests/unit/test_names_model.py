@@ -134,7 +134,7 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1), index=st.integers(0, 99), keep=st.booleans())
     def remove(self, which: int, index: int, keep: bool) -> None:
         key, bucket = self.key(index), self.shelf.buckets[which]
-        removed = self.shelf.store.run(lambda t: unbind(t, bucket, key, NO_CONDITION, keep))
+        removed = self.shelf.store.run(lambda t: unbind(t, bucket, key, NO_CONDITION, NOW_NS, keep))
         assert content_of(removed) == self.model[which].pop(key, None)
         if removed is not None:
             self.stays(which, key, keep)
@@ -148,7 +148,7 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
             error = FolderNotEmpty
         elif folder not in model:
             error = NotAFolder if self.is_object(which, folder[:-1]) else KeyNotFound
-        self.attempt(error, lambda t: remove_folder(t, bucket, key, NO_CONDITION, keep))
+        self.attempt(error, lambda t: remove_folder(t, bucket, key, NO_CONDITION, NOW_NS, keep))
         if error is None:
             del model[folder]
             self.stays(which, folder, keep)

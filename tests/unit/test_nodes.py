@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from engine.format import Node, NodeKind, Table, node_key
-from engine.names import Binding, bind_many, make_folder, rename, unbind
+from engine.names import Binding, bind, bind_many, make_folder, remove_folder, rename, unbind
 from engine.node_changes import make_symlink, set_attributes
 from engine.object_stat import new_object, to_list_entry, to_object_stat
 from engine.tree import NameEvent, Resolved
@@ -32,9 +32,17 @@ def link(shelf: Shelf, key: str, target: bytes = b"target", attributes: ObjectAt
 
 
 def change(
-    shelf: Shelf, key: str, *, mode: int | None = None, xattrs: Mapping[str, bytes | None] | None = None
+    shelf: Shelf,
+    key: str,
+    *,
+    mode: int | None = None,
+    mtime_ns: int | None = None,
+    atime_ns: int | None = None,
+    xattrs: Mapping[str, bytes | None] | None = None,
 ) -> Resolved:
-    request = SetAttributes("b", key, mode=mode, xattrs=dict(xattrs or {}))
+    request = SetAttributes(
+        "b", key, mode=mode, mtime_ns=mtime_ns, atime_ns=atime_ns, xattrs=dict(xattrs or {})
+    )
     return shelf.store.run(lambda txn: set_attributes(txn, shelf.bucket, request, LATER_NS))
 
 
@@ -128,6 +136,68 @@ def test_attributes_change_in_place_and_a_folder_that_nobody_made_stays_one() ->
     assert shelf.events()[-1] == ("put", "")
 
 
+def times(shelf: Shelf, key: str) -> tuple[int, int]:
+    found = shelf.get(key)
+    assert found is not None
+    return (found.node.mtime_ns, found.node.ctime_ns)
+
+
+def test_a_folder_notes_when_names_come_to_it_and_go() -> None:
+    shelf = Shelf()
+    shelf.make_folder("f")
+    shelf.put("f/x")
+    shelf.put("f/deep/er/y")
+    long = "n" * 1000
+    changes: list[Callable[[Transaction, int], object]] = [
+        lambda txn, now: bind(txn, shelf.bucket, "f/new", an_object(), NO_CONDITION, now),
+        lambda txn, now: bind(txn, shelf.bucket, "f/" + long, an_object(), NO_CONDITION, now),
+        lambda txn, now: make_folder(txn, shelf.bucket, "f/folder", True, now),
+        lambda txn, now: make_symlink(txn, shelf.bucket, "f/link", b"x", PLAIN, now),
+        lambda txn, now: rename(txn, shelf.bucket, "f/x", shelf.bucket, "f/z", True, now),
+        lambda txn, now: unbind(txn, shelf.bucket, "f/" + long, NO_CONDITION, now),
+        lambda txn, now: unbind(txn, shelf.bucket, "f/deep/er/y", NO_CONDITION, now),
+        lambda txn, now: remove_folder(txn, shelf.bucket, "f/folder", NO_CONDITION, now),
+        lambda txn, now: rename(txn, shelf.bucket, "f/z", shelf.bucket, "z", True, now),
+    ]
+    for number, change_names in enumerate(changes):
+        now_ns = LATER_NS + 100 * number
+        shelf.store.run(lambda txn, call=change_names, now=now_ns: call(txn, now))  # type: ignore[misc]
+        assert times(shelf, "f/") == (now_ns, now_ns), number
+    assert times(shelf, "") == (now_ns, now_ns)
+
+
+def test_what_changes_no_names_leaves_the_folders_times() -> None:
+    shelf = Shelf()
+    shelf.put("f/x")
+    before = times(shelf, "f/")
+    shelf.store.run(lambda txn: bind(txn, shelf.bucket, "f/x", an_object("2"), NO_CONDITION, LATER_NS))
+    change(shelf, "f/x", mode=0o600)
+    shelf.put("f/d/y")
+    after = times(shelf, "f/d/")
+    shelf.store.run(lambda txn: bind(txn, shelf.bucket, "f/d/z", an_object(), NO_CONDITION, LATER_NS))
+    assert times(shelf, "f/") == before
+    assert times(shelf, "f/d/") > after
+
+
+def test_a_name_of_a_moment_ago_does_not_turn_a_folders_times_back() -> None:
+    shelf = Shelf()
+    shelf.make_folder("f")
+    for name, named_ns in (("a", LATER_NS), ("b", LATER_NS - 1)):
+        binding = Binding(shelf.bucket, f"f/{name}", an_object(), named_ns=named_ns)
+        shelf.store.run(lambda txn, one=binding: bind_many(txn, [one], LATER_NS + 50))  # type: ignore[misc]
+        assert times(shelf, "f/") == (LATER_NS, LATER_NS)
+
+
+def test_an_access_time_is_kept_when_it_is_not_the_modification_time() -> None:
+    shelf = Shelf()
+    shelf.put("k")
+    assert change(shelf, "k", mtime_ns=5).node.attributes.atime_ns == NOW_NS
+    assert change(shelf, "k", atime_ns=7).node.attributes.atime_ns == 7
+    assert change(shelf, "k", mode=0o600).node.attributes.atime_ns == 7
+    assert change(shelf, "k", mtime_ns=7).node.attributes.atime_ns is None
+    assert change(shelf, "k", mtime_ns=8, atime_ns=0).node.attributes.atime_ns == 0
+
+
 def test_attributes_that_do_not_fit_change_nothing() -> None:
     shelf = Shelf()
     shelf.put("k")
@@ -150,7 +220,7 @@ def test_a_folder_that_stays_becomes_one_that_was_made_and_is_told_of() -> None:
     shelf.put_all(["a/b/x", "a/" + "n" * 1000, "top"])
     change(shelf, "a/b/", mode=0o750)
     shelf.store.notes.clear()
-    shelf.store.run(lambda txn: unbind(txn, shelf.bucket, "a/b/x", NO_CONDITION, True))
+    shelf.store.run(lambda txn: unbind(txn, shelf.bucket, "a/b/x", NO_CONDITION, NOW_NS, True))
     kept = shelf.get("a/b/")
     assert kept is not None
     assert (kept.node.blob, kept.node.mode) == (EMPTY_BLOB, 0o750)
@@ -162,13 +232,14 @@ def test_a_folder_that_stays_becomes_one_that_was_made_and_is_told_of() -> None:
         lambda txn: rename(txn, shelf.bucket, "a/" + "n" * 1000, shelf.bucket, "y", True, LATER_NS, True)
     )
     assert shelf.events() == [("rename", "a/" + "n" * 1000, "y"), ("put", "a/")]
-    shelf.store.run(lambda txn: unbind(txn, shelf.bucket, "top", NO_CONDITION, True))
+    shelf.store.run(lambda txn: unbind(txn, shelf.bucket, "top", NO_CONDITION, NOW_NS, True))
     assert shelf.all_keys() == ["a/", "y"]
 
 
 def test_a_move_is_a_change_of_the_node_that_moves() -> None:
     shelf = Shelf()
     shelf.put("a/x")
+    shelf.put("c/x")
 
     def move(key: str, to_key: str) -> None:
         before = shelf.get(key)
@@ -181,7 +252,7 @@ def test_a_move_is_a_change_of_the_node_that_moves() -> None:
         assert (moved.node_id, moved.node.mtime_ns) == (before.node_id, before.node.mtime_ns)
 
     move("a/x", "a/y")
-    move("a/", "b/")
+    move("c/", "d/")
 
 
 def test_fsck_finds_a_symlink_that_lost_its_target() -> None:

@@ -1,0 +1,72 @@
+"""Extended attributes: which names are kept, and what comes of asking for the others.
+
+Kept are `user.`, `trusted.` and `security.`; who may read and write them the kernel decides.  Not kept are ACLs, which
+are answered as on a file that has none, and file capabilities, which a mount does not honour and the kernel asks for
+before each write.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from pyfuse3 import ENOATTR, FUSEError
+
+from fuse.changes import Changes
+from fuse.inodes import Inode
+from fuse.lookups import Lookups
+from lakefs.errors import KeyNotFound
+
+_KINDS: Final = (b"user.", b"trusted.", b"security.")
+_CAPABILITIES: Final = b"security.capability"
+_ACLS: Final = b"system.posix_acl_"
+
+
+class ExtendedAttributes:
+    """Those of all inodes of a mount.  Every method raises FUSEError for names that are not kept."""
+
+    def __init__(self, lookups: Lookups, changes: Changes) -> None:
+        self._lookups = lookups
+        self._changes = changes
+
+    async def value(self, inode: Inode, name: bytes) -> bytes:
+        """The value of one."""
+        if name == _CAPABILITIES or name.startswith(_ACLS):
+            raise FUSEError(ENOATTR)
+        value = (await self._lookups.xattrs(inode)).get(_kept(name))
+        if value is None:
+            raise FUSEError(ENOATTR)
+        return value
+
+    async def names(self, inode: Inode, *, for_root: bool) -> list[bytes]:
+        """Names of all; those that only root may read for root only."""
+        names = [name.encode() for name in await self._lookups.xattrs(inode)]
+        return [name for name in names if for_root or not name.startswith(b"trusted.")]
+
+    async def set(self, inode: Inode, name: bytes, value: bytes) -> None:
+        """Set one; durable as names are."""
+        if name == _CAPABILITIES:
+            raise FUSEError(errno.ENOTSUP)
+        await self._changes.set_xattr(inode, _kept(name), value)
+
+    async def remove(self, inode: Inode, name: bytes) -> None:
+        """Remove one."""
+        if name == _CAPABILITIES:
+            raise FUSEError(ENOATTR)
+        try:
+            await self._changes.set_xattr(inode, _kept(name), None)
+        except KeyNotFound:
+            raise FUSEError(ENOATTR) from None
+
+
+def _kept(name: bytes) -> str:
+    """The name as the store has it.  ENOTSUP, EINVAL, EILSEQ."""
+    kind = next((kind for kind in _KINDS if name.startswith(kind)), None)
+    if kind is None:
+        raise FUSEError(errno.ENOTSUP)
+    if name == kind:
+        raise FUSEError(errno.EINVAL)
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise FUSEError(errno.EILSEQ) from None
