@@ -24,6 +24,7 @@ _RANGE: Final = re.compile(rb"bytes[ \t]*=[ \t]*([0-9]{0,19})[ \t]*-[ \t]*([0-9]
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTH_NUMBERS: Final = {name: number for number, name in enumerate(_MONTHS, 1)}
+_DATE_BYTES_MAX: Final = len("Wednesday, 06-Nov-94 08:49:37 GMT")
 _TIME: Final = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
 _DATE_FORMS: Final = tuple(
     re.compile(form, re.ASCII)
@@ -130,7 +131,7 @@ def range_holds(if_range: bytes | None, etag: str, modified_s: float) -> bool:
 
 
 def _date(value: bytes | None) -> int | None:
-    return parse_http_date(value) if value is not None else None
+    return parse_http_date(value) if value is not None and len(value) <= _DATE_BYTES_MAX else None
 
 
 @lru_cache(maxsize=HTTP_DATES_CACHED)
@@ -142,7 +143,10 @@ def format_http_date(epoch_s: int) -> str:
 
 @lru_cache(maxsize=HTTP_DATES_CACHED)
 def parse_http_date(value: bytes) -> int | None:
-    """Seconds since 1970 of a date in one of HTTP's three forms; None when it is none."""
+    """Seconds since 1970 of a date in one of HTTP's three forms; None when it is none.
+
+    Values are kept: callers leave out what is too long to be a date.
+    """
     text = value.decode("latin-1")
     match = next(filter(None, (form.fullmatch(text) for form in _DATE_FORMS)), None)
     if match is None:
