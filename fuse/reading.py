@@ -3,7 +3,7 @@
 What is in the page cache of the segments' files is read in the loop (`RWF_NOWAIT`: a copy, no wait); a thread's round
 trip would cost more than the copy.  What is not, is read in a thread, as many requests at once as there are threads:
 the kernel asks ahead of its reader.  The checksums of each chunk are read once and kept while the object is open; bytes
-are checked each time that they are read.
+are checked each time that they are read, pages of a granule that was checked before by `PageSums`.
 
 Rules kept here:
 - Memory that is read into is used again and again: fresh memory has to be cleared by the kernel, and takes the place
@@ -24,11 +24,13 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from fuse.page_cache import is_cached
+from fuse.page_sums import PageSums
 from lakefs.client.trio_lake import TrioLake
+from lakefs.crc import crc32c
 from lakefs.errors import StaleGrant
 from lakefs.getting import Access, Opened, Piece, locate, read_range
 from lakefs.ids import Buffer, ChunkId, SegmentId
-from lakefs.limits import GRANULE_BYTES, MIB
+from lakefs.limits import GRANULE_BYTES, MIB, PAGE_BYTES
 from lakefs.movers import (
     BRING_IN_FROM,
     SegmentDescriptors,
@@ -51,11 +53,12 @@ _BUFFERS_KEPT: Final = 6
 
 
 class ReadBuffers:
-    """Memory to read into, for all files of a mount."""
+    """What the readers of a mount share: memory to read into, and what is known of chunks."""
 
     def __init__(self) -> None:
         self.own = memoryview(bytearray(_BUFFER_BYTES))
         """For reads that end before anything else happens in the loop."""
+        self.page_sums = PageSums()
         self._free: deque[memoryview] = deque(maxlen=_BUFFERS_KEPT)
         self._handed_out: memoryview | None = None
 
@@ -95,6 +98,7 @@ class BlobReader:
         self._lake = lake
         self._offload = offload
         self._buffers = buffers
+        self._page_sums = buffers.page_sums
         self._access: Access = lake.steps.access(None)
         self._starts = [piece.offset for piece in opened.pieces]
         covered = opened.pieces[-1].offset + opened.pieces[-1].length if opened.pieces else 0
@@ -107,6 +111,8 @@ class BlobReader:
         if offset >= end:
             return b""
         try:
+            if end - offset < GRANULE_BYTES:
+                return self._cached_pages(offset, end)
             return self._cached(offset, end)
         except StaleGrant:
             return None  # `read` finds out
@@ -155,6 +161,38 @@ class BlobReader:
                 skipped = first - begin
             filled += stop - begin
         return buffer[skipped : skipped + end - offset]
+
+    def _cached_pages(self, offset: int, end: int) -> Buffer | None:
+        """As `_cached`, for a part of a granule: once that was checked whole, only the pages asked for are read."""
+        piece = self.opened.pieces[bisect_right(self._starts, offset) - 1]
+        grant = self.opened.grants.get(piece.chunk)
+        first, last = offset - piece.offset, end - piece.offset
+        number, at = divmod(first, GRANULE_BYTES)
+        granule = first - at
+        stop = min(granule + GRANULE_BYTES, piece.length)
+        if last > stop or grant is None or grant.logical_bytes != piece.length:
+            return self._cached(offset, end)
+        sums = self._page_sums.of(piece.chunk, number)
+        if sums is None:
+            crcs = self._known_crcs(piece.chunk, grant)
+            target = self._buffers.own[: stop - granule]
+            if crcs is None or not self._read_cached(grant, granule, target):
+                return None
+            crc = int.from_bytes(crcs[4 * number : 4 * number + 4], "little")
+            return (
+                target[at : last - granule]
+                if self._page_sums.learn(piece.chunk, number, target, crc)
+                else None
+            )
+        before, behind = at // PAGE_BYTES, -(-(last - granule) // PAGE_BYTES)
+        begin = granule + before * PAGE_BYTES
+        target = self._buffers.own[: min(granule + behind * PAGE_BYTES, stop) - begin]
+        if self._read_cached(grant, begin, target) and crc32c(target, sums[before]) == sums[behind]:
+            return target[first - begin : last - begin]
+        return None
+
+    def _read_cached(self, grant: Grant, begin: int, target: memoryview) -> bool:
+        return self._access.descriptors.read_cached(SegmentId(grant.segment), target, grant.offset + begin)
 
     def _may_be_cached(self, grant: Grant, begin: int, stop: int) -> bool:
         with self._access.descriptors.use(SegmentId(grant.segment)) as descriptor:

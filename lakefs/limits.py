@@ -16,6 +16,8 @@ GRANULE_BYTES: Final = 64 * KIB
 SMALL_PAYLOAD_BYTES: Final = 64 * KIB
 """Payloads below this are packed into small segments and answered inline."""
 PAGE_BYTES: Final = 4 * KIB
+PAGE_SUMS_MAX: Final = 32_768
+"""Granules of which a mount keeps checksums by page: 2 GiB of content read at random; 350 bytes each: 11 MiB."""
 MANIFEST_FANOUT: Final = 8192
 """Entries of one manifest: 8192 x 40 bytes = 320 KiB, and one level-0 manifest maps up to 32 GiB."""
 MANIFEST_LEVELS_MAX: Final = 4

@@ -12,6 +12,7 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 from fuse.page_cache import is_cached
+from fuse.page_sums import PageSums
 from fuse.reading import BlobReader, ReadBuffers
 from lakefs.client.trio_lake import TrioLake
 from lakefs.crc import crc32c
@@ -134,11 +135,43 @@ def test_bytes_that_changed_after_they_were_read_once_are_not_given_again(
     piece = shelf.opened.pieces[1]
     assert shelf.read(piece.offset, 4096) == CONTENT[piece.offset : piece.offset + 4096]
     with shelf.path.open("r+b") as file:
-        file.seek(shelf.opened.grants[piece.chunk].offset + 5000)
+        file.seek(shelf.opened.grants[piece.chunk].offset + 70)
         file.write(b"rot")
     read = shelf.read_waiting if waits else shelf.read
     assert read(piece.offset, 4096) == b""
     assert shelf.fell_back == 1
+
+
+def test_pages_of_a_granule_that_was_checked_are_checked_by_themselves(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "segment")
+    piece = shelf.opened.pieces[1]
+    shelf.read(piece.offset, 10)
+    with shelf.path.open("r+b") as file:
+        file.seek(shelf.opened.grants[piece.chunk].offset + 5000)
+        file.write(b"rot")
+    for begin, length in ((0, 4096), (8192, 4096), (8193, 30_000), (GRANULE_BYTES - 1, 1)):
+        found = shelf.reader.read_nowait(piece.offset + begin, length)
+        assert found is not None
+        assert bytes(found) == CONTENT[piece.offset + begin : piece.offset + begin + length]
+    for begin, length in ((4095, 2), (5000, 1), (4096, 4096), (8191, 2), (0, 60_000)):
+        assert shelf.reader.read_nowait(piece.offset + begin, length) is None
+
+
+def test_a_granule_with_another_checksum_teaches_nothing() -> None:
+    sums, chunk = PageSums(), ChunkId(bytes(33))
+    granule = memoryview(os.urandom(GRANULE_BYTES))
+    assert not sums.learn(chunk, 0, granule, crc32c(granule) ^ 1)
+    assert sums.of(chunk, 0) is None
+    assert sums.learn(chunk, 0, granule, crc32c(granule))
+    assert sums.of(chunk, 0) is not None
+
+
+def test_the_sums_of_the_granules_that_were_learnt_first_are_forgotten_first() -> None:
+    sums, chunk = PageSums(granules_max=2), ChunkId(bytes(33))
+    granule = memoryview(b"the last granule of a chunk may be short")
+    for number in range(3):
+        assert sums.learn(chunk, number, granule, crc32c(granule))
+    assert [sums.of(chunk, number) is None for number in range(3)] == [True, False, False]
 
 
 def test_a_chunk_whose_length_is_not_the_grants_is_left_to_the_engine(tmp_path: Path) -> None:
