@@ -146,6 +146,14 @@ HTTP_CHUNK_LINE_BYTES_MAX: Final = 1 * KIB
 HTTP_TRAILER_BYTES_MAX: Final = 4 * KIB
 """All lines behind the last chunk; S3 clients send a checksum and its signature."""
 HTTP_TRAILERS_MAX: Final = 16
+HTTP_IDLE_TIMEOUT_S: Final = 75.0
+"""Between requests; longer than the 60 s after which clients' pools and balancers drop a connection themselves."""
+HTTP_HEAD_TIMEOUT_S: Final = 15.0
+"""From a head's first byte to its last, however they trickle in."""
+HTTP_STALL_TIMEOUT_S: Final = 60.0
+"""For the next bytes of a body to come, or to be taken: up to 1 MiB that way, 17 KiB/s at the least."""
+HTTP_CONNECTIONS_MAX: Final = 4096
+"""When full, the one that has been idle longest makes room; 4096 x 8 KiB of buffers = 32 MiB."""
 HTTP_DATES_CACHED: Final = 4096
 """Dates read or written lately: 4096 x about 200 bytes = 0.8 MiB for each direction."""
 S3_CLOCK_SKEW_S: Final = 900

@@ -1,0 +1,293 @@
+"""One HTTP/1.1 connection: requests in, responses out, in order, until either side has enough.
+
+Rules kept here:
+- A receive is tried first and waited for when it would block; nothing is allocated for a request but its own bytes.
+- A connection has one deadline at a time (`Connection.deadline`): for the next request to begin, for its head to end,
+  for the next bytes of a body to come or go; none while its handler works.  Who watches over connections
+  (`gateway.http.server`) ends those that are past it; a timer for each would cost as much as a small request.
+- A body goes from the socket into the memory that its reader gives; only what came with the head is copied.
+- What a handler leaves of a body is read and dropped when it is short; else the connection ends.
+- `100 Continue` is sent when the body is first asked for, not before: a refused request costs no payload.
+- What HTTP forbids is answered once and ends the connection, since nobody knows where the next request begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from gateway.http.framing import BodyKind, ChunkedDecoder, Framing, body_framing
+from gateway.http.head import RequestHead, head_length, parse_head
+from gateway.http.messages import FixedLines, Handler, Refused, Request, Response, response_head
+from gateway.http.refusal import HttpRefusal
+from lakefs.errors import EngineUnreachable
+from lakefs.ids import Buffer
+from lakefs.limits import (
+    HTTP_HEAD_BYTES_MAX,
+    HTTP_HEAD_TIMEOUT_S,
+    HTTP_IDLE_TIMEOUT_S,
+    HTTP_STALL_TIMEOUT_S,
+)
+from lakefs.ports import Stream
+
+_CONTINUE: Final = (b"HTTP/1.1 100 Continue\r\n\r\n",)
+_SKIP_BYTES_MAX: Final = 256 << 10
+"""Of an unread body: as much is dropped to keep the connection."""
+_BUFFER_BYTES: Final = 8 << 10
+"""Of a new connection; it grows with a longer head."""
+_REQUESTS_IN_A_ROW: Final = 64
+"""A client that always has its next request ready lets others in after so many."""
+
+
+class Connection:
+    """Serves one stream.  `deadline` is in seconds of trio's clock."""
+
+    def __init__(self, stream: Stream, handler: Handler, refused: Refused, fixed: FixedLines) -> None:
+        self.deadline = trio.current_time() + HTTP_IDLE_TIMEOUT_S
+        self.is_idle = True
+        """Nothing of a next request has come."""
+        self.is_last = False
+        """The connection ends with the answer under way."""
+        self._stream = stream
+        self._handler = handler
+        self._refused = refused
+        self._fixed = fixed
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._begin = self._end = 0  # of what was received and is not used yet
+
+    async def serve(self) -> None:
+        """Until the connection has ended; closes the stream."""
+        try:
+            served = 0
+            while await self._serve_next():
+                served += 1
+                if served % _REQUESTS_IN_A_ROW == 0:
+                    await trio.lowlevel.checkpoint()
+        except EngineUnreachable:
+            pass  # the client is gone, or took too long
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._stream.aclose()
+
+    async def end(self) -> None:
+        """Break the connection off, whatever it does."""
+        await self._stream.aclose()
+
+    async def _serve_next(self) -> bool:
+        """Answer one request; whether there may be another."""
+        try:
+            head = await self._head()
+            if head is None:
+                return False
+            body = Body(self, body_framing(head), head)
+        except HttpRefusal as refusal:
+            await self._answer(self._refused(refusal), keep_alive=False, with_body=True)
+            return False
+        try:
+            response = await self._handler(Request(head, body, self._stream.peer))
+        except HttpRefusal as refusal:  # the body broke the rules
+            response = self._refused(refusal)
+            body.is_broken = True
+        keep_alive = head.keep_alive and not (response.close or self.is_last) and body.can_be_skipped
+        try:
+            await self._answer(response, keep_alive=keep_alive, with_body=head.method != "HEAD")
+        finally:
+            response.done()
+        return keep_alive and await self._skipped(body)
+
+    async def _skipped(self, body: Body) -> bool:
+        try:
+            return await body.skip()
+        except HttpRefusal:
+            return False
+
+    # --- receiving -----------------------------------------------------------------------------------
+
+    async def _head(self) -> RequestHead | None:
+        """The next request's head; None when the client has no more to ask."""
+        if self._begin == self._end:
+            self._begin = self._end = 0
+            self.is_idle = True
+            self.deadline = trio.current_time() + HTTP_IDLE_TIMEOUT_S
+            if self.is_last or not await self._receive():
+                return None
+            self.is_idle = False
+        self.deadline = trio.current_time() + HTTP_HEAD_TIMEOUT_S
+        scanned = 0
+        while True:
+            received = bytes(self._buffer[self._begin : self._end])
+            if (
+                not scanned and received[:2] == b"\r\n"
+            ):  # RFC 9112, 2.2: some clients end a body with an empty line
+                self._begin += 2
+                continue
+            length = head_length(received, scanned)
+            if length:
+                self._begin += length
+                self.deadline = math.inf
+                return parse_head(received[:length])
+            scanned = len(received)
+            self._make_room()
+            if not await self._receive():
+                return None
+
+    async def _receive(self) -> int:
+        """More bytes behind those in the buffer, before the deadline; 0 when the client has ended."""
+        count = await self._stream.receive_into(self._buffer[self._end :])
+        self._end += count
+        return count
+
+    def _make_room(self) -> None:
+        """For the rest of a head, which is at most HTTP_HEAD_BYTES_MAX long."""
+        kept = bytes(self._buffer[self._begin : self._end])
+        if len(kept) == len(self._buffer):
+            self._buffer = memoryview(bytearray(HTTP_HEAD_BYTES_MAX))
+        self._begin, self._end = 0, len(kept)
+        self._buffer[: len(kept)] = kept
+
+    def take_buffered(self, target: memoryview) -> int:
+        """Move what came with the head into `target`; how much."""
+        count = min(len(target), self._end - self._begin)
+        target[:count] = self._buffer[self._begin : self._begin + count]
+        self._begin += count
+        return count
+
+    async def receive_direct(self, target: memoryview) -> int:
+        """Bytes from the socket into `target`; 0 when the client has ended.  Nothing is left in the buffer."""
+        self.deadline = trio.current_time() + HTTP_STALL_TIMEOUT_S
+        count = await self._stream.receive_into(target)
+        self.deadline = math.inf
+        return count
+
+    async def buffered(self) -> memoryview:
+        """What is in the buffer, received now when it was empty; `use` says how much of it was taken."""
+        if self._begin == self._end:
+            self._begin = self._end = 0
+            self.deadline = trio.current_time() + HTTP_STALL_TIMEOUT_S
+            await self._receive()
+            self.deadline = math.inf
+        return self._buffer[self._begin : self._end]
+
+    def use(self, count: int) -> None:
+        """So many of the buffered bytes were taken."""
+        self._begin += count
+
+    @property
+    def has_buffered(self) -> bool:
+        """Whether anything came behind what was used."""
+        return self._begin < self._end
+
+    async def send_continue(self) -> None:
+        """Tell the client to go on with the body."""
+        await self._stream.send(_CONTINUE)
+
+    # --- sending -------------------------------------------------------------------------------------
+
+    async def _answer(self, response: Response, *, keep_alive: bool, with_body: bool) -> None:
+        head = response_head(response, keep_alive=keep_alive, fixed=self._fixed())
+        parts: list[Buffer] = [head]
+        if with_body:
+            parts += response.parts
+        await self.send(parts)
+        if with_body and response.stream is not None:
+            sender = _Counted(self)
+            await response.stream(sender)
+            if sender.sent_bytes != response.length:
+                raise EngineUnreachable("a response ended early")  # the client must not take it as whole
+
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        """Send all parts.  EngineUnreachable when the client is gone or stalled for too long."""
+        self.deadline = trio.current_time() + HTTP_STALL_TIMEOUT_S
+        await self._stream.send(parts)
+        self.deadline = math.inf
+
+
+class _Counted:
+    """The sender of a streamed body, which counts."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.sent_bytes = 0
+        self._connection = connection
+
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        """See `ResponseSender`."""
+        await self._connection.send(parts)
+        self.sent_bytes += sum(map(len, parts))
+
+
+class Body:
+    """The body of one request (`RequestBody`)."""
+
+    def __init__(self, connection: Connection, framing: Framing, head: RequestHead) -> None:
+        self.length = None if framing.kind is BodyKind.CHUNKED else framing.length_bytes
+        self.is_broken = False
+        self._connection = connection
+        self._left_bytes = framing.length_bytes
+        self._decoder = ChunkedDecoder() if framing.kind is BodyKind.CHUNKED else None
+        self._pieces: list[memoryview] = []
+        self._is_awaited = head.headers.get(b"expect", b"").lower() == b"100-continue"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all of it was received."""
+        if self._decoder is not None:
+            return self._decoder.done and not self._pieces
+        return not self._left_bytes
+
+    @property
+    def can_be_skipped(self) -> bool:
+        """Whether the connection can go on behind what was not read of it."""
+        if self.is_broken or self._is_awaited:  # of an awaited body nobody knows whether it will come
+            return not self.is_broken and self.has_ended
+        return self.has_ended or (self._decoder is None and self._left_bytes <= _SKIP_BYTES_MAX)
+
+    async def receive_into(self, target: memoryview) -> int:
+        """See `RequestBody`."""
+        if not len(target) or self.has_ended:
+            return 0
+        if self._is_awaited:
+            self._is_awaited = False
+            if not self._connection.has_buffered:
+                await self._connection.send_continue()
+        if self._decoder is not None:
+            return await self._receive_chunked(self._decoder, target)
+        target = target[: self._left_bytes]
+        count = self._connection.take_buffered(target) or await self._connection.receive_direct(target)
+        if not count:
+            raise _cut_short()
+        self._left_bytes -= count
+        return count
+
+    async def _receive_chunked(self, decoder: ChunkedDecoder, target: memoryview) -> int:
+        while not self._pieces:
+            if decoder.done:
+                return 0
+            data = await self._connection.buffered()
+            if not len(data):
+                raise _cut_short()
+            self._pieces, used = decoder.feed(data)
+            self._connection.use(used)
+        piece = self._pieces[0]
+        count = min(len(piece), len(target))
+        target[:count] = piece[:count]
+        if count < len(piece):
+            self._pieces[0] = piece[count:]
+        else:
+            self._pieces.pop(0)
+        return count
+
+    async def skip(self) -> bool:
+        """Read and drop the rest; whether it ended."""
+        if self.has_ended:
+            return True
+        dropped = memoryview(bytearray(64 << 10))
+        while await self.receive_into(dropped):
+            pass
+        return True
+
+
+def _cut_short() -> HttpRefusal:
+    return HttpRefusal(400, "IncompleteBody", "the connection ended before the body did")

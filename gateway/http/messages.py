@@ -1,0 +1,88 @@
+"""One request and its response, as the parts of the gateway hand them to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final, Protocol
+
+from gateway.http.head import RequestHead
+from gateway.http.refusal import HttpRefusal
+from lakefs.ids import Buffer
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class RequestBody(Protocol):
+    """The payload of a request, in its order, once."""
+
+    @property
+    def length(self) -> int | None:
+        """Bytes in all; None while that is not known (chunked)."""
+        ...
+
+    async def receive_into(self, target: memoryview) -> int:
+        """At least one byte of the body into `target`, 0 at its end.  HttpRefusal when the client breaks off."""
+        ...
+
+
+class ResponseSender(Protocol):
+    """Where a long body goes."""
+
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        """Send the next parts; EngineUnreachable when the client is gone."""
+        ...
+
+
+@dataclass(slots=True)
+class Request:
+    """What is asked, by whom."""
+
+    head: RequestHead
+    body: RequestBody
+    peer: str
+
+
+@dataclass(slots=True)
+class Response:
+    """What is answered: a body at hand in `parts`, or one of `length` bytes that `stream` sends piece by piece.
+
+    `length` of a response without a body (HEAD) is that of the body it would have.  A stream that raises, or ends
+    early, ends the connection: the client sees a body cut short, never a whole one that is wrong.
+    """
+
+    status: int
+    headers: Headers = ()
+    parts: Sequence[Buffer] = ()
+    length: int | None = None
+    stream: Callable[[ResponseSender], Awaitable[None]] | None = None
+    close: bool = False
+    """Whether the connection ends with it."""
+    done: Callable[[], None] = field(default=lambda: None)
+    """Called once the response is sent, or is not."""
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+"""Answers one request.  What it raises, but HttpRefusal of a body that it read, is a bug: the connection ends."""
+Refused = Callable[[HttpRefusal], Response]
+"""The answer to a request that HTTP forbids."""
+FixedLines = Callable[[], bytes]
+"""Headers that every answer has, each with its CRLF."""
+
+_BODILESS: Final = frozenset((204, 304))
+_STATUS_LINES: Final = {
+    int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus
+}
+
+
+def response_head(response: Response, *, keep_alive: bool, fixed: bytes) -> bytes:
+    """Status line and headers; `fixed` are lines that every response has, each with its CRLF."""
+    pieces = [_STATUS_LINES[response.status], fixed]
+    for name, value in response.headers:
+        pieces += (name, b": ", value, b"\r\n")
+    if response.status not in _BODILESS:
+        length = sum(map(len, response.parts)) if response.length is None else response.length
+        pieces.append(b"Content-Length: %d\r\n" % length)
+    pieces.append(b"\r\n" if keep_alive else b"Connection: close\r\n\r\n")
+    return b"".join(pieces)

@@ -1,0 +1,129 @@
+"""Connections: who is let in, who has to make room, who took too long, and the end of all.
+
+Rules kept here:
+- At most `connections_max`; when all are taken the one that has been idle longest makes room, so idle clients keep
+  nobody out; when none is idle the new one is turned away (503).
+- One sweep a second ends the connections that are past their deadline.
+- A drain lets answers under way be finished, and nothing else.
+- A bug in a handler ends its connection, loudly, and no other.
+"""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+from typing import Final
+
+import structlog
+import trio
+
+from gateway.http.connection import Connection
+from gateway.http.messages import Handler, Refused
+from lakefs.errors import EngineUnreachable
+from lakefs.ports import Listener, Stream
+
+_log: Final = structlog.get_logger(__name__)
+_SWEEP_S: Final = 1.0
+_TURNED_AWAY: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+)
+
+
+class HttpServer:
+    """Serves any number of listeners with one handler."""
+
+    def __init__(self, handler: Handler, refused: Refused, *, connections_max: int) -> None:
+        self.connections: set[Connection] = set()
+        self._handler = handler
+        self._refused = refused
+        self._connections_max = connections_max
+        self._one_ended = trio.Event()
+        self._accepting = trio.CancelScope()
+        self._date = (0, b"")
+
+    async def serve(
+        self, listener: Listener, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Until cancelled or drained; closes the listener.  Started with its address."""
+        async with trio.open_nursery() as nursery:
+            sweeping = trio.CancelScope()
+            nursery.start_soon(self._sweep, sweeping)
+            task_status.started(listener.address)
+            try:
+                with self._accepting:
+                    while True:
+                        await self._admit(await listener.accept(), nursery)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await listener.aclose()
+            await self._all_ended()
+            sweeping.cancel()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Accept no more, let answers under way be finished for at most that long, and end the rest."""
+        self._accepting.cancel()
+        for connection in list(self.connections):
+            connection.is_last = True
+            if connection.is_idle:
+                await connection.end()
+        with trio.move_on_after(timeout_s):
+            await self._all_ended()
+        for connection in list(self.connections):
+            await connection.end()
+
+    async def _admit(self, stream: Stream, nursery: trio.Nursery) -> None:
+        if len(self.connections) >= self._connections_max and not await self._make_room():
+            _turn_away(stream)
+            await stream.aclose()
+            return
+        connection = Connection(stream, self._handler, self._refused, self._fixed_lines)
+        self.connections.add(connection)
+        nursery.start_soon(self._serve, connection)
+
+    async def _make_room(self) -> bool:
+        idle = [connection for connection in self.connections if connection.is_idle]
+        if not idle:
+            return False
+        longest = min(idle, key=lambda connection: connection.deadline)
+        self._discard(longest)
+        await longest.end()
+        return True
+
+    async def _serve(self, connection: Connection) -> None:
+        try:
+            await connection.serve()
+        except Exception:  # noqa: BLE001 - a bug, met by one connection
+            _log.exception("a connection was ended by a bug in its handler")
+        finally:
+            self._discard(connection)
+
+    def _discard(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self._one_ended.set()
+
+    async def _all_ended(self) -> None:
+        while self.connections:
+            self._one_ended = trio.Event()
+            await self._one_ended.wait()
+
+    async def _sweep(self, scope: trio.CancelScope) -> None:
+        with scope:
+            while True:
+                await trio.sleep(_SWEEP_S)
+                now = trio.current_time()
+                for connection in [late for late in self.connections if late.deadline < now]:
+                    await connection.end()
+
+    def _fixed_lines(self) -> bytes:
+        second = int(time.time())
+        if second != self._date[0]:
+            date = formatdate(second, usegmt=True).encode()
+            self._date = (second, b"Server: lake\r\nDate: " + date + b"\r\n")
+        return self._date[1]
+
+
+def _turn_away(stream: Stream) -> None:
+    try:
+        stream.send_nowait([_TURNED_AWAY])
+    except EngineUnreachable:
+        return
