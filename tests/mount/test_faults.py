@@ -81,7 +81,7 @@ def test_a_damaged_chunk_fails_its_own_range_only(short: Path) -> None:
 def test_an_engine_that_stays_away_is_an_error_and_the_mount_waits_for_it(short: Path) -> None:
     with lake(short, "-o", "engine_wait=0.2,attr_timeout=0,entry_timeout=0") as mounts:
         here = mounts.folders[0]
-        with (here / "file").open("wb") as file:
+        with (here / "file").open("wb", buffering=0) as file:
             file.write(b"before")
             os.fsync(file.fileno())  # a close alone may be lost with a killed engine
         assert mounts.served.kill() == -signal.SIGKILL
