@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TextIO
 
 import structlog
 
 
-def log_to_stderr(level: str) -> None:
-    """Send every log of this process to stderr; colours only on a terminal."""
+def log_to_stderr(level: str, file: TextIO | None = None) -> None:
+    """Send every log of this process to stderr, or to what stands for it; colours only on a terminal."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -18,6 +19,6 @@ def log_to_stderr(level: str) -> None:
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file or sys.stderr),
         cache_logger_on_first_use=True,
     )

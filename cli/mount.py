@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
@@ -66,7 +66,10 @@ def mount(
     address, token = _engine(target_of(context), given)
     options, places = _options(folder, given)
     reporter: Reporter = _Terminal()
+    log: TextIO | None = None
     if not foreground:
+        if options.debug:
+            raise InvalidArgument("-o debug prints every request on stderr: give --foreground with it")
         from cli.mount_daemon import detach
 
         outcome = detach(places.log)
@@ -75,8 +78,10 @@ def mount(
                 write_line(outcome)
                 _tell_leftovers(options.staging)
             return
-        reporter = outcome
-    log_to_stderr(log_level)
+        from cli.mount_log import BoundedLog
+
+        reporter, log = outcome, cast("TextIO", BoundedLog(places.log))
+    log_to_stderr(log_level, log)
     _serve(address, token, options, places, reporter)
 
 

@@ -18,11 +18,10 @@ import sys
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from lakefs.errors import InternalError, LakeError, LocalFileError, from_wire
+from cli.mount_log import open_log
+from lakefs.errors import InternalError, LakeError, from_wire
 
 MESSAGE_BYTES_MAX: Final = 64 << 10
-LOG_BYTES_KEPT: Final = 8 << 20
-"""A log longer than this at the start is put aside as `log.1`; an older one goes."""
 DESCRIPTORS_WORTH_CLOSING: Final = 4096
 _SIGNALS_OF_A_SHELL: Final = 128
 
@@ -62,7 +61,7 @@ def detach(log: Path) -> PipeReporter | str:
 
     In the parent LakeError of the child, InternalError when it ended without a word, LocalFileError for the log.
     """
-    log_descriptor = _open_log(log)
+    log_descriptor = open_log(log)
     receiving, sending = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -95,15 +94,6 @@ def _understood(text: bytes, child: int, log: Path) -> str:
         return str(message["ready"])
     os.waitpid(child, 0)
     raise from_wire(message["error"], message["message"], message["subject"])
-
-
-def _open_log(log: Path) -> int:
-    try:
-        if log.exists() and log.stat().st_size > LOG_BYTES_KEPT:
-            log.replace(log.with_name(f"{log.name}.1"))
-        return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise LocalFileError(f"{log}: {error.strerror}", subject=str(log)) from error
 
 
 def _become_daemon(sending: int, log_descriptor: int) -> int:

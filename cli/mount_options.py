@@ -99,6 +99,8 @@ VALUES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "attr_timeout": ("attribute_timeout_s", _seconds),
     "entry_timeout": ("entry_timeout_s", _seconds),
     "engine_wait": ("engine_wait_s", _seconds),
+    "engine_silence": ("engine_silence_s", _seconds),
+    "stop_wait": ("stop_wait_s", _seconds),
     "fsname": ("source", _text),
 }
 

@@ -31,7 +31,14 @@ from fuse.reading import BlobReader
 from fuse.staged_put import Stored, store_staged
 from fuse.staging import Base, Kind, StagedFile
 from fuse.write_behind import BEGIN_BYTES, WriteBehind
-from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
+from lakefs.errors import (
+    DeadlineExceeded,
+    DiskFailed,
+    EngineUnreachable,
+    KeyNotFound,
+    LakeError,
+    PreconditionFailed,
+)
 from lakefs.getting import Opened, Piece, open_object
 from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import BLOB_BYTES_MAX, FILE_BYTES_MAX, SMALL_PAYLOAD_BYTES
@@ -113,7 +120,16 @@ class OpenFile:
                     self._give_up(error)
             finally:
                 if not self.handles:  # nobody opened it meanwhile
-                    self._close()
+                    self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file.  What was not stored, since the mount ends and waits no longer, stays in the staging folder.
+
+        Harmless a second time.
+        """
+        if self.is_dirty and self.inode.parent is not None:
+            self._give_up(_ended(self.inode.name))
+        self._close()
 
     async def discard(self) -> None:
         """A file that was never opened is given up."""
@@ -135,6 +151,8 @@ class OpenFile:
     def _give_up(self, error: LakeError) -> None:
         self._end_behind()
         staged, self._staged = self._staged, None
+        self.is_dirty = False
+        self._mount.note_unstored(error)
         if staged is None:
             _log.error("a new file could not be stored", name=self.inode.name, error=error.message)
             return
@@ -144,7 +162,7 @@ class OpenFile:
             _log.error("staged bytes could not be synced", name=self.inode.name, error=failure.message)
         _log.error(
             "what was written could not be stored and stays in the staging folder",
-            name=self.inode.name,
+            name=staged.name,
             error=error.message,
         )
 
@@ -443,6 +461,10 @@ class OpenFile:
                     raise
                 keep_node = 0  # the name is another's by now, or gone: the last close wins
         raise AssertionError("the loop returns or raises")
+
+
+def _ended(name: str) -> DeadlineExceeded:
+    return DeadlineExceeded("the mount had to end before it was stored", subject=name)
 
 
 def _base(stat: ObjectStat) -> Base:

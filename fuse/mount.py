@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -65,6 +66,23 @@ class Mount:
     leases: list[int] = field(default_factory=list)
     """To be given back, many in one request."""
     has_leases: trio.Event = field(default_factory=trio.Event)
+
+    end_by: float = math.inf
+    """When the mount has to have ended, in trio's time; known once it ends."""
+    unstored_count: int = 0
+    """Files that could not be stored, and stay in the staging folder, since the mount began to end."""
+    unstored_error: LakeError | None = None
+    """What the first of them met."""
+
+    def begin_to_end(self) -> None:
+        """The mount ends from now on."""
+        self.end_by = trio.current_time() + self.options.stop_wait_s
+        self.unstored_count, self.unstored_error = 0, None
+
+    def note_unstored(self, error: LakeError) -> None:
+        """What was written to a file stays in the staging folder."""
+        self.unstored_count += 1
+        self.unstored_error = self.unstored_error or error
 
     def give_back(self, lease: int) -> None:
         """Close a lease soon; does not wait."""

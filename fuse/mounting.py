@@ -34,12 +34,15 @@ import trio
 from fuse.mount_point import check_mount_point
 from fuse.mount_table import MountEntry, mount_at, unmount
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, LocalFileError, PermissionDenied
-from lakefs.limits import ENGINE_WAIT_S, GIB
+from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S, GIB
 
-UNMOUNT_WAIT_S: Final = 30.0
-"""An unmount writes back mapped pages through the mount; after this it is made lazily."""
+STOP_WAIT_S: Final = 75.0
+"""From the signal to the end, all told; the unit's TimeoutStopSec is longer."""
+UNMOUNT_WAIT_S: Final = 25.0
+"""An unmount writes back mapped pages through the mount; after this, or a third of the whole, it is made lazily."""
 DRAIN_WAIT_S: Final = 20.0
-"""Requests under way when the mount ends; after this they are cancelled and fail with ENOTCONN."""
+"""Requests under way when the mount ends; after this, or a third of the whole, they are cancelled and fail with
+ENOTCONN."""
 FIRST_ANSWER_WAIT_S: Final = 30.0
 READ_AHEAD_FOLDER: Final = Path("/sys/class/bdi")
 MAX_TASKS: Final = 256
@@ -68,6 +71,10 @@ class MountOptions:
     staging_bytes: int = 64 * GIB
     engine_wait_s: float = ENGINE_WAIT_S
     """How long operations wait for an engine that was lost, before they fail with EIO."""
+    engine_silence_s: float = ENGINE_SILENCE_S
+    """How long an engine may answer nothing, not even that it lives, before it counts as lost."""
+    stop_wait_s: float = STOP_WAIT_S
+    """How long the mount may take to end; what is not stored by then stays in the staging folder."""
     source: str = "lake"
     """What the table of mounts shows as the source."""
     kernel_options: frozenset[str] = frozenset()
@@ -106,7 +113,7 @@ async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> Asyn
                     yield
             finally:
                 with trio.CancelScope(shield=True):
-                    await _leave(loop, entry)
+                    await _leave(loop, entry, options.stop_wait_s / 3)
             nursery.cancel_scope.cancel()
     finally:
         pyfuse3.close(unmount=False)
@@ -141,22 +148,24 @@ class _Loop:
         return self.ended.is_set()
 
 
-async def _leave(loop: _Loop, entry: MountEntry) -> None:
+async def _leave(loop: _Loop, entry: MountEntry, wait_s: float) -> None:
+    """Take the mount away and end the loop, each within `wait_s` at most."""
+    drain_s = min(DRAIN_WAIT_S, wait_s)
     if not loop.ended.is_set():
         _log.info("unmounting", mount_point=str(entry.mount_point))
-    lazy = await _take_away(entry)
+    lazy = await _take_away(entry, min(UNMOUNT_WAIT_S, wait_s))
     if loop.ended.is_set():
         return
     # Unless it was lazy the kernel has ended the session itself, and the loop hears of it.
-    if lazy or not await loop.has_ended(DRAIN_WAIT_S / 4):
+    if lazy or not await loop.has_ended(drain_s / 4):
         pyfuse3.terminate()
-    if not await loop.has_ended(DRAIN_WAIT_S):
-        _log.warning("requests that did not end are given up", after_s=DRAIN_WAIT_S)
+    if not await loop.has_ended(drain_s * 3 / 4):
+        _log.warning("requests that did not end are given up", after_s=drain_s)
         loop.scope.cancel()
         await loop.ended.wait()
 
 
-async def _take_away(entry: MountEntry) -> bool:
+async def _take_away(entry: MountEntry, wait_s: float) -> bool:
     """Unmount what is still mounted of this mount; whether it was done lazily."""
     place = entry.mount_point
     now = mount_at(place)
@@ -165,7 +174,7 @@ async def _take_away(entry: MountEntry) -> bool:
             _log.warning("another mount lies over this one", mount_point=str(place), type=now.type)
         return now is not None
     try:
-        with trio.fail_after(UNMOUNT_WAIT_S):
+        with trio.fail_after(wait_s):
             await trio.to_thread.run_sync(lambda: unmount(place, lazy=False), abandon_on_cancel=True)
     except (EngineBusy, trio.TooSlowError):
         _log.warning(

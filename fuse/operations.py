@@ -333,14 +333,24 @@ class LakeOperations(pyfuse3.Operations):
             file.readers -= 1
         await file.release()
 
-    async def release_all(self) -> None:
-        """The mount is gone: what is still open is stored, as far as it can be, and given back."""
-        for handle in list(self._files):
-            file = self._files.pop(handle).file
-            try:
-                await file.release()
-            except LakeError as error:
-                _log.error("an open file could not be given back", name=file.inode.name, error=error.message)
+    async def release_all(self, within_s: float) -> None:
+        """The mount is gone: what is still open is stored and given back; what is not in time, stays staged."""
+        files = [handle.file for handle in self._files.values()]
+        self._files.clear()
+        with trio.move_on_after(within_s) as limit:
+            for file in files:
+                try:
+                    await file.release()
+                except LakeError as error:
+                    _log.error(
+                        "an open file could not be given back", name=file.inode.name, error=error.message
+                    )
+        if limit.cancelled_caught:
+            _log.warning(
+                "the mount had to end before everything was stored", after_s=self._mount.options.stop_wait_s
+            )
+            for file in files:
+                file.abandon()
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """The kernel forgets inodes."""

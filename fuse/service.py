@@ -41,7 +41,9 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
         _tell_leftovers(staging)
         async with (
             ThreadOffload(_THREADS, "lake-mount") as offload,
-            connect_reconnecting(address, token=token, patience_s=options.engine_wait_s) as engine,
+            connect_reconnecting(
+                address, token=token, patience_s=options.engine_wait_s, silence_s=options.engine_silence_s
+            ) as engine,
         ):
             lake = TrioLake(engine, offload, network=address.startswith("tcp"))
             owner = Owner(os.getuid(), os.getgid())
@@ -55,12 +57,16 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
                 try:
                     async with mounted(operations, options):
                         ready(f"mounted {options.mount_point}")
-                        await trio.sleep(math.inf)  # the block is cancelled when the mount is taken away
+                        try:
+                            await trio.sleep(math.inf)  # the block is cancelled when the mount is taken away
+                        finally:
+                            mount.begin_to_end()
                 finally:
                     with trio.CancelScope(shield=True):
-                        await operations.release_all()
+                        await operations.release_all(max(0.0, mount.end_by - trio.current_time()))
                 nursery.cancel_scope.cancel()
             await lake.aclose()
+            _tell_unstored(mount)
     finally:
         staging.close()
 
@@ -77,9 +83,24 @@ def _tell_leftovers(staging: StagingFolder) -> None:
         )
     if leftovers:
         _log.warning(
-            f"it can be restored, see: lake staged ls --staging {shlex.quote(str(staging.path))}",
+            f"it can be restored, see: {_command(staging)}",
             files=len(leftovers),
         )
+
+
+def _tell_unstored(mount: Mount) -> None:
+    """Raise what kept files from being stored when the mount ended, in its own class: the exit code says so."""
+    if mount.unstored_error is None:
+        return
+    files = "1 file" if mount.unstored_count == 1 else f"{mount.unstored_count} files"
+    raise type(mount.unstored_error)(
+        f"{files} could not be stored when the mount ended ({mount.unstored_error.message});"
+        f" to restore what was written: {_command(mount.staging)}"
+    )
+
+
+def _command(staging: StagingFolder) -> str:
+    return f"lake staged ls --staging {shlex.quote(str(staging.path))}"
 
 
 async def _look_at_root(mount: Mount) -> None:

@@ -113,6 +113,9 @@ WATCH_QUEUE_MAX: Final = 4096
 """Events kept for a slow watcher before it gets one `resync`."""
 ENGINE_WAIT_S: Final = 5.0
 """How long a client waits for an engine that it lost."""
+ENGINE_SILENCE_S: Final = 30.0
+"""How long an engine may leave requests unanswered, a Ping too, before its connection counts as lost.  Its own
+watchdog ends one that hangs as long."""
 HELLO_CONTROL_BYTES_MAX: Final = 16 * KIB
 """Control part before Hello has been accepted, so that strangers make us hold next to nothing."""
 DESCRIPTORS_PER_FRAME_MAX: Final = 64

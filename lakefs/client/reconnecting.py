@@ -4,7 +4,10 @@ A decorator around `RemoteEngine`.  Requests that may be repeated (`lakefs.wire.
 a request that the engine refused because it drains was not done, and is always sent again.
 
 Rules kept here:
-- The first connect does not wait for an engine; later ones wait, 5 s unless told otherwise, once for all callers.
+- The first connect does not wait for an engine; later ones wait, 5 s unless told otherwise, once for all callers:
+  who waited while another tried in vain does not try again.
+- An engine that answers nothing, a Ping neither, for 30 s unless told otherwise, is lost, too: it may be stopped, or
+  its machine gone.
 - `epoch` goes up with every connection: leases, sources and descriptors of an earlier one are void when the boot or
   store id is another, too.  Put sessions are joined again before anything else is sent.
 """
@@ -20,7 +23,7 @@ import trio
 from lakefs.client.remote import RemoteEngine, WatchEvents, connect_engine
 from lakefs.errors import EngineBusy, EngineUnreachable, LakeError
 from lakefs.ids import Buffer
-from lakefs.limits import ENGINE_WAIT_S
+from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S
 from lakefs.ports import Network
 from lakefs.service import Reply
 from lakefs.wire.messages import HelloReply, Request
@@ -31,16 +34,23 @@ _RETRY_S: Final = 0.05
 
 @asynccontextmanager
 async def connect_reconnecting(
-    address: str, *, token: str = "", network: Network | None = None, patience_s: float = ENGINE_WAIT_S
+    address: str,
+    *,
+    token: str = "",
+    network: Network | None = None,
+    patience_s: float = ENGINE_WAIT_S,
+    silence_s: float = ENGINE_SILENCE_S,
 ) -> AsyncIterator[ReconnectingEngine]:
     """Connect to an engine, and again whenever it was lost, waiting for it for at most `patience_s`.
+
+    It counts as lost, too, when it has answered nothing for `silence_s`.
 
     Errors of the first connect as `connect_engine`.
     """
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         try:
-            engine = ReconnectingEngine(address, token, network, nursery, patience_s)
+            engine = ReconnectingEngine(address, token, network, nursery, patience_s, silence_s)
             await engine.connect()
             yield engine
         except BaseException as error:  # noqa: BLE001 - raised below: not wrapped in the nursery's group
@@ -57,7 +67,13 @@ class ReconnectingEngine:
     """An `EngineClient`.  Made by `connect_reconnecting`."""
 
     def __init__(
-        self, address: str, token: str, network: Network | None, nursery: trio.Nursery, patience_s: float
+        self,
+        address: str,
+        token: str,
+        network: Network | None,
+        nursery: trio.Nursery,
+        patience_s: float,
+        silence_s: float,
     ) -> None:
         self.address = address
         self.epoch = 0
@@ -66,6 +82,9 @@ class ReconnectingEngine:
         self._network = network
         self._nursery = nursery
         self._patience_s = patience_s
+        self._silence_s = silence_s
+        self._failures = 0
+        self._failure: LakeError | None = None
         self._engine: RemoteEngine | None = None
         self._connecting = trio.Lock()
         self._sessions = SessionKeeper()
@@ -125,9 +144,17 @@ class ReconnectingEngine:
         engine = self._engine
         if engine is not None and engine.lost is None and not engine.draining:
             return engine
+        failures = self._failures
         async with self._connecting:
             if self._engine is engine:
-                await self._connect(patience_s=0.0 if engine is None else self._patience_s)
+                if self._failures != failures and self._failure is not None:
+                    raise type(self._failure)(self._failure.message, subject=self._failure.subject)
+                try:
+                    await self._connect(patience_s=0.0 if engine is None else self._patience_s)
+                except LakeError as error:
+                    self._failures += 1
+                    self._failure = error
+                    raise
             assert self._engine is not None, "connecting gives an engine or raises"
             return self._engine
 
@@ -136,7 +163,7 @@ class ReconnectingEngine:
         while True:
             try:
                 connection = connect_engine(self.address, token=self._token, network=self._network)
-                engine: RemoteEngine = await self._nursery.start(_hold, connection)
+                engine: RemoteEngine = await self._nursery.start(_hold, connection, self._silence_s)
                 break
             except EngineUnreachable:
                 if trio.current_time() >= give_up_at:
@@ -153,11 +180,15 @@ class ReconnectingEngine:
 
 async def _hold(
     connection: AbstractAsyncContextManager[RemoteEngine],
+    silence_s: float,
     *,
     task_status: trio.TaskStatus[RemoteEngine] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Own one connection until it is lost, or was drained and the last request has ended."""
     async with connection as engine:
         task_status.started(engine)
-        await engine.wait_ended()
-        await engine.wait_idle()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.end_when_silent, silence_s)
+            await engine.wait_ended()
+            await engine.wait_idle()
+            nursery.cancel_scope.cancel()

@@ -44,7 +44,7 @@ from lakefs.wire.connection import (
     reply_memory,
 )
 from lakefs.wire.frames import DEADLINE_MS_MAX, PROTOCOL_VERSION
-from lakefs.wire.messages import Hello, HelloReply, Request, Watch, WatchEvent
+from lakefs.wire.messages import Hello, HelloReply, Ping, Request, Watch, WatchEvent
 
 CLIENT_NAME: Final = "lakefs-python"
 
@@ -85,8 +85,8 @@ class _Call:
 
     __slots__ = ("into", "raise_cancel", "receiving", "sent", "task")
 
-    def __init__(self, task: trio.lowlevel.Task, into: Sequence[memoryview]) -> None:
-        self.task: trio.lowlevel.Task | None = task
+    def __init__(self, task: trio.lowlevel.Task | None, into: Sequence[memoryview]) -> None:
+        self.task = task
         self.into = into
         self.sent = False
         self.receiving = False
@@ -121,6 +121,7 @@ class RemoteEngine:
         self._lost: LakeError | None = None
         self._ended = trio.Event()
         self._idle = trio.Event()
+        self._heard = 0  # frames so far
         self.draining = False
 
     @property
@@ -142,6 +143,37 @@ class RemoteEngine:
     async def wait_ended(self) -> None:
         """Wait until the connection is lost or the engine says goodbye."""
         await self._ended.wait()
+
+    async def end_when_silent(self, silence_s: float) -> None:
+        """Lose the connection once requests wait and the engine has said nothing for that long, not even to a Ping.
+
+        Requests may take longer: an engine that is at work answers a Ping.  One that takes no more requests is asked
+        nothing, and given four times as long.
+        """
+        silent_halves, was_asked = 0, False
+        while self._lost is None and not self.draining:
+            heard = self._heard
+            await trio.sleep(silence_s / 2)
+            if self._heard != heard or not self._calls or self._lost is not None:
+                silent_halves, was_asked = 0, False
+                continue
+            silent_halves += 1
+            if silent_halves >= (2 if was_asked else 8):
+                self.lose(
+                    EngineUnreachable(
+                        f"the engine at {self.address} does not answer, for {silence_s:.0f} s now",
+                        subject=self.address,
+                    )
+                )
+            elif not was_asked and self._wire.open_count - len(self._watches) < self.hello.inflight_max:
+                self._ping()
+                was_asked = True
+
+    def _ping(self) -> None:
+        """Ask for a sign of life; nobody waits for the answer, nor for room to send the question."""
+        stream_id, frame = self._wire.request(Ping(), 0, 0, deadline_ms=0)
+        call = self._calls[stream_id] = _Call(None, ())
+        self._sender.send(frame, (), (), partial(self._sent, stream_id, call))
 
     async def wait_idle(self) -> None:
         """Wait until no request is in flight, or the connection is lost."""
@@ -199,6 +231,8 @@ class RemoteEngine:
         """Receive and dispatch until the connection is lost; never raises for that."""
         try:
             while (event := await self._receiver.next_event()) is not None:
+                if self._lost is not None:
+                    return  # too late: whom it is for was told that the connection is lost
                 await self._dispatch(event)
             self.lose(lost_error(self.address))
         except LakeError as error:
@@ -206,6 +240,7 @@ class RemoteEngine:
         finally:
             # When it is cancelled, too: nobody reads answers any more, and callers may wait under a shield.
             self.lose(lost_error(self.address))
+            self._receiver.close()  # what came after it was lost
 
     async def write(self) -> None:
         """Send what could not be sent at once, until the connection is lost; never raises for that."""
@@ -294,6 +329,7 @@ class RemoteEngine:
     # --- what the engine says ----------------------------------------------------------------------
 
     async def _dispatch(self, event: ClientEvent) -> None:
+        self._heard += 1
         if isinstance(event, ReplyReceived):
             await self._replied(event)
         elif isinstance(event, EventReceived):

@@ -354,6 +354,11 @@ def test_an_option_that_nobody_knows_is_refused_with_the_nearest(rig: MountRig) 
     assert (code, "'allow_other'" in line) == (2, True)
 
 
+def test_printing_every_request_needs_the_foreground(rig: MountRig) -> None:
+    code, line = rig.refused("-o", "debug", rig.place)
+    assert (code, "--foreground" in line) == (2, True)
+
+
 def test_staging_below_the_mount_point_is_refused(rig: MountRig) -> None:
     code, line = rig.refused("--staging", rig.place / "staged", rig.place)
     assert (code, "below the mount point" in line) == (2, True)

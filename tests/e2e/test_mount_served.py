@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.mount_rig import MountRig, mount_rig
-from tests.e2e.served import LAKE, Served
+from tests.e2e.served import LAKE, WAIT_S, Served
 
 pytestmark = pytest.mark.fuse
 UNSTORED = b"written, and not closed\n" * 1000
@@ -109,3 +112,82 @@ def test_a_mount_ends_in_order_without_its_engine(rig: MountRig, served: Served)
     finally:
         served.start()
     assert not rig.is_mounted
+
+
+@contextmanager
+def stopped(served: Served) -> Iterator[None]:
+    """The engine does nothing in the block, and says nothing."""
+    assert served.process is not None
+    served.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        served.process.send_signal(signal.SIGCONT)
+
+
+def test_what_is_not_stored_in_time_when_the_mount_ends_stays_staged_and_is_told(
+    rig: MountRig, served: Served
+) -> None:
+    process = rig.foreground("-o", "stop_wait=1.5")
+    models = rig.place / "models"
+    opened = [written(models / name) for name in ("late1", "late2")]
+    closing = written(models / "closing")
+    with stopped(served), ThreadPoolExecutor(1) as pool:
+        close = pool.submit(os.close, closing)  # waits for the engine
+        assert process.signal(signal.SIGTERM).end() == 75, process.log
+        assert isinstance(close.exception(WAIT_S), OSError)
+    for descriptor in opened:
+        give_up(descriptor)
+    assert not rig.is_mounted
+    assert "3 files could not be stored when the mount ended" in process.log
+    assert "lake staged ls --staging" in process.log
+    for name in ("late1", "late2", "closing"):
+        assert f"models/{name}" in process.log
+    assert rig.lake("staged", "restore", "--all").code == 0
+    for name in ("late1", "late2", "closing"):
+        assert served.good("cat", f"models/{name}").out == UNSTORED
+
+
+def test_a_mount_whose_engine_went_away_ends_with_its_error_and_keeps_what_was_written(
+    rig: MountRig, served: Served
+) -> None:
+    process = rig.foreground("-o", "engine_wait=0.1")
+    descriptor = written(rig.place / "models" / "orphan")
+    served.kill()
+    try:
+        assert process.signal(signal.SIGTERM).end() == 69, process.log
+    finally:
+        served.start()
+    give_up(descriptor)
+    assert "1 file could not be stored when the mount ended" in process.log
+    assert rig.lake("staged", "restore", "models/orphan").code == 0
+    assert served.good("cat", "models/orphan").out == UNSTORED
+
+
+def test_an_engine_that_is_stopped_is_an_error_after_a_while_and_the_mount_lives_on(
+    rig: MountRig, served: Served
+) -> None:
+    served("put", "-", "models/large", stdin=os.urandom(5 << 20))
+    served("put", "-", "models/small", stdin=b"small")
+    rig.mount("-o", "engine_silence=1,engine_wait=0.1,attr_timeout=0,entry_timeout=0")
+    models = rig.place / "models"
+    handle = os.open(models / "large", os.O_RDONLY)
+    dirty = written(models / "dirty")
+    calls: list[Callable[[], object]] = [
+        lambda: os.pread(handle, 100, 4 << 20),
+        lambda: (models / "small").read_bytes(),
+        lambda: os.listdir(models),
+        lambda: (models / "new").mkdir(),
+        lambda: (models / "small").unlink(),
+        lambda: os.fsync(dirty),
+    ]
+    with stopped(served), ThreadPoolExecutor(len(calls)) as pool:
+        for failure in [pool.submit(call).exception for call in calls]:
+            error = failure(WAIT_S)
+            assert isinstance(error, OSError), error
+            assert error.errno == errno.EIO
+    assert len(os.pread(handle, 100, 4 << 20)) == 100
+    os.close(handle)
+    os.close(dirty)
+    assert served.good("cat", "models/dirty").out == UNSTORED
+    assert "does not answer" in rig.log

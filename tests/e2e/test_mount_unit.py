@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fuse.mounting import STOP_WAIT_S
 from tests.style.source_tree import ROOT
 
 UNIT = ROOT / "systemd" / "lake-mount@.service"
@@ -65,5 +66,5 @@ def test_the_unit_waits_for_the_mount_watches_it_and_lets_it_store_what_was_writ
     assert (service["Type"], service["KillSignal"], service["KillMode"]) == ("notify", "SIGTERM", "mixed")
     assert service["ExecStart"] == "/opt/lake/bin/lake mount --foreground $LAKE_MOUNT_FLAGS -- %f"
     assert int(service["WatchdogSec"]) > 0
-    assert int(service["TimeoutStopSec"]) >= 60
+    assert int(service["TimeoutStopSec"]) >= STOP_WAIT_S + 10
     assert service["StateDirectory"] == "lake-mount"

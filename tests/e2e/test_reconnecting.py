@@ -172,3 +172,86 @@ def test_a_trio_lake_outlives_its_engine_and_takes_nothing_over_from_it(folder: 
 
     trio.run(main)
     assert served.stop() == 0
+
+
+def test_an_engine_that_is_silent_is_lost_and_one_that_is_only_slow_is_not() -> None:
+    async def main(network: SimulatedNetwork) -> None:
+        service = FakeService()  # Status waits for its gate
+        async with (
+            restarting(network, SIMULATED, service),
+            connect_reconnecting(SIMULATED, token="secret", network=network) as engine,
+            trio.open_nursery() as nursery,
+        ):
+            slow = trio.Event()
+
+            async def wait_long() -> None:
+                await engine.call(Status())
+                slow.set()
+
+            nursery.start_soon(wait_long)
+            await trio.sleep(600)
+            assert engine.epoch == 1
+            service.gate.set()
+            await slow.wait()
+            service.gate = trio.Event()
+            service.waits = (BucketCreate, Ping)
+            began = trio.current_time()
+            with pytest.raises(EngineUnreachable, match="does not answer, for 30 s"):
+                await engine.call(BucketCreate("b"))
+            assert trio.current_time() - began <= 45
+            service.gate.set()
+            assert isinstance((await engine.call(Status())).message, StatusReply)
+            assert engine.epoch == 2
+
+    in_simulated_time(main)
+
+
+def test_an_engine_that_takes_no_more_requests_is_given_longer() -> None:
+    async def main(network: SimulatedNetwork) -> None:
+        service = FakeService(waits=(BucketCreate, Ping))
+        async with (
+            restarting(network, SIMULATED, service),
+            connect_reconnecting(SIMULATED, token="secret", network=network) as engine,
+            trio.open_nursery() as nursery,
+        ):
+            failed: list[float] = []
+
+            async def wait_long(number: int) -> None:
+                with pytest.raises(EngineUnreachable):
+                    await engine.call(BucketCreate(f"b{number}"))
+                failed.append(trio.current_time())
+
+            for number in range(engine.hello.inflight_max):
+                nursery.start_soon(wait_long, number)
+            await trio.sleep(100)
+            assert failed == []
+            await trio.sleep(50)
+            assert len(failed) == engine.hello.inflight_max
+
+    in_simulated_time(main)
+
+
+def test_all_who_wait_for_a_lost_engine_wait_once() -> None:
+    async def main(network: SimulatedNetwork) -> None:
+        async with (
+            restarting(network, SIMULATED, FakeService()) as served,
+            connect_reconnecting(SIMULATED, token="secret", network=network) as engine,
+        ):
+            await served.stop()
+            began = trio.current_time()
+
+            async def call() -> None:
+                with pytest.raises(EngineUnreachable):
+                    await engine.call(Ping())
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(20):
+                    nursery.start_soon(call)
+            assert trio.current_time() - began < 6
+            with pytest.raises(EngineUnreachable):
+                await engine.call(Ping())
+            assert trio.current_time() - began > 9, "who comes later waits, too"
+            await served.start(FakeService())
+            await engine.call(Ping())
+
+    in_simulated_time(main)
