@@ -4,6 +4,8 @@ Rules kept here:
 - Content that came under the name after the file was opened is newer: it is replaced only when that is asked for.  So
   the name must still have the content that the file was written over (by its blob), or be free, or an empty object
   where the file was new.  The commit checks it once more.
+- Content that has every written byte where it was written, and the same length, is what the mount stored, or tried to
+  store, when it ended: then there is nothing to do.
 - Bytes that were not written are those of that content, or zeros when that is asked for; else they are missed.
 - Only what was written is stored: what is in the store already is kept where it is.
 """
@@ -17,8 +19,9 @@ from typing import Final
 from fuse.leftovers import Leftover, reopened
 from fuse.staged_put import store_staged
 from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
-from lakefs.getting import Opened, close_object, open_object
+from lakefs.getting import Opened, close_object, open_object, read_range
 from lakefs.lake import LakeSteps
+from lakefs.limits import CHUNK_BYTES
 from lakefs.names import Name, parse_object_name
 from lakefs.steps import Steps
 from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes, ObjectStat
@@ -71,6 +74,9 @@ def restore_to_store(
     """
     own = parse_object_name(leftover.name) if leftover.name else None
     found = yield from _stat(lake, name)
+    if name == own and not force and (yield from _is_stored(lake, leftover, name, found)):
+        assert isinstance(found, ObjectStat)
+        return found
     condition = NO_CONDITION if force else _condition(leftover, name, found, is_own=name == own)
     base = yield from open_base(lake, leftover, zeros=zeros)
     try:
@@ -122,6 +128,24 @@ def _stat(lake: LakeSteps, name: Name) -> Steps[ObjectStat | LakeError]:
     if isinstance(found, LakeError) and not isinstance(found, KeyNotFound | BucketNotFound):
         raise found
     return found
+
+
+def _is_stored(lake: LakeSteps, leftover: Leftover, name: Name, found: ObjectStat | LakeError) -> Steps[bool]:
+    """Whether the name has other content than the file's base, and all that was written is in it."""
+    if isinstance(found, LakeError) or found.size_bytes != leftover.size_bytes or _has_base(leftover, found):
+        return False
+    access = lake.access(None)
+    opened = yield from open_object(access, name)
+    try:
+        with reopened(leftover, with_base=False) as staged:
+            for begin, end in leftover.ranges:
+                for at in range(begin, end, CHUNK_BYTES):
+                    length = min(CHUNK_BYTES, end - at)
+                    if staged.read(at, length) != (yield from read_range(access, opened, at, length)):
+                        return False
+    finally:
+        yield from close_object(opened)
+    return True
 
 
 def _condition(leftover: Leftover, name: Name, found: ObjectStat | LakeError, *, is_own: bool) -> Condition:

@@ -115,6 +115,17 @@ def test_a_name_that_changes_at_the_last_moment_is_left_alone(lake: Lake, tmp_pa
     assert lake.get(str(NAME)) == b"newer"
 
 
+def test_what_the_engine_stored_after_all_is_not_stored_again(lake: Lake, tmp_path: Path) -> None:
+    leftover = left(tmp_path, put(lake, b"0123456789"), (3, b"abc"))
+    stored = put(lake, b"012abc6789")
+    assert how(lake, leftover) is Standing.INCOMPLETE
+    assert lake.run(restore_to_store(lake.steps, leftover, NAME)).node == stored.node
+    for other in (b"012abX6789", b"012abc678", b"012abc67890"):
+        put(lake, other)
+        with pytest.raises(PreconditionFailed):
+            lake.run(restore_to_store(lake.steps, leftover, NAME))
+
+
 def test_bytes_that_are_nowhere_are_missed_or_zeros(lake: Lake, tmp_path: Path) -> None:
     leftover = left(tmp_path, put(lake, b"0123456789"), (3, b"abc"))
     lake.remove(str(NAME))
