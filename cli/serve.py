@@ -18,6 +18,11 @@ import click
 )
 @click.option("--admin", metavar="HOST:PORT", help="Health and metrics over HTTP; off for none.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+@click.option(
+    "--upload-expiry",
+    metavar="TIME",
+    help="Age at which an unfinished multipart upload is removed, as 12h or 7d; 0 for never.",
+)
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
 def serve(
     data: str | None,
@@ -26,6 +31,7 @@ def serve(
     native: str | None,
     admin: str | None,
     log_level: str | None,
+    upload_expiry: str | None,
     file: str | None,
 ) -> None:
     """Run an engine.
@@ -49,6 +55,7 @@ def serve(
         "native": native,
         "admin": admin,
         "log_level": log_level,
+        "upload_expiry": upload_expiry,
     }
     config = load(file=file, flags=flags)
     log_to_stderr(config.log_level)

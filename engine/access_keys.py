@@ -67,7 +67,7 @@ def find_access_key(view: View, access_key: str, *, with_secret: bool) -> Access
     if len(key) != ACCESS_KEY_CHARACTERS:
         return None
     value = view.get(Table.ACCESS_KEYS, key)
-    return None if value is None else _stat(access_key, _record(value), with_secret=with_secret)
+    return None if value is None else _stat(access_key, unpack_access_key(value), with_secret=with_secret)
 
 
 def list_access_keys(
@@ -81,7 +81,7 @@ def list_access_keys(
     for key, value in view.scan(Table.ACCESS_KEYS, start, _KEYS_END):
         if len(page) == min(limit, LIST_PAGE_MAX):
             return page, page[-1].access_key
-        page.append(_stat(key.decode(), _record(value), with_secret=with_secret))
+        page.append(_stat(key.decode(), unpack_access_key(value), with_secret=with_secret))
     return page, ""
 
 
@@ -95,7 +95,8 @@ def remove_access_key(txn: Transaction, access_key: str) -> None:
     txn.delete(Table.ACCESS_KEYS, access_key.encode())
 
 
-def _record(value: bytes) -> AccessKeyRecord:
+def unpack_access_key(value: bytes) -> AccessKeyRecord:
+    """An access key's record.  StoreUnusable for a version of the future."""
     record = _decoder.decode(value)
     if record.version != _RECORD_VERSION:
         raise StoreUnusable(f"access key record version {record.version} is not known")

@@ -2,8 +2,8 @@
 
 `check_store` looks at an open store, page by page, beside readers and writers.  Quick: every record of the index
 against its checksum and the tables' sums; the journal and the newest checkpoint; every chunk's place against its
-segment and its neighbours; every name, node and manifest against what it refers to.  Full: also every payload against
-its CRC32C and its id.
+segment and its neighbours; every name, node, upload and manifest against what it refers to.  Full: also every
+payload against its CRC32C and its id.
 
 A finding is `damage` (something that was stored cannot be served as it was) or a `note` (garbage that gc
 collects).  Damaged chunks are found first; then the objects that they are in are named, all of them.  Nothing is
@@ -38,6 +38,7 @@ from engine.names import iter_nodes
 from engine.node_paths import paths_of
 from engine.number_set import NumberSet
 from engine.segments import Segments
+from engine.upload_check import UploadCheck
 from engine.views import View
 from lakefs.errors import CorruptionError, LakeError, StaleGrant
 from lakefs.ids import (
@@ -102,6 +103,7 @@ async def check_store(
     check = _Check(metadata, segments, chunks, manifests, Report("full" if full else "quick"))
     await check.index_and_journal()
     await check.nodes()
+    await check.uploads()
     await check.names()
     await check.places()
     if full:
@@ -128,6 +130,7 @@ class _Check:
         self._bad_before_walk = 0
         self._damaged: dict[NodeId, str] = {}
         self._bad_names: list[tuple[NodeId, bytes, str]] = []
+        self._uploads = UploadCheck(metadata, self._blob_problem)
 
     async def index_and_journal(self) -> None:
         """The index against its sums, the journal and the checkpoint against their checksums."""
@@ -142,6 +145,18 @@ class _Check:
     async def nodes(self) -> None:
         """Every node's blob is there, its manifest's children with it; a symlink has a target."""
         await self._walk_nodes(self._node)
+
+    async def uploads(self) -> None:
+        """Every part's blob is there, and its upload; uploads of buckets that are gone are garbage."""
+        await self._uploads.run()
+        for what, number in self._uploads.counts.items():
+            self.report.count(what, number)
+        if self._uploads.orphans:
+            self.report.found(
+                "note",
+                "store",
+                f"{self._uploads.orphans} uploads are to buckets that are gone; gc removes them",
+            )
         self._bad_before_walk = len(self._bad)
 
     async def _node(self, node_id: NodeId, node: Node) -> None:
@@ -249,6 +264,9 @@ class _Check:
         if len(self._bad) > self._bad_before_walk:
             self._whole = NumberSet()
             await self._walk_nodes(self._content_of)
+            await self._uploads.parts_again()
+        for subject, problem in await self._uploads.findings():
+            self.report.found("damage", subject, problem)
         wanted = {*self._damaged, *(parent for parent, _, _ in self._bad_names)}
         paths = await paths_of(self._metadata, wanted) if wanted else {}
         for node_id, problem in self._damaged.items():

@@ -39,8 +39,16 @@ class Feature(IntEnum):
     CLUSTER = 1 << 5
 
 
+class ReadOnlyFeature(IntEnum):
+    """Features with which a release that does not know them may only read; set when a store first uses them."""
+
+    UPLOADS = (
+        1 << 0
+    )  # the table `uploads` refers to chunks: gc of a release that does not know it would free them
+
+
 KNOWN_COMPAT: Final = 0
-KNOWN_READ_ONLY: Final = 0
+KNOWN_READ_ONLY: Final = int(ReadOnlyFeature.UPLOADS)
 KNOWN_INCOMPAT: Final = 0
 
 
@@ -53,7 +61,7 @@ class Table(IntEnum):
     NAMES = 4
     BUCKETS = 5
     SEGMENTS = 6  # reserved
-    UPLOADS = 7  # reserved
+    UPLOADS = 7
     VERSIONS = 8  # reserved
     KEYED = 9  # reserved
     ACCESS_KEYS = 10
@@ -346,12 +354,14 @@ class Attributes(
         "symlink_target": "l",
         "chunk_count": "c",
         "atime_ns": "a",
+        "upload": "u",
     },
 ):
     """What a node has beyond its head; absent from the record when all are defaults.
 
     `chunk_count` is the number of data chunks of a blob with a manifest; 0 for a blob of one chunk.  `atime_ns` is the
     access time that somebody set, None when nobody did, or when it is the modification time.
+    `upload` is the multipart upload that the node came from.
     """
 
     etag: bytes = b""
@@ -363,6 +373,7 @@ class Attributes(
     symlink_target: bytes = b""
     chunk_count: int = 0
     atime_ns: int | None = None
+    upload: bytes = b""
 
 
 NO_ATTRIBUTES: Final = Attributes()

@@ -1,9 +1,10 @@
-"""Garbage collection: mark from names and leases, sweep what is old, unmarked and unheld, give the room back.
+"""Garbage collection: mark from names, uploads and leases, sweep what is old, unmarked and unheld, give the room back.
 
 One cycle, beside readers and writers:
 
-1. *Mark.*  The mark set is a bitmap over births.  Every node's blob is marked, in the order of node ids up to the
-   live end, then every leased blob; a manifest's children with it.  A new node has a higher id than the marker's
+1. *Mark.*  What unfinished uploads have expired is removed first.  The mark set is a bitmap over births.  Every node's
+   blob is marked, in the order of node ids up to the live end, then every upload's parts, then every leased blob; a
+   manifest's children with it.  A new node has a higher id than the marker's
    place, so it is met; a node behind that place which gets another blob (a folder's own key) is looked at again
    (`metadata.on_joined`); a chunk that a writer refers to or is told of meanwhile is marked by the barrier
    (`Holds.keep`), so it does not matter how that writer's name came about.
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from itertools import islice
 
 import trio
 
@@ -37,6 +39,9 @@ from engine.number_set import NumberSet
 from engine.quarantine import Quarantine
 from engine.segments import Segments
 from engine.tree import NameEvent
+from engine.upload_expiry import UploadExpiry
+from engine.upload_keys import PARTS_BEGIN, PARTS_END
+from engine.uploads import unpack_part
 from engine.views import Transaction
 from lakefs.ids import (
     EMPTY_CHUNK,
@@ -61,6 +66,7 @@ EXTENTS_PER_CYCLE = 4_000_000
 class GcReport:
     """What one cycle did.  Byte counts are of stored payload and vectors."""
 
+    expired_uploads: int = 0
     marked_blobs: int = 0
     live_chunks: int = 0
     live_bytes: int = 0
@@ -83,6 +89,7 @@ class Collector:
         holds: Holds,
         quarantine: Quarantine,
         clock: Clock,
+        expiry: UploadExpiry,
         *,
         grace_s: float = GC_GRACE_S,
         batch: int = GC_BATCH,
@@ -93,6 +100,7 @@ class Collector:
         self._holds = holds
         self._quarantine = quarantine
         self._clock = clock
+        self._expiry = expiry
         self._batch = batch
         self._not_before = clock.monotonic() + grace_s
         self._lock = trio.Lock()
@@ -116,6 +124,7 @@ class Collector:
         async with self._lock:
             await trio.sleep(max(0.0, self._not_before - self._clock.monotonic()))
             report = GcReport(disk_bytes_before=await self._segments.allocated_bytes())
+            report.expired_uploads = await self._expiry.run()
             self._holds.expire()
             settled = {s for s in self._segments.sealed() if not self._segments.inflight(s)}
             cycle = _Cycle(self._metadata.next_birth, NumberSet(), report, settled)
@@ -146,12 +155,26 @@ class Collector:
                 if node.blob is not None:
                     await self._mark_blob(cycle, node.blob)
             await trio.lowlevel.checkpoint()
+        await self._mark_parts(cycle)
         for count, blob in enumerate(dict.fromkeys(self._holds.leased_blobs()), 1):
             await self._mark_blob(cycle, blob)
             if count % self._batch == 0:
                 await trio.lowlevel.checkpoint()
         while self._rebound:
             await self._mark_blob(cycle, self._rebound.pop())
+
+    async def _mark_parts(self, cycle: _Cycle) -> None:
+        """Mark the parts of unfinished uploads: a part that comes behind this walk is held by its session till then."""
+        after = PARTS_BEGIN
+        while True:
+            with self._metadata.view() as view:
+                page = list(islice(view.scan(Table.UPLOADS, after, PARTS_END), self._batch))
+            if not page:
+                return
+            after = page[-1][0] + b"\0"
+            for _, value in page:
+                await self._mark_blob(cycle, BlobId(unpack_part(value).blob))
+            await trio.lowlevel.checkpoint()
 
     async def _mark_blob(self, cycle: _Cycle, blob: BlobId) -> None:
         cycle.report.marked_blobs += 1

@@ -18,13 +18,20 @@ ENGINE_THREADS = 6
 
 
 @asynccontextmanager
-async def open_local_store(data: Path, *, grace_s: float = GC_GRACE_S) -> AsyncIterator[Store]:
-    """Open (or create) the store in a folder; stopped cleanly at the end.  Errors: see `open_store`."""
+async def open_local_store(
+    data: Path, *, grace_s: float = GC_GRACE_S, upload_expiry_s: float = 0.0
+) -> AsyncIterator[Store]:
+    """Open (or create) the store in a folder; stopped cleanly at the end.  Arguments and errors: see `open_store`."""
     disk = LocalDisk(data)
     async with (
         ThreadOffload(ENGINE_THREADS, "lake") as offload,
         open_store(
-            disk, SystemClock(), offload, grace_s=grace_s, while_locked=lambda: noting_crashes(disk)
+            disk,
+            SystemClock(),
+            offload,
+            grace_s=grace_s,
+            upload_expiry_s=upload_expiry_s,
+            while_locked=lambda: noting_crashes(disk),
         ) as store,
     ):
         yield store

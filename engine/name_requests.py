@@ -108,7 +108,7 @@ class NameRequests:
                 request.keep_folder,
             )
 
-        return _one(
+        return one_name(
             request.to_bucket, request.to_key, await self._decisions.change(client, decide, request.durable)
         )
 
@@ -128,7 +128,7 @@ class NameRequests:
                 now_ns,
             )
 
-        return _one(request.to_bucket, request.to_key, await self._decisions.change(client, decide))
+        return one_name(request.to_bucket, request.to_key, await self._decisions.change(client, decide))
 
     async def make_folder(self, client: Client, request: m.MakeFolder, body: Body, _: Sequence[int]) -> Reply:
         def decide(txn: Transaction) -> Resolved:
@@ -136,7 +136,7 @@ class NameRequests:
             bucket = self._target(txn, request.bucket, request.create_bucket, now_ns)
             return make_folder(txn, bucket, request.key, request.exclusive, now_ns, request.attributes)
 
-        return _one(
+        return one_name(
             request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
         )
 
@@ -148,7 +148,7 @@ class NameRequests:
             bucket = find_bucket(txn, request.bucket)
             return remove_folder(txn, bucket, request.key, m.NO_CONDITION, now_ns, request.keep_folder)
 
-        return _one(
+        return one_name(
             request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
         )
 
@@ -160,7 +160,7 @@ class NameRequests:
             bucket = find_bucket(txn, request.bucket)
             return make_symlink(txn, bucket, request.key, request.target, request.attributes, now_ns)
 
-        return _one(
+        return one_name(
             request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
         )
 
@@ -171,7 +171,7 @@ class NameRequests:
             now_ns = self._store.clock.wall_ns()
             return set_attributes(txn, find_bucket(txn, request.bucket), request, now_ns)
 
-        return _one(
+        return one_name(
             request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
         )
 
@@ -222,7 +222,8 @@ def _stat_of(bucket: str, key: str, found: Resolved) -> m.ObjectStat:
     return to_object_stat(bucket, key, found.node_id, found.node)
 
 
-def _one(bucket: str, key: str, found: Resolved) -> Reply:
+def one_name(bucket: str, key: str, found: Resolved) -> Reply:
+    """The reply about one name."""
     return Reply(m.NameResults([m.NameResult(_stat_of(bucket, key, found))]))
 
 

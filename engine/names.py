@@ -233,6 +233,8 @@ def copy(
     node = msgspec.structs.replace(found.node, mtime_ns=now_ns, ctime_ns=now_ns)
     if attributes is not None:
         node = with_attributes(node, attributes, now_ns)
+    if node.attributes.upload:  # this node does not come from the upload that the source came from
+        node = msgspec.structs.replace(node, attributes=msgspec.structs.replace(node.attributes, upload=b""))
     return bind(txn, target, to_key, node, condition, now_ns)
 
 

@@ -62,7 +62,7 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
     """Serve until told to stop.  Raises what `open_store` and binding the addresses raise."""
     _make_data_folder(config.data)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with open_local_store(config.data) as store:
+        async with open_local_store(config.data, upload_expiry_s=config.upload_expiry) as store:
             token = _native_token(config.data) if config.native else None
             service = Service(store)
             server = Server(service, TrioNetwork(group=_group_id(config.socket_group)), token=token)
@@ -116,7 +116,12 @@ async def _collect_now_and_then(store: Store) -> None:
         except LakeError as error:
             _log.error("garbage collection failed", error=error.message)
         else:
-            _log.info("garbage collected", chunks=report.freed_chunks, freed_bytes=report.freed_bytes)
+            _log.info(
+                "garbage collected",
+                chunks=report.freed_chunks,
+                freed_bytes=report.freed_bytes,
+                expired_uploads=report.expired_uploads,
+            )
         await store.offload.run(store.reserve.restore)
 
 

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import trio
 
 from engine.buckets import BucketRef, PlannedBuckets, find_bucket
 from engine.chunks import Hashed, Written, find_chunk
-from engine.format import ChunkRecord
-from engine.holds import Client, Session
+from engine.held_blobs import HeldBlob, HeldBlobs, checked_chunks
+from engine.holds import Client
 from engine.names import Binding, bind_many
 from engine.object_stat import new_object, to_object_stat
 from engine.payloads import ReceivedBody
@@ -28,7 +25,6 @@ from engine.store import Store
 from engine.tree import ChangedBy, Resolved
 from engine.views import Transaction
 from lakefs.errors import (
-    ChunkDamaged,
     ChunkNotFound,
     EngineBusy,
     InvalidArgument,
@@ -38,33 +34,16 @@ from lakefs.errors import (
     UserError,
 )
 from lakefs.ids import (
-    EMPTY_BLOB,
     EMPTY_CHUNK,
     BlobId,
     ChunkId,
     ChunkKind,
     SessionId,
-    id_text,
-    is_well_formed,
-    kind_of,
 )
 from lakefs.limits import BATCH_MAX, BLOB_BYTES_MAX, SOURCES_PER_CONNECTION_MAX
-from lakefs.manifest import Manifest, check_child, check_top
 from lakefs.service import Body, Reply
 from lakefs.sockets import duplicates
 from lakefs.wire import messages as m
-
-CHECK_BATCH = 1024
-"""Chunks of a manifest looked up between two checkpoints: about 4 ms."""
-
-
-@dataclass(frozen=True)
-class _Blob:
-    """What a name will be bound to."""
-
-    blob: BlobId
-    size_bytes: int
-    chunk_count: int
 
 
 class _Vanished(Exception):
@@ -79,6 +58,7 @@ class Puts:
         self._holds = store.holds
         self._chunks = store.chunks
         self._metadata = store.metadata
+        self._held = HeldBlobs(store.metadata, store.chunks, store.manifests, store.holds)
 
     async def receive(self, request: m.StoreChunks | m.PutObjects) -> ReceivedBody:
         """Memory for the payloads of a request."""
@@ -176,10 +156,10 @@ class Puts:
         session = self._holds.join_session(client, SessionId(request.session))
         if len(request.changes) > BATCH_MAX:
             raise RequestTooLarge(f"{len(request.changes)} names in one commit; the limit is {BATCH_MAX}")
-        blobs: list[_Blob | LakeError] = []
+        blobs: list[HeldBlob | LakeError] = []
         for change in request.changes:
             try:
-                blobs.append(await self._held_blob(session, change.blob))
+                blobs.append(await self._held.hold(session, change.blob))
             except (UserError, ChunkNotFound) as error:
                 blobs.append(error)
 
@@ -200,7 +180,7 @@ class Puts:
             raise InvalidArgument(f"{len(request.changes)} names for {len(request.lengths)} payloads")
         assert isinstance(body, ReceivedBody)
         hashed = await self._chunks.hash(body.payloads)
-        blobs = [_Blob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
+        blobs = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
         wanted = {item.chunk: item for item in hashed if item.chunk != EMPTY_CHUNK}
         written: list[Written] = []
 
@@ -240,7 +220,7 @@ class Puts:
         txn: Transaction,
         client: Client,
         changes: Sequence[m.NameChange],
-        blobs: Sequence[_Blob | LakeError],
+        blobs: Sequence[HeldBlob | LakeError],
     ) -> list[m.NameResult]:
         """Bind what can be bound; every change gets its result."""
         txn.note(ChangedBy(client))
@@ -263,67 +243,6 @@ class Puts:
                 buckets.planned.make(changes[index].bucket)
         return [result for result in results if result is not None]
 
-    # --- what a blob consists of -------------------------------------------------------------------
-
-    async def _held_blob(self, session: Session, blob: bytes) -> _Blob:
-        """The blob's size and chunk count; all its chunks are held by the session.  ChunkNotFound, InvalidArgument."""
-        (top,) = checked_chunks([blob])
-        if top == EMPTY_CHUNK:
-            return _Blob(EMPTY_BLOB, 0, 1)
-        if kind_of(top) is ChunkKind.DATA:
-            return _Blob(BlobId(top), self._hold(session, top).logical_bytes, 1)
-        self._hold(session, top)
-        root = await self._manifest(top)
-        check_top(root)
-        return _Blob(BlobId(top), root.size_bytes, await self._hold_below(session, root, {}))
-
-    async def _hold_below(self, session: Session, manifest: Manifest, counted: dict[ChunkId, int]) -> int:
-        """Hold all that a manifest refers to; the number of its data chunks.
-
-        A child that is named again, as in a large file of zeros, is walked once: so the work is bounded by what
-        the client has stored, whatever it makes of it.
-        """
-        if manifest.level == 0:
-            await self._hold_data(session, manifest)
-            return len(manifest.entries)
-        chunk_count = 0
-        for entry in manifest.entries:
-            self._hold(session, entry.chunk)
-            child = await self._manifest(entry.chunk)
-            check_child(entry, manifest, child)
-            if entry.chunk not in counted:
-                counted[entry.chunk] = await self._hold_below(session, child, counted)
-            chunk_count += counted[entry.chunk]
-        return chunk_count
-
-    async def _manifest(self, chunk: ChunkId) -> Manifest:
-        """A manifest that a client stored.  InvalidArgument when its bytes are none: they are as they were sent."""
-        try:
-            return await self._store.manifests.read(chunk)
-        except ChunkDamaged as error:
-            if isinstance(error.__cause__, InvalidArgument):
-                raise error.__cause__ from None
-            raise
-
-    async def _hold_data(self, session: Session, manifest: Manifest) -> None:
-        for start in range(0, len(manifest.entries), CHECK_BATCH):
-            for entry in manifest.entries[start : start + CHECK_BATCH]:
-                if self._hold(session, entry.chunk).logical_bytes != entry.size_bytes:
-                    raise InvalidArgument(
-                        f"a manifest gives chunk {id_text(entry.chunk)} a length it does not have"
-                    )
-            await trio.lowlevel.checkpoint()
-
-    def _hold(self, session: Session, chunk: ChunkId) -> ChunkRecord:
-        with self._metadata.view() as view:
-            record = self._chunks.find_good(view, chunk)
-        if record is None:
-            raise ChunkNotFound(
-                f"chunk {id_text(chunk)} is not in the store; offer it again", subject=id_text(chunk)
-            )
-        self._holds.hold(session, record.birth)
-        return record
-
 
 class _Buckets:
     """The buckets of one transaction's changes, each looked up once."""
@@ -344,7 +263,7 @@ class _Buckets:
         return bucket
 
 
-def _binding(change: m.NameChange, blob: _Blob, buckets: _Buckets, now_ns: int) -> Binding:
+def _binding(change: m.NameChange, blob: HeldBlob, buckets: _Buckets, now_ns: int) -> Binding:
     node = new_object(blob.blob, blob.size_bytes, blob.chunk_count, change.attributes, now_ns)
     return Binding(buckets.of(change), change.key, node, change.condition, change.keep_node, change.named_ns)
 
@@ -354,16 +273,6 @@ def _close_source(client: Client, number: int) -> None:
     descriptor = client.sources.pop(number, None)
     if descriptor is not None:
         os.close(descriptor)
-
-
-def checked_chunks(identifiers: Sequence[bytes]) -> list[ChunkId]:
-    """Ids from outside as ids.  InvalidArgument, RequestTooLarge."""
-    if len(identifiers) > BATCH_MAX:
-        raise RequestTooLarge(f"{len(identifiers)} chunks in one request; the limit is {BATCH_MAX}")
-    for identifier in identifiers:
-        if not is_well_formed(identifier):
-            raise InvalidArgument("an id has 33 bytes and a known kind")
-    return [ChunkId(identifier) for identifier in identifiers]
 
 
 def failed(error: LakeError) -> m.NameResult:

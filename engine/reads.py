@@ -20,10 +20,11 @@ import structlog
 from engine.buckets import find_bucket
 from engine.chunks import find_chunk
 from engine.format import ChunkRecord, NodeKind
+from engine.held_blobs import checked_chunks
 from engine.holds import Client
 from engine.names import require
 from engine.object_stat import to_object_stat
-from engine.puts import checked_chunks, failure_of
+from engine.puts import failure_of
 from engine.store import Store
 from engine.views import View
 from lakefs.errors import (

@@ -30,3 +30,25 @@ class AccessKeyRecord(msgspec.Struct, frozen=True, array_like=True):
     def __repr__(self) -> str:
         """Without the secret."""
         return f"AccessKeyRecord(buckets={self.buckets}, read_only={self.read_only})"
+
+
+class UploadRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A multipart upload.  `node` is the packed record that its object will have, without blob; mtime 0: when done."""
+
+    version: int
+    key: str
+    created_ns: int
+    node: bytes
+    details: dict[str, str]
+
+
+class PartRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A part of the upload whose record has the key `upload_key`."""
+
+    version: int
+    upload_key: bytes
+    blob: bytes
+    size_bytes: int
+    etag: bytes
+    mtime_ns: int
+    checksums: dict[str, bytes]

@@ -1,7 +1,7 @@
 """The engine's answers: one handler for each request of `lakefs.wire.messages`.
 
-The handlers live beside what they are about (`puts`, `name_requests`, `reads`, `access_key_requests`); here is the
-table, what a connection is, and the few requests that are about the engine itself.
+The handlers live beside what they are about (`puts`, `name_requests`, `reads`, `upload_requests`,
+`access_key_requests`); here is the table, what a connection is, and the few requests that are about the engine itself.
 
 Rules kept here:
 - A reply leaves only when everything it rests on is durable; of a change that was asked for with `durable` false,
@@ -26,6 +26,7 @@ from engine.payloads import ReceivedBody
 from engine.puts import Puts
 from engine.reads import Reads
 from engine.store import Store
+from engine.upload_requests import UploadRequests
 from engine.watch import Watch
 from lakefs.errors import IndexDamaged, InvalidArgument, UnsupportedVersion
 from lakefs.service import Body, Reply, ServedClient
@@ -43,6 +44,7 @@ class Service:
         self._puts = Puts(store)
         self._reads = Reads(store)
         names = NameRequests(store)
+        uploads = UploadRequests(store)
         access_keys = AccessKeyRequests(store)
         self._handlers: Final[dict[type[m.Request], Handler]] = {
             m.Hello: self._hello,
@@ -71,6 +73,12 @@ class Service:
             m.BucketCreate: names.bucket_create,
             m.BucketRemove: names.bucket_remove,
             m.BucketSet: names.bucket_set,
+            m.UploadCreate: uploads.create,
+            m.UploadPut: uploads.put,
+            m.UploadList: uploads.list_,
+            m.UploadParts: uploads.parts,
+            m.UploadComplete: uploads.complete,
+            m.UploadAbort: uploads.abort,
             m.AccessKeyCreate: access_keys.create,
             m.AccessKeyList: access_keys.list_,
             m.AccessKeyRemove: access_keys.remove,

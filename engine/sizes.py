@@ -16,6 +16,7 @@ from lakefs.limits import (
     LARGE_SEGMENT_BYTES,
     OVERLAY_ENTRIES_APPLY,
     OVERLAY_ENTRIES_MAX,
+    PART_BYTES_MIN,
     SMALL_FILL_BYTES,
     SMALL_SEGMENT_BYTES,
 )
@@ -52,6 +53,7 @@ class StoreSizes:
     segments: SegmentSizes = field(default_factory=SegmentSizes)
     gc_batch: int = GC_BATCH
     buffer_bytes: int = BUFFER_POOL_BYTES
+    part_bytes_min: int = PART_BYTES_MIN
 
 
 DEFAULT_SIZES: Final = MetadataSizes()

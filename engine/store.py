@@ -28,6 +28,7 @@ from engine.buckets import initialise
 from engine.buffers import BufferPool
 from engine.check import check_store
 from engine.chunks import Chunks
+from engine.format import ReadOnlyFeature
 from engine.gc import Collector
 from engine.holds import Holds
 from engine.manifests import Manifests
@@ -40,6 +41,7 @@ from engine.segments import Segments
 from engine.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.superblock import OpenedStore, Superblock
 from engine.tasks import plain_errors
+from engine.upload_expiry import UploadExpiry
 from engine.watch import Watchers
 from lakefs.errors import IndexDamaged, LakeError, StoreFull, StoreReadOnly
 from lakefs.ids import SegmentId
@@ -71,9 +73,11 @@ class Store:
     watchers: Watchers
     payload_memory: PayloadMemory
     buffers: BufferPool
+    sizes: StoreSizes
     index_verified: bool = False
     index_suspect: trio.Event = field(default_factory=trio.Event)
     """Set when a read met a damaged record of the index."""
+    _superblock_lock: trio.Lock = field(default_factory=trio.Lock)
 
     def hello(self, *, descriptors: bool) -> HelloReply:
         """What a client is told when it connects."""
@@ -126,6 +130,15 @@ class Store:
             "gc_running": self.collector.running,
         }
 
+    async def begin_to_use(self, feature: ReadOnlyFeature) -> None:
+        """Say in the superblock that the store uses a feature; durable on return.  StoreFull, DiskFailed."""
+        async with self._superblock_lock:
+            features = self.superblock.read_only_features | feature
+            if features != self.superblock.read_only_features:
+                changed = replace(self.superblock, read_only_features=features)
+                await self.offload.run(_write_superblock, self.disk, changed, self.reserve)
+                self.superblock = changed
+
     async def check(self, *, full: bool) -> dict[str, Any]:
         """fsck of the open store; JSON-able report."""
         return await check_store(self.metadata, self.segments, self.chunks, self.manifests, full=full)
@@ -140,6 +153,7 @@ async def open_store(
     create: bool = True,
     grace_s: float = GC_GRACE_S,
     verify_index: bool = True,
+    upload_expiry_s: float = 0.0,
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
     index_committed: Callable[[], None] | None = None,
     while_locked: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -148,6 +162,7 @@ async def open_store(
 
     StoreLocked, StoreUnusable, StoreDamaged, JournalDamaged, StoreFull, StoreReadOnly.  When the body raises, or a
     write has failed, the store is closed as a crash would leave it: everything acknowledged is there.
+    `upload_expiry_s`: age at which gc removes unfinished uploads, 0: never.
     `index_committed` runs in a thread after each commit of the index; `while_locked` is entered when the lock is
     held, before anything is recovered.
     """
@@ -159,7 +174,9 @@ async def open_store(
         for warning in opened.warnings:
             _log.warning(warning)
         with plain_errors(), while_locked():
-            async with _running(disk, clock, offload, opened, grace_s, sizes, index_committed) as store:
+            async with _running(
+                disk, clock, offload, opened, grace_s, upload_expiry_s, sizes, index_committed
+            ) as store:
                 async with trio.open_nursery() as nursery:
                     if verify_index:
                         nursery.start_soon(_keep_index_whole, store)
@@ -177,6 +194,7 @@ async def _running(
     offload: Offload,
     opened: OpenedStore,
     grace_s: float,
+    upload_expiry_s: float,
     sizes: StoreSizes,
     index_committed: Callable[[], None] | None,
 ) -> AsyncIterator[Store]:
@@ -216,12 +234,8 @@ async def _running(
             await segments.open()
             _, sequence = await metadata.commit(initialise)
             await metadata.wait_durable(sequence)
-            quarantine = Quarantine(metadata, clock)
-            chunks = Chunks(metadata, segments, offload, holds, quarantine)
-            manifests = Manifests(metadata, chunks)
-            grace = 0.0 if opened.created else grace_s
-            buffers = BufferPool(sizes.buffer_bytes)
-            yield Store(
+            expiry = UploadExpiry(metadata, clock, upload_expiry_s, batch=sizes.gc_batch)
+            yield _put_together(
                 unclean,
                 disk,
                 clock,
@@ -230,27 +244,65 @@ async def _running(
                 metadata,
                 segments,
                 holds,
-                quarantine,
-                chunks,
-                manifests,
-                Collector(
-                    metadata,
-                    segments,
-                    manifests,
-                    holds,
-                    quarantine,
-                    clock,
-                    grace_s=grace,
-                    batch=sizes.gc_batch,
-                ),
                 watchers,
-                PayloadMemory(buffers),
-                buffers,
+                expiry,
+                sizes,
+                grace_s=0.0 if opened.created else grace_s,
             )
         finally:
             segments.abandon()
             reserve.close()
             nursery.cancel_scope.cancel()
+
+
+def _put_together(
+    superblock: Superblock,
+    disk: Disk,
+    clock: Clock,
+    offload: Offload,
+    reserve: Reserve,
+    metadata: Metadata,
+    segments: Segments,
+    holds: Holds,
+    watchers: Watchers,
+    expiry: UploadExpiry,
+    sizes: StoreSizes,
+    *,
+    grace_s: float,
+) -> Store:
+    quarantine = Quarantine(metadata, clock)
+    chunks = Chunks(metadata, segments, offload, holds, quarantine)
+    manifests = Manifests(metadata, chunks)
+    buffers = BufferPool(sizes.buffer_bytes)
+    collector = Collector(
+        metadata,
+        segments,
+        manifests,
+        holds,
+        quarantine,
+        clock,
+        expiry,
+        grace_s=grace_s,
+        batch=sizes.gc_batch,
+    )
+    return Store(
+        superblock,
+        disk,
+        clock,
+        offload,
+        reserve,
+        metadata,
+        segments,
+        holds,
+        quarantine,
+        chunks,
+        manifests,
+        collector,
+        watchers,
+        PayloadMemory(buffers),
+        buffers,
+        sizes,
+    )
 
 
 @contextmanager

@@ -37,6 +37,10 @@ ERRNO_BY_ERROR: Final[Mapping[type[errors.LakeError], int]] = MappingProxyType(
         errors.ConfigError: errno.EINVAL,
         errors.LocalFileError: errno.EIO,
         errors.AccessKeyNotFound: errno.ENOKEY,
+        errors.UploadNotFound: errno.ENOENT,
+        errors.InvalidPart: errno.EINVAL,
+        errors.InvalidPartOrder: errno.EINVAL,
+        errors.PartTooSmall: errno.EINVAL,
         # It was waited for; ENOTCONN would say that the mount itself has died.
         errors.EngineUnreachable: errno.EIO,
         errors.EngineBusy: errno.EBUSY,

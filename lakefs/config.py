@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from lakefs.errors import ConfigError, InvalidArgument
+from lakefs.limits import UPLOAD_EXPIRY_S
 
 DEFAULT_FILE: Final = Path("/etc/lake/lake.toml")
 SYSTEM_DATA: Final = Path("/var/lib/lake")
@@ -37,6 +38,8 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 SLIP_SIMILARITY: Final = 0.8
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _SIZE: Final = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?\s*(?:([kmgtp])(?:i?b)?|b)?", re.ASCII | re.IGNORECASE)
+_DURATION: Final = re.compile(r"(\d{1,9})\s*([smhd])?", re.ASCII)
+_DURATION_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZE_SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 
@@ -62,6 +65,8 @@ class Config:
     native: Address | None
     admin: Address | None
     log_level: str
+    upload_expiry: float
+    """Seconds until an unfinished multipart upload is removed; 0: never."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each setting came from, for people: `default`, `LAKE_DATA`, `--data`, or the file's path."""
 
@@ -74,6 +79,7 @@ class Config:
             "native": str(self.native or "off"),
             "admin": str(self.admin or "off"),
             "log_level": self.log_level,
+            "upload_expiry": duration_text(self.upload_expiry),
         }
 
 
@@ -105,6 +111,7 @@ def load(
         "native": None,
         "admin": parse_address(DEFAULT_ADMIN),
         "log_level": "info",
+        "upload_expiry": UPLOAD_EXPIRY_S,
     }
     settings = defaults | values | {"data": data, "socket": socket}
     origins = {name: given[name].origin if name in given else "default" for name in _SETTINGS}
@@ -158,6 +165,25 @@ def parse_size(text: str) -> int:
     if rest and not unit:
         raise InvalidArgument(f"{text!r} is not a size: a byte has no fractions")
     return scaled
+
+
+def parse_duration(text: str) -> float:
+    """Seconds: a whole number with a unit, `90s`, `30m`, `12h`, `7d`; `0` needs none.  InvalidArgument."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not (match[2] or int(match[1]) == 0):
+        raise InvalidArgument(
+            f"{text!r} is not a time; give a number and a unit, as 90s, 30m, 12h or 7d, or 0"
+        )
+    return float(int(match[1]) * _DURATION_UNITS.get(match[2] or "s", 1))
+
+
+def duration_text(duration_s: float) -> str:
+    """A time as `parse_duration` takes it, in the largest unit that is exact."""
+    whole = int(duration_s)
+    if not whole:
+        return "0"
+    unit = next(unit for unit, length in reversed(_DURATION_UNITS.items()) if whole % length == 0)
+    return f"{whole // _DURATION_UNITS[unit]}{unit}"
 
 
 @dataclass(frozen=True)
@@ -306,6 +332,7 @@ _SETTINGS: Final[Mapping[str, Callable[[str], object]]] = {
     "native": _address_or_off,
     "admin": _address_or_off,
     "log_level": _log_level,
+    "upload_expiry": parse_duration,
 }
 SETTING_NAMES: Final = tuple(_SETTINGS)
 """Keys of the file; flags of the same name with `-`, variables `LAKE_` and upper case."""

@@ -105,6 +105,22 @@ class AccessKeyNotFound(UserError):
     """No such access key."""
 
 
+class UploadNotFound(UserError):
+    """No such multipart upload: it was completed, aborted, has expired, or never was."""
+
+
+class InvalidPart(UserError):
+    """A part of a multipart upload that is not there, is another than the one meant, or cannot be one."""
+
+
+class InvalidPartOrder(UserError):
+    """The parts of a multipart upload are not listed in ascending order of their numbers."""
+
+
+class PartTooSmall(UserError):
+    """A part of a multipart upload other than the last is under the least size."""
+
+
 class EngineUnreachable(OperationalError):
     """Nobody serves at the address, or the engine was lost and did not come back in time."""
 
@@ -223,6 +239,10 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(ConfigError, 14, 78, 500),
     ErrorRow(LocalFileError, 15, 74, 500),
     ErrorRow(AccessKeyNotFound, 16, 66, 404),
+    ErrorRow(UploadNotFound, 17, 66, 404),
+    ErrorRow(InvalidPart, 18, 65, 400),
+    ErrorRow(InvalidPartOrder, 19, 65, 400),
+    ErrorRow(PartTooSmall, 20, 65, 400),
     ErrorRow(EngineUnreachable, 32, 69, 503),
     ErrorRow(EngineBusy, 33, 75, 503),
     ErrorRow(DeadlineExceeded, 34, 75, 504),

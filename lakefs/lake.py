@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -31,6 +30,7 @@ from lakefs.getting import (
     read_whole,
 )
 from lakefs.ids import Buffer
+from lakefs.lake_uploads import Progress as Progress, PutData as PutData, UploadSteps
 from lakefs.limits import CHUNK_BYTES
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.names import Name, parse_name, parse_object_name
@@ -72,15 +72,9 @@ from lakefs.wire.messages import (
     StatusReply,
 )
 
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes of those that were already there), as increments."""
-
-PutData = Buffer | os.PathLike[str] | BinaryIO
-"""What can be put: a buffer, the path of a file, or a binary file object read to its end."""
-
 
 @dataclass(frozen=True)
-class LakeSteps:
+class LakeSteps(UploadSteps):
     """Everything a client can do, as steps.  `network`: the engine is reached over TCP."""
 
     descriptors: SegmentDescriptors
@@ -388,10 +382,12 @@ class LakeSteps:
     # --- for the modules beside this one ---------------------------------------------------------
 
     def transfer(self, progress: Progress | None) -> Transfer:
+        """How this client moves bytes to the engine."""
         transfer = Transfer(descriptors=self.carries_descriptors, network=self.network)
         return replace(transfer, progress=progress) if progress else transfer
 
     def access(self, progress: Progress | None) -> Access:
+        """How this client reads."""
         access = Access(self.descriptors, self.carries_descriptors, self.check)
         return replace(access, progress=progress) if progress else access
 

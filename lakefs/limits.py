@@ -35,6 +35,19 @@ KEY_BYTES_MAX: Final = 1024
 BUCKET_NAME_BYTES_MAX: Final = 63
 BUCKETS_MAX: Final = 10_000
 """All of them are listed in one answer: 10,000 x at most 90 bytes is well inside one control part."""
+PART_NUMBER_MAX: Final = 10_000
+"""S3's limit for parts of one upload.  Completing one removes 10,000 records of 27 bytes in one group: 270 KB."""
+PART_BYTES_MIN: Final = 5 * MIB
+"""S3's least size of a part, the last one apart."""
+PART_BYTES_MAX: Final = 5 * GIB
+PART_CHUNKS_MAX: Final = 4096
+"""A part's layout fits in one answer: 4,096 x 45 bytes = 180 KiB.  5 GiB cut every 4 MiB are 1,280 chunks."""
+UPLOAD_DETAILS_BYTES_MAX: Final = 1024
+"""A page of 1,000 uploads with keys of 1 KiB: 2 MiB of one control part."""
+PART_CHECKSUMS_BYTES_MAX: Final = 512
+"""S3's five checksums take 120 bytes."""
+UPLOAD_EXPIRY_S: Final = 7 * 86_400.0
+"""Unfinished uploads are removed at this age, unless configured otherwise."""
 ACCESS_KEYS_MAX: Final = 10_000
 """Counted when one is made: about 10 ms."""
 ACCESS_KEY_BUCKETS_MAX: Final = 50

@@ -152,7 +152,7 @@ class Clock(Protocol):
         ...
 
     def wall_ns(self) -> int:
-        """Nanoseconds since 1970 UTC; may jump either way; only shown and stored, never compared."""
+        """Nanoseconds since 1970 UTC; may jump either way; shown and stored, and compared only where days count."""
         ...
 
 

@@ -137,9 +137,9 @@ def _put_many_chunks(
     upload = yield from open_upload(transfer, plan.cut_kind)
     try:
         if transfer.descriptors and source.descriptor is not None:
-            yield from _store_by_descriptor(upload, source, plan)
+            yield from store_by_descriptor(upload, source, plan)
         else:
-            yield from _store_by_body(upload, source, plan)
+            yield from store_by_body(upload, source, plan)
         source.verify_unchanged()
         return (yield from commit_upload(upload, change))
     except EngineUnreachable:
@@ -158,7 +158,7 @@ def _batches(plan: CutPlan) -> Iterator[list[tuple[int, int]]]:
         yield batch
 
 
-def _store_by_descriptor(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
+def store_by_descriptor(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
     """The engine reads the source itself; nothing passes through this process."""
     assert source.descriptor is not None
     reply = yield from send(SourceOpen(), descriptors=[source.descriptor])
@@ -181,7 +181,8 @@ def _store_by_descriptor(upload: Upload, source: Source, plan: CutPlan) -> Steps
     yield from send(SourceClose(number))
 
 
-def _store_by_body(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
+def store_by_body(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
+    """Send a source's chunks in bodies; where the wire is a network, only those that the engine lacks."""
     pipeline = Pipeline(WINDOW_REQUESTS)
     for batch in _batches(plan):
         payloads: list[memoryview] = []

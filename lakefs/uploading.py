@@ -186,7 +186,8 @@ def store_manifests(upload: Upload, pipeline: Pipeline) -> Steps[None]:
         yield from pipeline.submit(Send(request, body=[payload]), lambda reply: None)
 
 
-def _finish_manifests(upload: Upload) -> Steps[ManifestTree]:
+def finish_manifests(upload: Upload) -> Steps[ManifestTree]:
+    """Close the manifests of what was stored, and send them; what the blob is."""
     tree = upload.builder.finish()
     upload.manifests.extend(tree.manifests)
     pipeline = Pipeline(1)
@@ -197,7 +198,7 @@ def _finish_manifests(upload: Upload) -> Steps[ManifestTree]:
 
 def commit_upload(upload: Upload, change: NameChange, *, durable: bool = True) -> Steps[PutResult]:
     """Bind the name to what was stored, and end the session.  SessionLost, and what names raise."""
-    tree = yield from _finish_manifests(upload)
+    tree = yield from finish_manifests(upload)
     bound = msgspec.structs.replace(change, blob=tree.blob)
     reply = yield from send(Commit(upload.session, [bound], end_session=True, durable=durable))
     return PutResult(only_result(reply), tree.size_bytes, upload.new_bytes)

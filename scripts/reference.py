@@ -35,6 +35,7 @@ SETTINGS: Final = {
     "native": ("`HOST:PORT` or `off`", "`off`"),
     "admin": ("`HOST:PORT` or `off`", f"`{config.DEFAULT_ADMIN}`"),
     "log_level": (", ".join(f"`{level}`" for level in config.LOG_LEVELS), "`info`"),
+    "upload_expiry": ("number and unit: `90s`, `30m`, `12h`, `7d`; `0`: never", "`7d`"),
 }
 
 

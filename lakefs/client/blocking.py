@@ -14,7 +14,7 @@ import io
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -26,12 +26,21 @@ from lakefs.getting import Opened
 from lakefs.ids import Buffer
 from lakefs.lake import LakeSteps, Progress, PutData
 from lakefs.movers import Check, SegmentDescriptors
+from lakefs.multipart import ListedPart, UploadName
 from lakefs.names import parse_object_name
 from lakefs.service import BlockingEngineClient
 from lakefs.steps import Send, Start, Step, Steps, Ticket, Wait
 from lakefs.trees import Observer
 from lakefs.uploading import PutResult
-from lakefs.wire.messages import AccessKeyStat, BucketStat, ListEntry, ObjectStat
+from lakefs.wire.messages import (
+    AccessKeyStat,
+    BucketStat,
+    ListEntry,
+    ObjectAttributes,
+    ObjectStat,
+    PartStat,
+    UploadEntry,
+)
 
 T = TypeVar("T")
 WORK_THREADS = 2
@@ -166,6 +175,56 @@ class Lake:
     ) -> list[ObjectStat]:
         """Store many small objects (each at most 4 MiB); durable on return."""
         return self.run(self.steps.put_many(objects, create_bucket=create_bucket, in_flight=in_flight))
+
+    # --- multipart uploads -------------------------------------------------------------------------
+
+    def create_upload(
+        self,
+        name: str,
+        attributes: ObjectAttributes | None = None,
+        *,
+        details: Mapping[str, str] | None = None,
+    ) -> UploadName:
+        """Begin a multipart upload to a name, whose bucket must exist."""
+        return self.run(self.steps.create_upload(name, attributes, details=details))
+
+    def put_part(self, upload: UploadName, number: int, data: PutData, **options: Any) -> PartStat:
+        """Store data as a part of an upload, in place of the one that had its number; durable on return."""
+        return self.run(self.steps.put_part(upload, number, data, **options))
+
+    def copy_part(self, upload: UploadName, number: int, source: str, **options: Any) -> PartStat:
+        """Make a range of an object a part of an upload."""
+        return self.run(self.steps.copy_part(upload, number, source, **options))
+
+    def parts(self, upload: UploadName) -> Iterator[PartStat]:
+        """All parts of an upload, by number, read page by page."""
+        after = 0
+        while True:
+            page = self.run(self.steps.parts_page(upload, after=after))
+            yield from page.parts
+            after = page.next_after
+            if not after:
+                return
+
+    def uploads(self, name: str) -> Iterator[UploadEntry]:
+        """All unfinished uploads to keys that begin with the name's key, in byte order, read page by page."""
+        after, after_upload = "", b""
+        while True:
+            page = self.run(self.steps.uploads_page(name, after=after, after_upload=after_upload))
+            yield from page.entries
+            after, after_upload = page.next_after, page.next_upload
+            if not after:
+                return
+
+    def complete_upload(
+        self, upload: UploadName, parts: Sequence[ListedPart | tuple[int, bytes]], **options: Any
+    ) -> ObjectStat:
+        """Make the listed parts (number, ETag) the object; no byte moves; durable on return."""
+        return self.run(self.steps.complete_upload(upload, parts, **options))
+
+    def abort_upload(self, upload: UploadName) -> None:
+        """End an upload and drop its parts; what has the name stays."""
+        self.run(self.steps.abort_upload(upload))
 
     # --- reading -----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ an `OpenedObject` of this module; close it, or use it as a context manager.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,11 +22,21 @@ from lakefs.getting import Opened
 from lakefs.ids import Buffer
 from lakefs.lake import LakeSteps, Progress, PutData
 from lakefs.movers import Check, SegmentDescriptors
+from lakefs.multipart import ListedPart, UploadName
 from lakefs.ports import Offload
 from lakefs.service import EngineClient
 from lakefs.steps import Send, Start, Step, Steps, Tell, Work, takes
 from lakefs.uploading import PutResult
-from lakefs.wire.messages import AccessKeyStat, BucketStat, ListEntry, ObjectStat, WatchEvent
+from lakefs.wire.messages import (
+    AccessKeyStat,
+    BucketStat,
+    ListEntry,
+    ObjectAttributes,
+    ObjectStat,
+    PartStat,
+    UploadEntry,
+    WatchEvent,
+)
 
 T = TypeVar("T")
 CLEANUP_S = 5.0
@@ -167,6 +177,58 @@ class TrioLake:
     ) -> list[ObjectStat]:
         """Store many small objects (each at most 4 MiB); durable on return."""
         return await self.run(self.steps.put_many(objects, create_bucket=create_bucket, in_flight=in_flight))
+
+    # --- multipart uploads -------------------------------------------------------------------------
+
+    async def create_upload(
+        self,
+        name: str,
+        attributes: ObjectAttributes | None = None,
+        *,
+        details: Mapping[str, str] | None = None,
+    ) -> UploadName:
+        """Begin a multipart upload to a name, whose bucket must exist."""
+        return await self.run(self.steps.create_upload(name, attributes, details=details))
+
+    async def put_part(self, upload: UploadName, number: int, data: PutData, **options: Any) -> PartStat:
+        """Store data as a part of an upload, in place of the one that had its number; durable on return."""
+        return await self.run(self.steps.put_part(upload, number, data, **options))
+
+    async def copy_part(self, upload: UploadName, number: int, source: str, **options: Any) -> PartStat:
+        """Make a range of an object a part of an upload."""
+        return await self.run(self.steps.copy_part(upload, number, source, **options))
+
+    async def parts(self, upload: UploadName) -> AsyncIterator[PartStat]:
+        """All parts of an upload, by number, read page by page."""
+        after = 0
+        while True:
+            page = await self.run(self.steps.parts_page(upload, after=after))
+            for part in page.parts:
+                yield part
+            after = page.next_after
+            if not after:
+                return
+
+    async def uploads(self, name: str) -> AsyncIterator[UploadEntry]:
+        """All unfinished uploads to keys that begin with the name's key, in byte order, read page by page."""
+        after, after_upload = "", b""
+        while True:
+            page = await self.run(self.steps.uploads_page(name, after=after, after_upload=after_upload))
+            for entry in page.entries:
+                yield entry
+            after, after_upload = page.next_after, page.next_upload
+            if not after:
+                return
+
+    async def complete_upload(
+        self, upload: UploadName, parts: Sequence[ListedPart | tuple[int, bytes]], **options: Any
+    ) -> ObjectStat:
+        """Make the listed parts (number, ETag) the object; no byte moves; durable on return."""
+        return await self.run(self.steps.complete_upload(upload, parts, **options))
+
+    async def abort_upload(self, upload: UploadName) -> None:
+        """End an upload and drop its parts; what has the name stays."""
+        await self.run(self.steps.abort_upload(upload))
 
     # --- reading -----------------------------------------------------------------------------------
 

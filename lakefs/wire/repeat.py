@@ -36,6 +36,8 @@ from lakefs.wire.messages import (
     Status,
     StoreChunks,
     StoreFromSource,
+    UploadList,
+    UploadParts,
 )
 
 REPEATABLE: Final[frozenset[type[Request]]] = frozenset(
@@ -60,6 +62,8 @@ REPEATABLE: Final[frozenset[type[Request]]] = frozenset(
         StatNames,
         Status,
         StoreChunks,
+        UploadList,
+        UploadParts,
     )
 )
 ATTEMPTS_MAX: Final = 3

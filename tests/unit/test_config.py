@@ -38,6 +38,7 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "native": "off",
         "admin": "127.0.0.1:9001",
         "log_level": "info",
+        "upload_expiry": "7d",
     }
 
 
@@ -285,3 +286,17 @@ def test_importing_the_configuration_loads_neither_trio_nor_the_parser_of_files(
     probe = "import sys, lakefs.config; print(*{'trio', 'tomllib', 'difflib', 'msgspec'} & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert loaded.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0", 0), ("90s", 90), ("30m", 1800), ("12 h", 43_200), ("7d", 604_800), ("0d", 0)]
+)
+def test_a_time_is_a_number_and_a_unit(text: str, seconds: int) -> None:
+    assert config.parse_duration(text) == seconds
+    assert config.parse_duration(config.duration_text(seconds)) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "-1d", "1w", "1.5d", "d", "7d7d", "1e3s", "9999999999s"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="is not a time"):
+        config.parse_duration(text)
