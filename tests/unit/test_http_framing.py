@@ -165,6 +165,7 @@ def test_a_line_may_be_as_long_as_its_limit_wherever_it_is_cut() -> None:
             reader.take(memoryview(b"x" * (12 - cut)), 0)
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([b"0", b"1", b"a", b"\r\n", b"\r", b"\n", b";", b":", b"x"]), max_size=30))
 @settings(max_examples=1000)
 def test_any_bytes_are_chunks_or_refused_alike_whole_and_in_pieces(tokens: list[bytes]) -> None:

@@ -239,6 +239,7 @@ pieces = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(pieces, max_size=24).map(b"".join), st.booleans())
 @settings(max_examples=2000)
 @example(b"GET / HTTP/1.1\r\nHost:a\r\nHost:", True)

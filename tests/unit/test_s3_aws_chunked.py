@@ -244,6 +244,7 @@ def test_payload_is_not_copied() -> None:
     assert decoder.finish() == {}
 
 
+@pytest.mark.slow
 @given(
     kinds,
     st.lists(

@@ -344,6 +344,7 @@ authorizations = st.lists(
 SIGNED_HEAD = signed_head(URL)
 
 
+@pytest.mark.slow
 @given(
     authorizations,
     st.binary(max_size=20),
