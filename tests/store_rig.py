@@ -50,6 +50,7 @@ async def simulated_store(
     offload: Offload | None = None,
     clock: SimClock | None = None,
     verify_index: bool = False,
+    upload_expiry_s: float = 0.0,
 ) -> AsyncIterator[Store]:
     """A store, created when the disk has none, stopped cleanly at the end."""
     async with open_store(
@@ -58,6 +59,7 @@ async def simulated_store(
         offload or InlineOffload(),
         grace_s=grace_s,
         verify_index=verify_index,
+        upload_expiry_s=upload_expiry_s,
         sizes=sizes,
     ) as store:
         yield store
