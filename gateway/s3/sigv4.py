@@ -44,13 +44,17 @@ _AUTHORIZATION: Final = re.compile(
     rb"SignedHeaders=([\x21-\x2b\x2d-\x7e]+)[ \t]*,[ \t]*Signature="
 )
 _CREDENTIAL: Final = re.compile(r"([!-~]{1,128}?)/([0-9]{8})/([^/]*)/([^/]*)/([^/]*)")
+_TIMESTAMP_BYTES_KEPT: Final = 17
+"""One more than a time has: what is longer is none, and takes no more than that of the cache."""
 _TIMESTAMP: Final = re.compile(rb"([0-9]{4})([0-9]{2})([0-9]{2})T([0-9]{2})([0-9]{2})([0-9]{2})Z")
 _PLAIN_VALUE: Final = re.compile(rb"[-A-Za-z0-9._~]*")
 _QUERY_AUTH: Final = re.compile(rb"(?:^|&)X-Amz-(?:Signature|Algorithm|Credential)=")
 _OLD_QUERY_AUTH: Final = re.compile(rb"(?:^|&)(?:AWSAccessKeyId|Signature)=")
 
 
-_PAYLOADS: Final = {payload.value.encode(): payload for payload in Payload if payload is not Payload.HASH}
+_PAYLOADS: Final = {payload.value.encode(): payload for payload in Payload if payload is not Payload.HASH} | {
+    sha256(b"").hexdigest().encode(): Payload.HASH  # every GET's
+}
 
 
 class _Claim(NamedTuple):
@@ -108,7 +112,7 @@ def _by_header(
     timestamp = headers.get(b"x-amz-date")
     if timestamp is None:
         raise _refused(403, "AccessDenied", "a signed request needs an x-amz-date header")
-    signed_s = _epoch(timestamp)
+    signed_s = _epoch(timestamp[:_TIMESTAMP_BYTES_KEPT])
     if signed_s is None or timestamp[:8].decode() != claim.date:
         raise _refused(403, "AccessDenied", "x-amz-date is not a time on the day of the credential's scope")
     if claim.region != region:
@@ -149,7 +153,7 @@ def _by_query(
     if parameters.get("X-Amz-Algorithm", b"") != ALGORITHM:
         raise _query_refused("X-Amz-Algorithm only supports AWS4-HMAC-SHA256")
     claim = _claim(credential, signed, "AuthorizationQueryParametersError")
-    signed_s = _epoch(timestamp)
+    signed_s = _epoch(timestamp[:_TIMESTAMP_BYTES_KEPT])
     if signed_s is None or timestamp[:8].decode() != claim.date:
         raise _query_refused("X-Amz-Date is not a time on the day of the credential's scope")
     if claim.region != region:

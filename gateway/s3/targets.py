@@ -25,11 +25,13 @@ import msgspec
 
 from gateway.http.head import RequestHead
 from gateway.s3.errors import S3Error, not_implemented
-from lakefs.limits import KEY_BYTES_MAX, S3_QUERY_PARAMETERS_MAX
+from lakefs.limits import BUCKET_NAME_BYTES_MAX, KEY_BYTES_MAX, S3_QUERY_PARAMETERS_MAX
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _ADDRESS: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+")
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]*)(?::[0-9]{0,5})?")
+_HOST_BYTES_KEPT: Final = 320
+"""A host name has at most 253 bytes; a longer Host names no bucket, and takes no more than that of the cache."""
 _BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
@@ -190,7 +192,7 @@ def parse_target(head: RequestHead, domains: tuple[str, ...] = ()) -> Target:
     S3Error: InvalidURI, InvalidBucketName, KeyTooLongError, NotImplemented, MethodNotAllowed, InvalidArgument.
     """
     path = head.path
-    bucket = _bucket_of_host(head.authority, domains) if domains else ""
+    bucket = _bucket_of_host(head.authority[:_HOST_BYTES_KEPT], domains) if domains else ""
     if bucket:
         raw_key = path[1:]
     else:
@@ -243,9 +245,13 @@ def parse_query(query: bytes) -> dict[str, str]:
     return parameters
 
 
-@lru_cache(maxsize=1024)
 def is_bucket_name(name: str) -> bool:
     """Whether a bucket of the store may have that name: 1 to 63 of letters, digits, `.`, `_`, `-`; no address."""
+    return len(name) <= BUCKET_NAME_BYTES_MAX and _is_bucket_name(name)
+
+
+@lru_cache(maxsize=1024)
+def _is_bucket_name(name: str) -> bool:
     return bool(_BUCKET.fullmatch(name)) and ".." not in name and not _ADDRESS.fullmatch(name)
 
 
