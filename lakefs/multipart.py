@@ -22,6 +22,8 @@ from lakefs.errors import (
     ChunkNotFound,
     EngineUnreachable,
     InvalidArgument,
+    InvalidPart,
+    InvalidPartOrder,
     PreconditionFailed,
     SessionLost,
     UploadNotFound,
@@ -331,23 +333,35 @@ def complete_upload(
 
 
 def _add_layouts(store: Upload, upload: UploadName, parts: Sequence[ListedPart]) -> Steps[None]:
-    """Add the chunks of the listed parts to the manifests, page by page.
+    """Add the chunks of the listed parts to the manifests, page by page.  InvalidPart, InvalidPartOrder.
 
-    What is wrong with the list is the engine's to say: it is told as much as was found, and refuses.
+    The engine looks again when it binds the name: a part may be replaced meanwhile.
     """
-    wanted = {part.number: part.etag for part in parts}
+    missing = {part.number: part.etag for part in parts}
     pipeline = Pipeline(WINDOW_REQUESTS)
     after = 0
     while True:
         page = yield from list_parts(upload, after=after, layouts=True)
         for part in page.parts:
-            if wanted.get(part.number) == part.etag:
+            if missing.get(part.number) == part.etag:
+                del missing[part.number]
                 store.stored(part.chunks, part.lengths, [False] * len(part.chunks))
                 yield from store_manifests(store, pipeline)
         after = page.next_after
         if not after:
             break
     yield from pipeline.drain()
+    numbers = [part.number for part in parts]
+    if numbers != sorted(set(numbers)):
+        raise InvalidPartOrder(f"{_shown(upload)}: list its parts in ascending order, each once")
+    if missing:
+        raise InvalidPart(
+            f"{_shown(upload)}: part {min(missing)} was not uploaded, or its ETag is not the one that is listed"
+        )
+
+
+def _shown(upload: UploadName) -> str:
+    return f"upload {upload.upload.hex()} to {upload.bucket}/{upload.key}"
 
 
 # --- what steps share ----------------------------------------------------------------------------------

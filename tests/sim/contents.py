@@ -6,6 +6,7 @@ than one granule, contents cut in several chunks.  A part of the contents is use
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 
@@ -28,6 +29,9 @@ class Contents:
         self._recent: list[bytes] = []
         self.by_blob: dict[BlobId, bytes] = {EMPTY_BLOB: b""}
         self._chunk_counts: dict[BlobId, int] = {EMPTY_BLOB: 1}
+        self.by_part_etag: dict[bytes, bytes] = {}
+        """Parts of multipart uploads by their MD5."""
+        self.multipart_etags: set[tuple[BlobId, str]] = set()
 
     def take(self) -> bytes:
         """A content to put: new, or one of the recent ones."""
@@ -54,6 +58,19 @@ class Contents:
         tree = build(CutKind.PARTS, [(data_chunk_id(part), len(part)) for part in parts])
         self._register(tree, b"".join(parts))
         return parts, tree
+
+    def some_parts(self) -> list[bytes]:
+        """Contents to be stored as the parts of an upload, of one chunk each."""
+        return [self._keep(self._part()) for _ in range(self._rng.randint(1, 4))]
+
+    def register_parts(self, parts: list[bytes]) -> tuple[BlobId, str]:
+        """The whole of parts of one chunk each: its blob, and its ETag."""
+        tree = build(CutKind.PARTS, [(data_chunk_id(part), len(part)) for part in parts])
+        blob = self._register(tree, b"".join(parts))
+        digests = b"".join(hashlib.md5(part, usedforsecurity=False).digest() for part in parts)
+        etag = f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"
+        self.multipart_etags.add((blob, etag))
+        return blob, etag
 
     def etag_of(self, blob: BlobId) -> str:
         """The ETag that a name bound to the blob has."""

@@ -49,6 +49,7 @@ from tests.sim.disk import SimDisk
 from tests.sim.history import History, SimFailure
 from tests.sim.model import Bound
 from tests.sim.name_customers import NameCustomer
+from tests.sim.upload_customers import UploadCustomer
 
 Connect = Callable[[], AbstractAsyncContextManager[TrioLake]]
 
@@ -82,7 +83,7 @@ class Weather:
         return self.cuts and isinstance(error, (EngineUnreachable, SessionLost))
 
 
-class Customer(NameCustomer):
+class Customer(NameCustomer, UploadCustomer):
     """One client, doing operations of random kinds over one connection after the other."""
 
     def __init__(
@@ -115,6 +116,8 @@ class Customer(NameCustomer):
             (6, self.compose),
             (6, self.adopt),
             (2, self.abandon),
+            (6, self.upload),
+            (4, self.finish_upload),
             (3, self.make_folder),
             (3, self.remove_folder),
             (4, self.make_symlink),
@@ -137,6 +140,8 @@ class Customer(NameCustomer):
             self.put_visible,
             self.put_keeping_the_node,
             self.compose,
+            self.upload,
+            self.finish_upload,
             self.adopt,
             self.abandon,
             self.put_again_beside_gc,

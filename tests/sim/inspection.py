@@ -9,11 +9,13 @@ from engine.store import Store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.limits import PAGE_BYTES
+from lakefs.multipart import UploadName
 from lakefs.names import Name
 from lakefs.wire.messages import ObjectStat
 from tests.sim.disk import SimDisk
 from tests.sim.history import SimFailure
 from tests.sim.model import Bound, State
+from tests.sim.upload_model import NO_PART, UPLOADS, part_bound, part_name, upload_name
 from tests.sim.witness import bound_of
 
 
@@ -29,7 +31,20 @@ async def names_of(store: Store) -> State:
             if bound is None:
                 raise SimFailure(f"{name} is listed, and not there: {found!r}")
             state[bucket.name][name.key] = bound
+        await _note_uploads(lake, bucket.name, state)
     return state
+
+
+async def _note_uploads(lake: TrioLake, bucket: str, state: dict[str, dict[str, Bound]]) -> None:
+    """Add the unfinished uploads of a bucket, and their parts."""
+    uploads = state.setdefault(UPLOADS, {})
+    for entry in [entry async for entry in lake.uploads(f"{bucket}/")]:
+        upload = UploadName(bucket, entry.key, entry.upload)
+        uploads[upload_name(*upload)] = NO_PART
+        async for part in lake.parts(upload):
+            uploads[part_name(*upload, part.number)] = part_bound(part.blob, part.etag)
+    if not uploads:
+        del state[UPLOADS]
 
 
 async def check_whole(store: Store) -> dict[str, object]:

@@ -84,4 +84,5 @@ def draw_sizes(rng: random.Random, *, huge: bool) -> StoreSizes:
         ),
         gc_batch=rng.choice((3, 10, 2048)),
         buffer_bytes=rng.choice((37, 64)) * MIB,
+        part_bytes_min=1,
     )

@@ -10,8 +10,8 @@ the present one, the witness says by its sign.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from lakefs.errors import (
     AlreadyExists,
@@ -27,28 +27,21 @@ from lakefs.errors import (
 )
 from lakefs.ids import EMPTY_BLOB, BlobId
 from lakefs.wire import messages as m
+from tests.sim.state import (
+    EMPTY as EMPTY,
+    MARK as MARK,
+    NO_BLOB as NO_BLOB,
+    Answer as Answer,
+    Bound as Bound,
+    Keys as Keys,
+    State as State,
+)
+from tests.sim.upload_model import apply_upload, without_uploads
 
-NO_BLOB: Final = BlobId(b"")
-MARK: Final = "user.mark"
-"""The extended attribute that customers set on objects and symlinks."""
-
-
-class Bound(NamedTuple):
-    """What a key is bound to: a blob or the target of a symlink, and its mark."""
-
-    blob: BlobId
-    target: bytes = b""
-    mark: bytes = b""
-
-
-Keys = Mapping[str, Bound]
-State = Mapping[str, Keys]
-"""Bucket to key to what it is bound to.  Never changed in place."""
-EMPTY: State = {}
-
-Answer = Bound | None | type[LakeError]
-"""What an item gives: what the name is bound to now (None: nothing, or it was not there), or the error."""
 EtagOf = Callable[[BlobId], str]
+
+
+_UPLOADING: Final = (m.UploadCreate, m.UploadPut, m.UploadComplete, m.UploadAbort)
 
 
 class Model:
@@ -62,7 +55,7 @@ class Model:
     ) -> tuple[State, list[Answer]] | type[LakeError]:
         """The next state and each item's answer; or the error of a request that fails as a whole.
 
-        `blobs` are those of PutObjects, in order.
+        `blobs` are those of PutObjects, in order; of UploadCreate the id that the upload was given.
         """
         if isinstance(request, (m.PutObjects, m.Commit)):
             return self._bind_all(state, request, blobs)
@@ -80,14 +73,10 @@ class Model:
             return _make_symlink(state, request)
         if isinstance(request, m.SetAttributes):
             return _set_attributes(state, request)
-        if isinstance(request, m.BucketCreate):
-            return AlreadyExists if request.name in state else ({**state, request.name: {}}, [None])
-        assert isinstance(request, m.BucketRemove)
-        if request.name not in state:
-            return BucketNotFound
-        if state[request.name]:
-            return BucketNotEmpty
-        return {bucket: keys for bucket, keys in state.items() if bucket != request.name}, [None]
+        if isinstance(request, _UPLOADING):
+            return apply_upload(state, request, blobs, self._bind)
+        assert isinstance(request, (m.BucketCreate, m.BucketRemove))
+        return _bucket(state, request)
 
     def _bind_all(
         self, state: State, request: m.PutObjects | m.Commit, blobs: Sequence[BlobId]
@@ -121,7 +110,7 @@ class Model:
     def _holds(self, present: Bound | None, condition: m.Condition) -> bool:
         if present is None:
             return not condition.etags
-        etag = self._etag_of(present.blob) if present.blob else ""
+        etag = present.etag or (self._etag_of(present.blob) if present.blob else "")
         if condition.absent or (condition.etags and etag not in condition.etags):
             return False
         return etag not in condition.not_etags
@@ -153,6 +142,19 @@ class Model:
             return InvalidArgument
         outcome = self._bind(state, request.to_bucket, request.to_key, bound, request.condition, True)
         return outcome if isinstance(outcome, type) else (outcome, [bound])
+
+
+def _bucket(
+    state: State, request: m.BucketCreate | m.BucketRemove
+) -> tuple[State, list[Answer]] | type[LakeError]:
+    if isinstance(request, m.BucketCreate):
+        return AlreadyExists if request.name in state else ({**state, request.name: {}}, [None])
+    if request.name not in state:
+        return BucketNotFound
+    if state[request.name]:
+        return BucketNotEmpty
+    left = without_uploads(state, request.name)
+    return {bucket: keys for bucket, keys in left.items() if bucket != request.name}, [None]
 
 
 def _may_keep(change: m.NameChange, present: Bound | None) -> bool:

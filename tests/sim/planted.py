@@ -12,7 +12,7 @@ import trio
 
 from engine.extents import Extent, Place
 from engine.format import ChunkRecord
-from engine.gc import _Cycle
+from engine.gc import Collector, _Cycle
 from engine.holds import Holds, Session
 from engine.journal import Journal
 from engine.large_segments import LargeWriter
@@ -169,6 +169,17 @@ def _tell_nobody_of_moves() -> AbstractContextManager[Any]:
     return mock.patch.object(Watchers, "_tell", tell)
 
 
+def _forget_parts() -> AbstractContextManager[Any]:
+    async def mark_parts(self: Collector, cycle: _Cycle) -> None:
+        await trio.lowlevel.checkpoint()
+
+    return mock.patch.object(Collector, "_mark_parts", mark_parts)
+
+
+def _keep_completed_uploads() -> AbstractContextManager[Any]:
+    return mock.patch("engine.uploads._remove", return_value=None)
+
+
 BUGS = [
     Bug("a large segment is not synced", _skip_large_sync, 10),
     Bug("a small segment is not synced", _skip_small_sync, 10),
@@ -183,6 +194,8 @@ BUGS = [
     Bug("gc forgets what is found present while it runs", _drop_the_barrier, 40),
     Bug("gc forgets what an ended session held", _end_sessions_without_a_word_to_gc, 60),
     Bug("gc forgets what is open for reading", _forget_leases, 80),
+    Bug("gc forgets the parts of uploads", _forget_parts, 20),
+    Bug("an upload stays when it has ended", _keep_completed_uploads, 5),
     Bug("watchers are not told of moves", _tell_nobody_of_moves, 20),
     Bug("the last group is not carried into the new journal file", _lose_the_carried_group, 60),
 ]

@@ -40,6 +40,9 @@ MUST_HAPPEN = {
     "hold_open": 20,
     "put_again_beside_gc": 20,
     "commit_beside_gc": 20,
+    "upload": 20,
+    "finish_upload": 20,
+    "UploadNotFound": 2,
 }
 
 

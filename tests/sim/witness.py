@@ -15,18 +15,22 @@ from typing import TypeVar
 import msgspec
 
 from engine.buckets import find_bucket
-from engine.format import NodeKind
+from engine.format import EtagKind, NodeKind
 from engine.names import resolve
+from engine.object_stat import etag_of
 from engine.store import Store
 from engine.tree import Resolved
+from engine.uploads import whole_etag
 from engine.views import Transaction, View
-from lakefs.errors import LakeError, UserError, from_wire
+from lakefs.errors import LakeError, UploadNotFound, UserError, from_wire
 from lakefs.ids import BlobId, Sequence as GroupSequence, data_chunk_id
+from lakefs.manifest import derived_etag
 from lakefs.service import Body, EngineService, Reply, ServedClient
 from lakefs.wire import messages as m
 from tests.sim.contents import Contents
 from tests.sim.history import History, SimFailure
 from tests.sim.model import MARK, NO_BLOB, Answer, Bound, Model, State, look_open, look_up, page_of
+from tests.sim.upload_model import UPLOADS, parts_of
 
 T = TypeVar("T")
 _CHANGES = (
@@ -41,6 +45,10 @@ _CHANGES = (
     m.SetAttributes,
     m.BucketCreate,
     m.BucketRemove,
+    m.UploadCreate,
+    m.UploadPut,
+    m.UploadComplete,
+    m.UploadAbort,
 )
 
 
@@ -95,8 +103,13 @@ class Witness:
     def _decided(self, serving: _Serving, outcome: object, sequence: GroupSequence) -> None:
         serving.decided = True
         before = self._history.state
+        if isinstance(outcome, m.UploadStat):
+            serving.blobs = [BlobId(outcome.upload)]
         expected = self._model.apply(before, serving.request, serving.blobs)
         found = _answers(outcome)
+        if isinstance(serving.request, m.UploadComplete) and expected is UploadNotFound:
+            self._completed_before(serving)
+            return
         if isinstance(expected, type) or expected[1] != found:
             raise SimFailure(f"{serving.request}: the engine decided {found}, the model {expected}")
         if expected[0] != before:
@@ -119,12 +132,26 @@ class Witness:
 
         return fits
 
+    def _completed_before(self, serving: _Serving) -> None:
+        """An upload that is over was answered as when it was completed: the name has what that gave it."""
+        request = serving.request
+        assert isinstance(request, m.UploadComplete)
+        etag = whole_etag(request.etags).decode()
+        serving.decided = True
+        self._history.observed(
+            serving.since,
+            lambda state: state.get(request.bucket, {}).get(request.key, Bound(NO_BLOB)).etag == etag,
+            f"{request} of an upload that was completed before",
+        )
+
     # --- answers -----------------------------------------------------------------------------------
 
     def answered(self, serving: _Serving, reply: Reply) -> None:
         """The reply is about to leave."""
         request, message = serving.request, reply.message
         if isinstance(request, _CHANGES):
+            if not serving.decided and isinstance(request, m.UploadComplete):
+                self._completed_before(serving)
             if not serving.decided:
                 raise SimFailure(f"{request} was answered without a decision")
             for sequence in serving.sequences if serving.durable else ():
@@ -144,14 +171,28 @@ class Witness:
             for name, opened in zip(request.names, message.results, strict=True):
                 self._check_facts(opened.opened.stat if opened.opened else None)
                 self._looked(serving, name, _opened(opened), look_open)
-        elif isinstance(request, m.ListNames):
+        else:
+            self._listed(serving, message)
+
+    def _listed(self, serving: _Serving, message: m.Message) -> None:
+        """The answer is a list."""
+        request = serving.request
+        if isinstance(request, m.ListNames):
             assert isinstance(message, m.Listed)
             page = [(e.key, None if e.is_prefix else BlobId(e.blob)) for e in message.entries]
             self._history.observed(serving.since, lambda state: page_of(state, request) == page, f"{request}")
         elif isinstance(request, m.BucketList):
             assert isinstance(message, m.Buckets)
             buckets = [bucket.name for bucket in message.buckets]
-            self._history.observed(serving.since, lambda state: sorted(state) == buckets, f"{request}")
+            self._history.observed(
+                serving.since, lambda state: sorted(state.keys() - {UPLOADS}) == buckets, f"{request}"
+            )
+        elif isinstance(request, m.UploadParts):
+            assert isinstance(message, m.Parts)
+            parts = {part.number: (part.blob, part.etag) for part in message.parts}
+            self._history.observed(
+                serving.since, lambda state: parts_of(state, request) == parts, f"{request}"
+            )
 
     def refused(self, serving: _Serving, error: UserError) -> None:
         """The request has failed as a whole, for a reason that lies in the names."""
@@ -187,6 +228,8 @@ class Witness:
         if stat is None or not stat.blob:
             return
         blob = BlobId(stat.blob)
+        if (blob, stat.etag) in self._contents.multipart_etags:
+            return
         expected = (len(self._contents.by_blob[blob]), self._contents.etag_of(blob))
         if (stat.size_bytes, stat.etag) != expected:
             raise SimFailure(f"{stat}: its content has size and ETag {expected}")
@@ -256,7 +299,9 @@ def bound_of(stat: m.ObjectStat) -> Bound | None:
     """What a name is bound to; None for a folder that nobody made."""
     if not stat.blob and stat.kind != NodeKind.SYMLINK:
         return None
-    return Bound(BlobId(stat.blob), stat.symlink_target, stat.xattrs.get(MARK, b""))
+    blob = BlobId(stat.blob)
+    etag = stat.etag if blob and stat.etag != derived_etag(blob, stat.chunk_count) else ""
+    return Bound(blob, stat.symlink_target, stat.xattrs.get(MARK, b""), etag)
 
 
 def _answers(outcome: object) -> list[Answer]:
@@ -267,7 +312,8 @@ def _answers(outcome: object) -> list[Answer]:
         if node.blob is None and node.kind is not NodeKind.SYMLINK:
             return [None]
         target, mark = node.attributes.symlink_target, node.attributes.xattrs.get(MARK, b"")
-        return [Bound(node.blob or NO_BLOB, target, mark)]
+        etag = "" if node.blob is None or node.etag_kind is EtagKind.DERIVED else etag_of(node)
+        return [Bound(node.blob or NO_BLOB, target, mark, etag)]
     return [None]
 
 

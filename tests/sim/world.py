@@ -149,6 +149,7 @@ class World:
         with (
             mock.patch("engine.superblock.new_id16", self._new_id16),
             mock.patch("engine.holds.new_id16", self._new_id16),
+            mock.patch("engine.upload_requests.new_id16", self._new_id16),
             mock.patch("lakefs.lake.time", SimpleNamespace(time_ns=self.clock.wall_ns)),
         ):
             yield
