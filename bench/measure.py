@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 ROUNDS_MIN: Final = 5
 
@@ -107,12 +107,23 @@ class Single:
     repeat: bool = False
 
 
-Scenario = Paired | Single
+class Own(Protocol):
+    """A scenario that knows itself how it is run: `bench.contest` has those of several sides."""
+
+    @property
+    def name(self) -> str:
+        """As the command line has it."""
+
+    def run(self, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
+        """Run it; its rows, and all that was measured, JSON-able."""
+
+
+Scenario = Paired | Single | Own
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One line of the table.  One that could not be run has the reason, and neither a value nor a miss."""
 
     scenario: str
     what: str
@@ -122,6 +133,7 @@ class Row:
     met: bool
     spread: str
     detail: str = ""
+    could_not_run: str = ""
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -135,7 +147,9 @@ def run_scenario(scenario: Scenario, bench: Bench) -> tuple[list[Row], dict[str,
     """Run it; its rows, and all that was measured, JSON-able."""
     if isinstance(scenario, Paired):
         return _run_paired(scenario, bench)
-    return _run_single(scenario, bench)
+    if isinstance(scenario, Single):
+        return _run_single(scenario, bench)
+    return scenario.run(bench)
 
 
 def _run_paired(scenario: Paired, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
@@ -154,6 +168,7 @@ def _run_paired(scenario: Paired, bench: Bench) -> tuple[list[Row], dict[str, An
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
     ratio = statistics.median(ratios)
     extra = "".join(f"; {name} {value:.3g}" for name, value in figures.items())
+    both = f"{three_digits(statistics.median(ours))} against {three_digits(statistics.median(theirs))}"
     row = Row(
         scenario.name,
         scenario.title,
@@ -161,8 +176,8 @@ def _run_paired(scenario: Paired, bench: Bench) -> tuple[list[Row], dict[str, An
         "x",
         scenario.goal.text,
         scenario.goal.met(ratio),
-        _spread(ratios),
-        f"{_number(statistics.median(ours))} against {_number(statistics.median(theirs))} {scenario.unit}{extra}",
+        spread_of(ratios),
+        f"{both} {scenario.unit}{extra}",
     )
     measured = {"unit": scenario.unit, "ours": ours, "theirs": theirs, "ratios": ratios, "figures": figures}
     return [row], measured
@@ -178,21 +193,22 @@ def _run_single(scenario: Single, bench: Bench) -> tuple[list[Row], dict[str, An
         value = statistics.median(values)
         title = f"{scenario.title}: {figure.name}"
         met = figure.goal.met(value)
-        spread = _spread(values) if len(values) > 1 else ""
+        spread = spread_of(values) if len(values) > 1 else ""
         rows.append(Row(scenario.name, title, value, figure.unit, figure.goal.text, met, spread))
     goals = {figure.name for figure in scenario.figures}
     beside = {name: value for name, value in rounds[-1].items() if name not in goals}
     if beside and rows:
-        detail = "; ".join(f"{name} {_number(value)}" for name, value in beside.items())
+        detail = "; ".join(f"{name} {three_digits(value)}" for name, value in beside.items())
         rows[-1] = Row(**{**vars(rows[-1]), "detail": detail})
     return rows, {"rounds": rounds}
 
 
-def _spread(values: list[float]) -> str:
-    return f"{_number(min(values))}..{_number(max(values))}"
+def spread_of(values: list[float]) -> str:
+    """From the smallest to the largest."""
+    return f"{three_digits(min(values))}..{three_digits(max(values))}"
 
 
-def _number(value: float) -> str:
+def three_digits(value: float) -> str:
     """Three digits that matter."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:

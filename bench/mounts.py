@@ -29,15 +29,25 @@ def mounted_at(folder: Path) -> bool:
 
 
 class MountProcess:
-    """A process that serves a mount; `folder` is its mount point, `log` gets all that it says."""
+    """A process that serves a mount; `folder` is its mount point, `log` gets all that it says.
+
+    `says_ready`: it does, in its log; a program that is not ours is ready when its mount is there.
+    """
 
     def __init__(
-        self, command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        folder: Path,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        says_ready: bool = True,
     ) -> None:
         self.folder = folder
         self.log = log
         self._command = list(command)
         self._environment = dict(environment or clean_environment())
+        self._waits_for_word = says_ready
         folder.mkdir(exist_ok=True)
         self.process = self._started()
 
@@ -58,12 +68,15 @@ class MountProcess:
             if code is not None or time.monotonic() > until:
                 process.kill()
                 process.wait()
+                self._take_away()
                 raise RuntimeError(f"no mount at {self.folder}, exit code {code}: {self.log.read_text()}")
             time.sleep(POLL_S)
         return process
 
     def _says_ready(self, begin: int) -> bool:
         """The last that is done before a process says so is to raise the kernel's read-ahead."""
+        if not self._waits_for_word:
+            return True
         said = self.log.read_bytes()[begin:].splitlines()
         return any(line.startswith((b"ready", b"mounted")) for line in said)
 
@@ -93,16 +106,24 @@ class MountProcess:
                 subprocess.run(["umount", "-l", str(self.folder)], timeout=END_S, check=False)
                 self.process.kill()
                 self.process.wait(END_S)
+        self._take_away()
+
+    def _take_away(self) -> None:
         while mounted_at(self.folder):
             subprocess.run(["fusermount3", "-u", "-z", str(self.folder)], timeout=END_S, check=True)
 
 
 @contextmanager
 def mounting(
-    command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    folder: Path,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    says_ready: bool = True,
 ) -> Iterator[MountProcess]:
-    """A mount for the block."""
-    process = MountProcess(command, folder, log, environment)
+    """A mount for the block; see `MountProcess`."""
+    process = MountProcess(command, folder, log, environment, says_ready=says_ready)
     try:
         yield process
     finally:

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -30,11 +31,14 @@ OUT = ROOT / "bench" / "out"
 def main() -> int:
     """The command; its exit code: 0 when every scenario ran, whatever it measured."""
     options = _parse()
-    names = options.scenario or list(SCENARIOS)
-    unknown = [name for name in names if name not in SCENARIOS]
+    wanted = options.scenario or [""]
+    names = [name for word in wanted for name in SCENARIOS if _meant(word, name)]
+    unknown = [word for word in wanted if not any(_meant(word, name) for name in SCENARIOS)]
     if unknown:
         print(f"no such scenario: {', '.join(unknown)}; there are: {', '.join(SCENARIOS)}", file=sys.stderr)
         return 2
+    # What was started and mounted is taken away then, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     rounds = options.rounds or (2 if options.quick else ROUNDS_MIN)
     OUT.mkdir(parents=True, exist_ok=True)
     shared: dict[str, Any] = {}
@@ -66,9 +70,16 @@ def main() -> int:
     return 0
 
 
+def _meant(word: str, name: str) -> bool:
+    """A scenario is asked for by its name, or with others by what their names begin with: `peers`."""
+    return word in ("", name) or (word not in SCENARIOS and name.startswith(f"{word}-"))
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description="Measure the product.")
-    parser.add_argument("scenario", nargs="*", help=f"one of: {', '.join(SCENARIOS)}; default all")
+    parser.add_argument(
+        "scenario", nargs="*", help=f"of: {', '.join(SCENARIOS)}; or how some begin; default all"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="default bench/out/TIME.json")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"default {ROUNDS_MIN}")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything work?")
@@ -77,6 +88,8 @@ def _parse() -> argparse.Namespace:
 
 
 def _line(row: Row) -> str:
+    if row.could_not_run:
+        return f"absent {'':>10}  goal {row.goal:<12} {row.what}  could not run: {row.could_not_run}"
     met = "met   " if row.met else "MISSED"
     value = f"{row.value:.3g} {row.unit}".strip()
     parts = [f"{met} {value:>10}  goal {row.goal:<12} {row.what}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from bench.measure import Scenario
-from bench.scenarios import client, dedup, large, million, mount, small, space, startup
+from bench.scenarios import client, dedup, large, million, mount, mount_peers, small, space, startup
 
 SCENARIOS: Final[dict[str, Scenario]] = {
     scenario.name: scenario
@@ -17,6 +17,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         *space.SCENARIOS,
         *dedup.SCENARIOS,
         *mount.SCENARIOS,
+        *mount_peers.SCENARIOS,
         *large.MEMORY_SCENARIOS,
         *million.SCENARIOS,
     )

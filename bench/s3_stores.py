@@ -1,0 +1,275 @@
+"""S3 stores that run on this machine, for what mounts a bucket: on loopback, with their data on the bench's disk.
+
+None is part of the product.  A store's program is the one that an environment variable names, else one in
+.peers/, where the bench installs it once, without its dependencies.  `StoreUnavailable` says why there is
+none.  A store lives as long as its block, with its bucket, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.process import ROOT, clean_environment
+
+KEPT: Final = ROOT / ".peers"
+BUCKET: Final = "bench"
+REMOTE: Final = f"store:{BUCKET}"
+REGION: Final = "us-east-1"
+FETCH_S: Final = 300.0
+READY_S: Final = 30.0
+COMMAND_S: Final = 120.0
+END_S: Final = 10.0
+POLL_S: Final = 0.02
+
+
+class StoreUnavailable(Exception):
+    """There is no such store here, or it did not start; the text says why."""
+
+
+@dataclass(frozen=True)
+class StoreKind:
+    """A program that serves S3, and how it is had and started.
+
+    `variable`: the environment variable that may name the program.  `install`: the command that puts it below a
+    folder, where it is `place`.  `command`: the arguments for a data folder and an address.
+    """
+
+    name: str
+    version: str
+    variable: str
+    install: Callable[[Path], list[str]]
+    place: Path
+    command: Callable[[Path, str], list[str]]
+    access_key: str
+    secret_key: str
+
+    def program(self, *, fetch: bool) -> Path:
+        """The executable; installed when it is not there yet and may be fetched."""
+        named = os.environ.get(self.variable)
+        if named is not None:
+            if not os.access(named, os.X_OK):
+                raise StoreUnavailable(f"{self.variable} names {named!r}, which cannot be executed")
+            return Path(named)
+        target = KEPT / f"{self.name}-{self.version}"
+        if not (target / self.place).exists():
+            if not fetch:
+                raise StoreUnavailable(
+                    f"{self.name} is not here; name its program in {self.variable}, or run the bench once"
+                    " without --quick"
+                )
+            self._fetch(target)
+        return target / self.place
+
+    def _fetch(self, target: Path) -> None:
+        print(f"bench: installing {self.name} {self.version} below {KEPT}, once", file=sys.stderr, flush=True)
+        partial = target.with_suffix(".part")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            done = subprocess.run(
+                self.install(partial), capture_output=True, text=True, timeout=FETCH_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise StoreUnavailable(f"{self.name} could not be installed: {error}") from error
+        if done.returncode:
+            raise StoreUnavailable(f"{self.name} could not be installed: {last_line(done.stderr)}")
+        (partial / self.place).chmod(0o755)
+        partial.rename(target)
+
+
+def _pip_install(folder: Path) -> list[str]:
+    pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    return [*pip, "--no-deps", "--no-compile", "--target", str(folder), f"openlake-vllm=={OPENLAKED_VERSION}"]
+
+
+def _npm_install(folder: Path) -> list[str]:
+    npm = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"]
+    return [*npm, "--prefix", str(folder), f"s3rver@{S3RVER_VERSION}"]
+
+
+def _openlaked_arguments(data: Path, address: str) -> list[str]:
+    """Its smallest configuration that serves S3: one node, two folders, one of them for parity."""
+    folders = [str(data / f"disk{number}") for number in range(2)]
+    for folder in folders:
+        Path(folder).mkdir()
+    inner = f"127.0.0.1:{free_port(neighbours=2)}"
+    config = data / "openlaked.toml"
+    config.write_text(
+        f"""self_id = 0
+mode = "storage"
+transport = "h2"
+rpc_addr = "{inner}"
+s3_addr = "{address}"
+region = "{REGION}"
+data_dirs = {json.dumps(folders)}
+set_drive_count = 2
+default_parity_count = 1
+
+[[credentials]]
+access_key = "{OPENLAKED.access_key}"
+secret_key = "{OPENLAKED.secret_key}"
+
+[[nodes]]
+id = 0
+rpc_addr = "{inner}"
+disk_count = 2
+"""
+    )
+    return ["--config", str(config)]
+
+
+def _s3rver_arguments(data: Path, address: str) -> list[str]:
+    host, _, port = address.rpartition(":")
+    where = ["--directory", str(data), "--address", host, "--port", port]
+    return [*where, "--silent", "--no-vhost-buckets"]
+
+
+OPENLAKED_VERSION: Final = "0.8.1"
+S3RVER_VERSION: Final = "3.7.1"
+OPENLAKED: Final = StoreKind(
+    "openlaked",
+    OPENLAKED_VERSION,
+    "BENCH_OPENLAKED",
+    _pip_install,
+    Path("openlake_client", "openlaked"),
+    _openlaked_arguments,
+    "bench-access",
+    "bench-secret",
+)
+S3RVER: Final = StoreKind(
+    "s3rver",
+    S3RVER_VERSION,
+    "BENCH_S3RVER",
+    _npm_install,
+    Path("node_modules", ".bin", "s3rver"),
+    _s3rver_arguments,
+    "S3RVER",
+    "S3RVER",
+)
+STORES: Final = (OPENLAKED, S3RVER)
+"""In the order in which a mount is tried on them: what cannot be done on the first is measured on the next."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """A store that runs.  `environment` is that of its clients: no settings of the user's, the remote `store:`."""
+
+    kind: StoreKind
+    url: str
+    data: Path
+    environment: Mapping[str, str]
+
+    def rclone(self, *arguments: str | Path) -> str:
+        """Run rclone on it, past any mount; what it printed.  StoreUnavailable when it failed."""
+        try:
+            done = subprocess.run(
+                ["rclone", *map(str, arguments)],
+                env=dict(self.environment),
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise StoreUnavailable(f"rclone {arguments[0]} did not end within {COMMAND_S:.0f} s") from error
+        if done.returncode:
+            raise StoreUnavailable(f"rclone {arguments[0]}: {last_line(done.stderr)}")
+        return done.stdout
+
+
+@contextmanager
+def serving(kind: StoreKind, folder: Path, *, fetch: bool) -> Iterator[Store]:
+    """A new, empty store with the bucket, for the block; it needs rclone."""
+    if shutil.which("rclone") is None:
+        raise StoreUnavailable("rclone is not installed: apt-get install rclone")
+    program = kind.program(fetch=fetch)
+    data = folder / "data"
+    data.mkdir()
+    address = f"127.0.0.1:{free_port()}"
+    log = folder / "store.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(program), *kind.command(data, address)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=peer_environment(),
+        )
+    try:
+        store = Store(kind, f"http://{address}", data, _client_environment(kind, f"http://{address}", folder))
+        _wait_ready(store, process, log)
+        yield store
+    finally:
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(END_S)
+
+
+def _wait_ready(store: Store, process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + READY_S
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", int(store.url.rpartition(":")[2])), timeout=READY_S):
+                store.rclone("mkdir", REMOTE, "--retries", "1")
+                return
+        except (OSError, StoreUnavailable) as error:
+            if process.poll() is not None or time.monotonic() > until:
+                said = last_line(log.read_text(errors="replace"))
+                raise StoreUnavailable(f"{store.kind.name} does not serve: {said or error}") from error
+            time.sleep(POLL_S)
+
+
+def peer_environment() -> dict[str, str]:
+    """This environment without what would make a peer talk to anybody else, or otherwise."""
+    left_out = ("AWS_", "RCLONE_")
+    return {
+        name: value
+        for name, value in clean_environment().items()
+        if not name.startswith(left_out) and not name.lower().endswith("_proxy")
+    }
+
+
+def _client_environment(kind: StoreKind, url: str, folder: Path) -> dict[str, str]:
+    config = folder / "rclone.conf"
+    config.touch()
+    remote = {
+        "TYPE": "s3", "PROVIDER": "Other", "ENDPOINT": url, "REGION": REGION, "FORCE_PATH_STYLE": "true",
+        "ACCESS_KEY_ID": kind.access_key, "SECRET_ACCESS_KEY": kind.secret_key,
+    }  # fmt: skip
+    settings = {f"RCLONE_CONFIG_STORE_{name}": value for name, value in remote.items()}
+    return peer_environment() | settings | {"RCLONE_CONFIG": str(config)}
+
+
+def free_port(neighbours: int = 1) -> int:
+    """A port of loopback that nobody listens on, nor on those behind it."""
+    while True:
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                for offset in range(1, neighbours):
+                    with socket.socket() as other:
+                        other.bind(("127.0.0.1", port + offset))
+            except OSError:
+                continue
+            return port
+
+
+def last_line(text: str) -> str:
+    """What a program said last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
