@@ -2,7 +2,8 @@
 
 Rules kept here:
 - The engine hashes for itself, bytes that no client can still change: pooled buffers and bytes of its own.
-- A chunk's record is committed only after its payload is synced.  The same bytes stored twice at the same moment
+- A chunk's record is committed only after its payload is synced, or placed to be synced before the record's group is
+  appended (small ones).  The same bytes stored twice at the same moment
   are written once where the second comes while the first is under way; if both were written, the commit that
   comes second keeps the first's record and gives its own extent up.
 - A chunk that a session was told is there is held from the same synchronous step in which it was seen.
@@ -57,7 +58,7 @@ class Hashed:
 
 @dataclass(frozen=True)
 class Written:
-    """A payload on the medium, synced, not yet recorded; its extent is in flight until settled."""
+    """A payload on the medium, synced, or small and placed, and not yet recorded; in flight until settled."""
 
     hashed: Hashed
     place: Place
@@ -161,7 +162,7 @@ class Chunks:
         return [result for result in results if result is not None]
 
     async def write(self, items: Seq[Hashed]) -> list[Written]:
-        """Write and sync payloads; their extents are in flight until `settle`.
+        """Write and sync payloads, and place small ones; their extents are in flight until `settle`.
 
         A write or sync that fails, but for want of room, makes the whole store read-only.
         """
@@ -176,7 +177,7 @@ class Chunks:
 
         async def write_small() -> None:
             payloads = [item.payload.small for item in small if item.payload.small is not None]
-            places = await self._segments.append_small(payloads)
+            places = await self._segments.place_small(payloads)
             written.extend(Written(item, place) for item, place in zip(small, places, strict=True))
 
         try:

@@ -3,13 +3,17 @@
 How it goes, and where the steps end (`--` marks what may be interleaved with other tasks):
 
     commit          decide on a transaction; pack its mutations into the open group; publish them in the overlay
-    run             --  close the open group  --  append and sync it in a thread  --  mark it durable, wake, tell
+    run             --  close the open group  --  in a thread: write the small payloads that are placed, and sync them;
+                        append and sync the group  --  mark it durable, wake, tell
     wait_durable    --  return when the sequence is durable
 
 Rules kept here:
 - A decision and its publication are one step without `await`: decisions are serial, each sees all before it.
 - A decision runs exactly once, joins one group as a whole, or not at all when it raises.
+- A group is appended once somebody waits for it; else `VISIBLE_LINGER_S` after its first decision.
 - Sequences are given when a group closes behind another: group n+1 is appended only when group n is durable.
+- Payload that is placed in small segments is written and synced before the group behind it is appended, by the same
+  call: a record is on the medium only when its payload is.
 - Whoever answers from a view or a commit waits for its sequence first; refusals too.  Only who asked for no more than
   that a change is visible is answered, or refused, when it has joined its group.
 - The overlay is frozen only between groups: when a group closes, or while none is open.
@@ -24,7 +28,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import trio
 
@@ -42,12 +46,41 @@ T = TypeVar("T")
 Observer = Callable[[Sequence, list[object]], None]
 """Called on the loop with a sequence and notes, in the order of commits; must not block, await or raise."""
 
+VISIBLE_LINGER_S: Final = 0.05
+"""How long a group stays open for more when nobody waits for it.  What is visible is durable within a second."""
 _GROUPS_WAITING_MAX: Final = 1
 """Closed groups behind the one being appended; with the open one at most 3 x 8 MiB of bodies in memory."""
 
 
 def _nothing() -> None:
     """What happens after a group when nobody asked."""
+
+
+class PayloadBatch(Protocol):
+    """Payload to be written and synced before the group behind it."""
+
+    def write(self) -> None:
+        """Write and sync; blocks."""
+        ...
+
+    def ended(self) -> None:
+        """`write` has returned or raised; in the loop."""
+        ...
+
+
+class PayloadSource(Protocol):
+    """Where payload is placed."""
+
+    urge: Callable[[], None]
+    """Called when what is placed is to be written soon; does not wait."""
+
+    def take(self) -> PayloadBatch | None:
+        """All that is placed until now; None when there is nothing."""
+        ...
+
+    def stop(self, error: LakeError) -> None:
+        """No group is appended any more."""
+        ...
 
 
 @dataclass
@@ -59,6 +92,8 @@ class _Group:
     body_bytes: int = 0
     record_count: int = 0
     notes: list[object] = field(default_factory=list)
+    since: float = 0.0
+    """When it got its first mutation."""
     waiters: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
 
@@ -86,6 +121,9 @@ class Committer:
         self._closed: deque[_Group] = deque()
         self._appending: _Group | None = None
         self._work = trio.Event()
+        self._hurry = trio.Event()
+        self._payload: PayloadSource | None = None
+        self._payload_is_wanted = False
         self._room = trio.lowlevel.ParkingLot()
         self._freeze_wanted: trio.Event | None = None
         self._refused_at = Sequence(0)  # what the last decision that refused had read
@@ -128,13 +166,17 @@ class Committer:
                 raise self._refusal()
             if self.index_full is not None and self._overlay_is_full():
                 raise StoreFull(f"the index takes no more records: {self.index_full}")
+            self._hurry.set()
             await self._room.park()
         try:
-            return self.commit(decide)
+            outcome, sequence = self.commit(decide)
         except UserError:
             if durable:
                 await self.wait_durable(self._refused_at)
             raise
+        if durable:
+            self._hurry.set()
+        return outcome, sequence
 
     async def wait_durable(self, sequence: Sequence) -> None:
         """Return when the group `sequence` is durable; no checkpoint when it is already.
@@ -145,6 +187,8 @@ class Committer:
             return
         if self.failed is not None:
             raise self._refusal("what this answer rests on could not be made durable, and ")
+        if sequence == self._open.sequence:
+            self._hurry.set()
         await self._group(sequence).waiters.park()
         if sequence > self.durable_sequence:
             raise self._refusal("what this answer rests on could not be made durable, and ")
@@ -171,8 +215,11 @@ class Committer:
             while self.failed is None:
                 if self._closed:
                     await self._append(self._closed.popleft())
+                elif self._payload_is_wanted and not self._open.record_count:
+                    await self._append(None)
                 elif self._open.record_count:
-                    await self._append(self._close_open())
+                    await self._linger()
+                    await self._append(self._closed.popleft() if self._closed else self._close_open())
                 else:
                     self._work = trio.Event()
                     await self._work.wait()
@@ -188,6 +235,7 @@ class Committer:
             raise self._refusal()
         if self._open.record_count:
             wanted = self._freeze_wanted = trio.Event()
+            self._hurry.set()
             try:
                 await wanted.wait()
             finally:
@@ -217,6 +265,20 @@ class Committer:
             self._freeze_wanted.set()
         self._room.unpark_all()
         self._work.set()
+        self._hurry.set()
+        if self._payload is not None:
+            self._payload.stop(cause)
+
+    def write_first(self, payload: PayloadSource) -> None:
+        """Have what is placed there written before each group."""
+        self._payload = payload
+        payload.urge = self._payload_waits
+
+    def _payload_waits(self) -> None:
+        """Append the open group now; without one, write what is placed."""
+        self._payload_is_wanted = True
+        self._work.set()
+        self._hurry.set()
 
     def _join(self, transaction: TableTransaction) -> Sequence:
         """Pack the mutations into the open group and publish them: the decision has happened."""
@@ -228,6 +290,8 @@ class Committer:
         if self._open.body_bytes + body_bytes > self._sizes.group_bytes:
             self._closed.append(self._close_open())
         group = self._open
+        if not group.record_count:
+            group.since = trio.current_time()
         parts, pack, mutations = group.parts, RECORD_HEADER.pack, transaction.mutations
         for op, table, key, value in mutations:
             parts += (pack(table, op, len(key), len(value)), key, value)
@@ -246,18 +310,29 @@ class Committer:
         """Close the open group and begin the next; the border at which the overlay may be frozen."""
         group = self._open
         self._open = _Group(Sequence(group.sequence + 1))
+        self._hurry.set()
+        self._hurry = trio.Event()
         if self._freeze_wanted is not None:
             self._tables.overlay.freeze()
             self._freeze_wanted.set()
             self._freeze_wanted = None
         return group
 
-    async def _append(self, group: _Group) -> None:
+    async def _linger(self) -> None:
+        """Wait until somebody needs the open group to be durable, or it is old."""
+        if not self._hurry.is_set():
+            with trio.move_on_at(self._open.since + VISIBLE_LINGER_S):
+                await self._hurry.wait()
+
+    async def _append(self, group: _Group | None) -> None:
+        """Write the payload that is placed, and append the group, if there is one."""
         self._appending = group
+        self._payload_is_wanted = False
         self._room.unpark_all()  # a group has left the queue, or a new one is open
+        batch = None if self._payload is None else self._payload.take()
         try:
             with trio.CancelScope(shield=True):
-                await self._offload.run(self._append_blocking, group)
+                await self._offload.run(self._append_blocking, group, batch)
         except StoreFull as error:
             self.fail(
                 StoreFull(
@@ -268,6 +343,11 @@ class Committer:
         except LakeError as error:
             self.fail(error)
             return
+        finally:
+            if batch is not None:
+                batch.ended()
+        if group is None:
+            return
         self._appending = None
         self.durable_sequence = group.sequence
         if group.notes:
@@ -276,8 +356,11 @@ class Committer:
         group.waiters.unpark_all()
         self.after_group()
 
-    def _append_blocking(self, group: _Group) -> None:
-        self._journal.append_blocking(group.sequence, b"".join(group.parts), group.record_count)
+    def _append_blocking(self, group: _Group | None, batch: PayloadBatch | None) -> None:
+        if batch is not None:
+            batch.write()
+        if group is not None:
+            self._journal.append_blocking(group.sequence, b"".join(group.parts), group.record_count)
 
     def _group(self, sequence: Sequence) -> _Group:
         """The group of a sequence that is not durable yet."""

@@ -26,7 +26,7 @@ import trio
 
 from engine.applier import Applier
 from engine.checkpoint import Checkpoint, remove_superseded, write_checkpoint
-from engine.commit import Committer, Observer
+from engine.commit import Committer, Observer, PayloadSource
 from engine.format import StoreIdentity
 from engine.index import Index, Verification, remove_index, replace_index
 from engine.journal import Journal, no_reserve
@@ -129,6 +129,10 @@ class Metadata:
     def stop_writing(self, reason: str) -> None:
         """Something else of the store failed: nothing is committed any more, until the engine is restarted."""
         self._committer.fail(DiskFailed(reason))
+
+    def write_first(self, payload: PayloadSource) -> None:
+        """Have the payload that is placed there written, and synced, before each group of the journal."""
+        self._committer.write_first(payload)
 
     def on_joined(self, observer: Observer) -> None:
         """Call `observer(sequence, notes)` in the step in which a decision with notes joins its group."""

@@ -19,6 +19,7 @@ import structlog
 
 from engine.buckets import find_bucket
 from engine.chunks import find_chunk
+from engine.extents import Place
 from engine.format import ChunkRecord, NodeKind
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
@@ -90,6 +91,8 @@ class Reads:
             parts = await self._inline(opening, min(request.inline_bytes, BODY_BYTES_MAX))
             if request.durable:
                 await self._metadata.wait_durable(sequence)
+            elif self._segments.small.unwritten:
+                await self._segments.wait_written(_places(opening))
             leases -= {item.lease for item in opening if isinstance(item, _Opening)}
         finally:
             self._store.holds.end_leases(client, leases)  # nobody is told of them
@@ -246,6 +249,17 @@ class Reads:
         if min(behind * GRANULE_BYTES, record.logical_bytes) - first * GRANULE_BYTES > room:
             raise RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes")
         return await self._segments.read_range(record, offset, end - offset)
+
+
+def _places(opening: Seq[_Opening | LakeError]) -> list[Place]:
+    """Where clients will read themselves."""
+    return [
+        Place(SegmentId(grant.segment), grant.offset)
+        for item in opening
+        if isinstance(item, _Opening)
+        for grant in item.grants
+        if grant.medium == 1
+    ]
 
 
 def _damaged(item: _Opening, error: LakeError) -> ChunkDamaged:

@@ -61,6 +61,7 @@ class OpenSegment:
     """First byte that nobody was given."""
     extended: int = SEGMENT_DATA_OFFSET
     """End of the room taken: preallocated, or filled with zeros."""
+    is_closed: bool = False
 
     def take(self, length: int) -> Place:
         """Give the next `length` bytes out, once."""
@@ -106,13 +107,14 @@ class SegmentMaker:
         cut = 0 if self.gate.failed else page_up(segment.cursor)
         try:
             with trio.CancelScope(shield=True):
-                await self.offload.run(_close_segment_file, segment.file, cut)
+                await self.offload.run(close_segment_file, segment.file, cut)
         except LakeError as error:
             self.gate.shut(error)
             raise
 
 
-def _close_segment_file(file: DiskFile, size: int) -> None:
+def close_segment_file(file: DiskFile, size: int) -> None:
+    """Cut a file to `size` (0: leave it) and close it; blocks."""
     try:
         if size and size < file.size():
             file.truncate(size)

@@ -12,15 +12,15 @@ Whether the place is still this chunk's is not known here: freed extents read as
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from engine.checksums import check_payload, check_vector, vector_of
-from engine.extents import page_down, page_up
+from engine.extents import Place, page_down, page_up
 from engine.format import ChunkRecord
 from engine.segment_files import ReadFiles, SegmentRegister
 from lakefs.errors import ChunkDamaged, CorruptionError, LakeError, OperationalError, StoreDamaged
-from lakefs.ids import SegmentId
+from lakefs.ids import Buffer, SegmentId
 from lakefs.limits import GRANULE_BYTES
 from lakefs.ports import Disk, DiskFile, Offload
 
@@ -39,7 +39,16 @@ _ReadAt = Callable[[int, memoryview], int]
 class SegmentReader:
     """Reads of one store's segments.  Any number at once; blocking parts run in the pool's threads."""
 
-    def __init__(self, disk: Disk, offload: Offload, register: SegmentRegister, files: ReadFiles) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        offload: Offload,
+        register: SegmentRegister,
+        files: ReadFiles,
+        unwritten: Mapping[Place, Buffer],
+    ) -> None:
+        """`unwritten` are small payloads whose bytes are not in their files yet."""
+        self._unwritten = unwritten
         self._disk = disk
         self._offload = offload
         self._register = register
@@ -93,6 +102,9 @@ class SegmentReader:
 
     def _cached(self, record: ChunkRecord) -> bytes | None:
         """The payload, when it is in memory and matches; whatever else there is to say of it is a thread's to find."""
+        held = self._unwritten.get(Place(record.segment, record.offset))
+        if held is not None:
+            return bytes(held)
         extent = memoryview(bytearray(record.extent_bytes))
         try:
             if not self._files.read_cached(record.segment, record.offset, extent):
@@ -117,7 +129,13 @@ class SegmentReader:
             return error
 
     def _checked(self, record: ChunkRecord, attempt: Callable[..., T | None], *args: object) -> T:
-        """`attempt(record, read_at, *args)` by way of the page cache, and past it when that did not match."""
+        """`attempt(record, read_at, *args)` in memory or the page cache, and past it when that did not match."""
+        held = self._unwritten.get(Place(record.segment, record.offset))
+        if held is not None:
+            found = attempt(record, lambda _, target: _copy(held, target), *args)
+            if found is None:
+                raise _damaged(record)
+            return found
         with self._files.using(record.segment) as file:
             found = attempt(record, lambda offset, target: file.pread_into(target, offset), *args)
         if found is not None:
@@ -134,6 +152,12 @@ class SegmentReader:
             raise _damaged(record)
         self.healed_reads += 1
         return found
+
+
+def _copy(payload: Buffer, target: memoryview) -> int:
+    count = min(len(payload), len(target))
+    target[:count] = memoryview(payload)[:count]
+    return count
 
 
 def _whole(record: ChunkRecord, read_at: _ReadAt, buffer: memoryview | None) -> memoryview | None:

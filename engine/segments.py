@@ -6,7 +6,7 @@ checksums, not chunks: which extents live is the business of its owner.
 
 Rules kept here (and in `large_segments`, `small_segments`, `segment_maker`, `segment_reader`, `segment_files`):
 - An offset is written once; a freed extent reads as zeros for ever; a segment id is never used again.
-- What `append_small` and `sync` have returned from survives power loss.
+- What `sync` has returned from survives power loss, and what a small segment's batch has written.
 - Room is given back only where nothing in flight lies, and never the header.
 - Every method that may block is async and works through `Offload`; `descriptor` alone opens a file in place.
 
@@ -61,9 +61,10 @@ class Segments:
         self._register = self._maker.register
         self._in_flight = self._maker.in_flight
         self._large = LargeWriter(self._maker)
-        self._small = SmallWriter(self._maker)
+        self.small = SmallWriter(self._maker)
+        """Whose batches are written before the journal's groups."""
         self._files = ReadFiles(disk, self._register, identity.store_id)
-        self._reader = SegmentReader(disk, offload, self._register, self._files)
+        self._reader = SegmentReader(disk, offload, self._register, self._files, self.small.unwritten)
 
     async def open(self) -> None:
         """Learn which segments there are; all of them are sealed.  Headers are checked at first use.
@@ -93,14 +94,14 @@ class Segments:
         finally:
             try:
                 with trio.CancelScope(shield=True):
-                    await self._small.close()
+                    await self.small.close()
             finally:
                 self._files.close()
 
     def abandon(self) -> None:
         """Close all descriptors and leave the files as a crash would.  No call is under way; after `close`, nothing."""
         self._large.abandon()
-        self._small.abandon()
+        self.small.abandon()
         self._files.close()
 
     # --- writing -------------------------------------------------------------------------------------
@@ -114,13 +115,18 @@ class Segments:
         """
         return await self._large.write(buffer, stored_bytes)
 
-    async def append_small(self, payloads: Sequence[Buffer]) -> list[Place]:
-        """Write payloads of 1 to 65,535 bytes, packed; places in order.  Durable on return.
+    async def place_small(self, payloads: Sequence[Buffer]) -> list[Place]:
+        """Places for payloads of 1 to 65,535 bytes, packed, in order.  They can be read; their memory is not touched
+        any more by anybody.
 
-        Callers at the same time share one write and one sync.  The extents are in flight until `settle`.
-        StoreFull, StoreReadOnly, DiskFailed; then, and when cancelled, all of the payloads are given up.
+        Durable with the journal's next group: one batch of `small` is written before it.  The extents are in flight
+        until `settle`.  StoreFull, StoreReadOnly, DiskFailed; then, and when cancelled, all of them are given up.
         """
-        return await self._small.append(payloads)
+        return await self.small.place(payloads)
+
+    async def wait_written(self, places: Collection[Place]) -> None:
+        """What a client with a descriptor reads at these places is there on return.  No checkpoint when it is."""
+        await self.small.wait_written(places)
 
     async def sync(self, segments: Collection[SegmentId]) -> None:
         """Everything that `write_large` has returned for these segments is durable on return.
@@ -269,7 +275,8 @@ class Segments:
         return frozenset(self._files.damaged_headers)
 
     def _being_written(self) -> set[SegmentId]:
-        return {segment for segment in (self._large.current, self._small.current) if segment is not None}
+        large = self._large.current
+        return self.small.being_written if large is None else {*self.small.being_written, large}
 
 
 def _open_folder(disk: Disk) -> list[str]:

@@ -1,203 +1,253 @@
-"""Writing small segments: payloads under 64 KiB, packed, many callers' in one synced write.
+"""Writing small segments: payloads under 64 KiB, placed in memory, written and synced many at a time.
+
+    place    a place for each payload; from here on it can be read, from memory
+    take     all that is placed and not written yet, as a batch  --  batch.write, in a thread: write, sync
 
 Rules kept here:
-- One group at a time, in one call to the pool: zero-fill when needed, all payloads, fdatasync.
-- A task whose payloads wait leads the next group when nobody else does; there is no background task to die.
+- The journal's group that records a payload is appended after the batch that holds it (`engine.commit` takes one with
+  every group, and has it written first).  So a record that survives never names a payload that did not.
+- A payload is in memory until its bytes are in the file, and is looked for there first: who reads by its place finds
+  it.  Who is given the file itself, a client with a descriptor, waits for `wait_written` first.
+- One batch at a time; a failed one shuts the gate, and nothing is placed any more.
 - Zeros are written ahead of the cursor before payload is placed there; without room for them nothing is placed.
-- What is under way in a thread is never abandoned: a cancelled caller leaves only when its memory is free.
+- A place that was given up is written all the same; nobody reads it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import trio
 
 from engine.extents import Place, page_up
 from engine.format import SEGMENT_DATA_OFFSET, SegmentKind
 from engine.segment_files import grow
-from engine.segment_maker import OpenSegment, SegmentMaker
-from lakefs.errors import InternalError, LakeError
+from engine.segment_maker import OpenSegment, SegmentMaker, WriteGate, close_segment_file
+from lakefs.errors import DiskFailed, LakeError
 from lakefs.ids import Buffer, SegmentId
-from lakefs.limits import MIB, PAGE_BYTES, SMALL_PAYLOAD_BYTES
+from lakefs.limits import (
+    MIB,
+    PAGE_BYTES,
+    SMALL_PAYLOAD_BYTES,
+    SMALL_UNWRITTEN_BYTES,
+    SMALL_UNWRITTEN_BYTES_MAX,
+)
 from lakefs.ports import DiskFile
 
-_ZEROS = bytes(MIB)
+_ZEROS: Final = bytes(MIB)
 
 
-@dataclass(eq=False)
-class _Append:
-    """The payloads of one caller of `append`, and what has become of them."""
+@dataclass
+class _Run:
+    """Payloads that follow each other in one segment."""
 
-    payloads: Sequence[Buffer]
-    places: list[Place] = field(default_factory=list)
-    durable_count: int = 0
-    taken: bool = False
-    """Whether a group being written holds some of it."""
-    error: BaseException | None = None
+    segment: OpenSegment
+    start: int
+    payloads: list[Buffer] = field(default_factory=list)
 
-    @property
-    def done(self) -> bool:
-        return self.durable_count == len(self.payloads)
+
+@dataclass
+class SmallBatch:
+    """What was placed until a moment.  `ended` in the loop, once, when `write` has returned or raised."""
+
+    gate: WriteGate
+    runs: list[_Run]
+    full: list[OpenSegment]
+    places: list[Place]
+    on_end: Callable[[SmallBatch], None]
+    is_written: bool = False
+
+    def write(self) -> None:
+        """Write and sync; then close the segments that are full.  Blocks.  StoreFull, DiskFailed, StoreReadOnly."""
+        self.gate.check()
+        try:
+            for run in self.runs:
+                run.segment.file.pwritev(run.payloads, run.start)
+            for run in self.runs:
+                run.segment.file.sync_data()
+            self.is_written = True
+            for segment in self.full:
+                segment.is_closed = True
+                close_segment_file(segment.file, page_up(segment.cursor))
+        except LakeError as error:
+            self.gate.shut(error)  # whatever the reason, the pages may be gone
+            raise
+
+    def ended(self) -> None:
+        """The call has ended."""
+        self.on_end(self)
+
+
+def _nobody() -> None:
+    """Whom to tell that a batch is wanted, where whoever places also writes."""
 
 
 class SmallWriter:
-    """Packs payloads under 64 KiB, many callers' in one synced write."""
+    """Packs payloads under 64 KiB."""
 
     def __init__(self, maker: SegmentMaker) -> None:
         self._maker = maker
         self._current: OpenSegment | None = None
-        self._waiting: deque[_Append] = deque()
-        self._group_ended: trio.Event | None = None
-        """Set while a task leads: it makes room, then writes a group."""
+        self._full: list[OpenSegment] = []
+        self._runs: list[_Run] = []
+        self._placed: list[Place] = []
+        self._batch: SmallBatch | None = None
+        self._batch_ended = trio.lowlevel.ParkingLot()
+        self._making_room = trio.Lock()
+        self._unwritten_bytes = 0
+        self.unwritten: dict[Place, Buffer] = {}
+        """What is not in its file yet; changed in the loop, read in threads too."""
+        self.urge: Callable[[], None] = _nobody
+        """Asks for a batch to be taken soon; does not wait."""
 
     @property
-    def current(self) -> SegmentId | None:
-        """The segment that the next payload goes to."""
-        return self._current.segment if self._current else None
+    def being_written(self) -> set[SegmentId]:
+        """The segment that the next payload goes to, and those that are full and not closed yet."""
+        current = [] if self._current is None else [self._current]
+        return {segment.segment for segment in (*current, *self._full)}
 
-    async def append(self, payloads: Sequence[Buffer]) -> list[Place]:
-        """Write payloads; durable, and in flight, on return.  See `Segments.append_small`."""
+    async def place(self, payloads: Sequence[Buffer]) -> list[Place]:
+        """Give payloads their places; see `Segments.place_small`.  No checkpoint when there is room at once."""
         assert all(0 < len(payload) < SMALL_PAYLOAD_BYTES for payload in payloads)
-        entry = _Append(payloads)
-        if not payloads:
-            return []
-        self._waiting.append(entry)
+        places: list[Place] = []
         try:
-            while not entry.done:
+            for payload in payloads:
                 self._maker.gate.check()
-                if self._group_ended is None:
-                    await self._lead()
-                else:
-                    await self._group_ended.wait()
-                if entry.error is not None:
-                    raise _copy_of(entry.error)
+                while not self._has_room(len(payload)):
+                    await self._make_room(len(payload))
+                    self._maker.gate.check()
+                places.append(self._put(payload))
         except BaseException:
-            await self._withdraw(entry)
-            raise
-        return entry.places
-
-    async def _withdraw(self, entry: _Append) -> None:
-        """Give up what was placed, once no thread reads the payloads any more."""
-        while entry.taken:
-            assert self._group_ended is not None
-            with trio.CancelScope(shield=True):
-                await self._group_ended.wait()
-        if entry in self._waiting:
-            self._waiting.remove(entry)
-        for place in entry.places:
-            self._maker.in_flight.settle(place)
-        entry.places.clear()
-
-    async def _lead(self) -> None:
-        """Make room and write one group.  Until the group is taken this may be cancelled; another then leads."""
-        ended = self._group_ended = trio.Event()
-        try:
-            segment = await self._segment_with_room(len(self._next_payload()))
-            with trio.CancelScope(shield=True):
-                await self._write_group(segment)
-        finally:
-            self._group_ended = None
-            ended.set()
-
-    def _next_payload(self) -> Buffer:
-        first = self._waiting[0]
-        return first.payloads[len(first.places)]
-
-    async def _segment_with_room(self, length: int) -> OpenSegment:
-        current = self._current
-        if current is not None and current.cursor + length <= current.limit:
-            return current
-        assert SEGMENT_DATA_OFFSET + length <= self._maker.sizes.small_segment
-        self._current = await self._maker.create(SegmentKind.SMALL)
-        if current is not None:
-            await self._maker.close(current)
-        return self._current
-
-    async def _write_group(self, segment: OpenSegment) -> None:
-        start = segment.cursor
-        group, parts = self._take_group(segment)
-        if not parts:
-            return  # the payload that room was made for was withdrawn, and the next one does not fit
-        try:
-            await self._maker.offload.run(self._write_blocking, segment, start, parts)
-        except BaseException as error:
-            self._maker.gate.note(error)
-            self._fail(group, error)
-            if not isinstance(error, LakeError):
-                raise
-            return
-        for entry in group:
-            entry.taken = False
-            entry.durable_count = len(entry.places)
-        self._waiting.extendleft(entry for entry in reversed(group) if not entry.done)
-
-    def _take_group(self, segment: OpenSegment) -> tuple[list[_Append], list[Buffer]]:
-        """Places for what waits, in order, as far as the segment and one step of filling go."""
-        group: list[_Append] = []
-        parts: list[Buffer] = []
-        end = min(segment.limit, segment.cursor + max(self._maker.sizes.small_fill, SMALL_PAYLOAD_BYTES))
-        while self._waiting:
-            entry = self._waiting[0]
-            for payload in entry.payloads[len(entry.places) :]:
-                if segment.cursor + len(payload) > end:
-                    break
-                place = segment.take(len(payload))
-                self._maker.in_flight.begin(place)
-                entry.places.append(place)
-                entry.taken = True
-                parts.append(payload)
-            if entry.taken:
-                group.append(self._waiting.popleft())
-            if len(entry.places) < len(entry.payloads):
-                break  # taken in part or not at all: the rest goes to a later group
-        return group, parts
-
-    def _fail(self, group: list[_Append], error: BaseException) -> None:
-        """Give the places of a group's callers up before another group can be given the same ones."""
-        for entry in group:
-            entry.taken = False
-            entry.error = error
-            for place in entry.places:
+            for place in places:
                 self._maker.in_flight.settle(place)
-            entry.places.clear()
-
-    def _write_blocking(self, segment: OpenSegment, start: int, parts: list[Buffer]) -> None:
-        """In a thread.  The segment is the group's alone until the call ends, so its fields may be changed here."""
-        end = segment.cursor
-        if end > segment.extended:
-            segment.cursor = start  # nothing is written yet: without room the same places are given out again
-            need = page_up(end) - segment.extended
-            want = max(need, min(self._maker.sizes.small_fill, page_up(segment.limit) - segment.extended))
-            segment.extended += grow(
-                self._maker.disk,
-                lambda offset, length: _fill(segment.file, offset, length),
-                segment.extended,
-                need,
-                want,
-                self._maker.sizes.headroom,
-            )
-            segment.cursor = end
-        segment.file.pwritev(parts, start)
-        try:
-            segment.file.sync_data()
-        except LakeError as error:
-            self._maker.gate.shut(error)  # whatever the reason, the pages may be gone
             raise
+        if self._unwritten_bytes >= SMALL_UNWRITTEN_BYTES:
+            self.urge()
+        return places
+
+    def take(self) -> SmallBatch | None:
+        """All that is placed and not written yet; None when there is nothing."""
+        assert self._batch is None, "one batch at a time"
+        if not (self._runs or self._full):
+            return None
+        self._batch = SmallBatch(self._maker.gate, self._runs, list(self._full), self._placed, self._ended)
+        self._runs, self._placed = [], []
+        return self._batch
+
+    async def wait_written(self, places: Collection[Place]) -> None:
+        """The payloads at these places are in their files on return; no checkpoint when they are.  StoreReadOnly."""
+        while not self.unwritten.keys().isdisjoint(places):
+            self._maker.gate.check()
+            self.urge()
+            await self._batch_ended.park()
+
+    async def sync(self) -> None:
+        """What was placed is durable on return; for who takes no batches along with a journal.  DiskFailed, ..."""
+        while self._batch is not None:
+            await self._batch_ended.park()
+        self._maker.gate.check()
+        batch = self.take()
+        if batch is not None:
+            with trio.CancelScope(shield=True):
+                try:
+                    await self._maker.offload.run(batch.write)
+                finally:
+                    batch.ended()
+
+    def stop(self, error: LakeError) -> None:
+        """The journal takes no more groups: nothing is placed any more."""
+        self._maker.gate.shut(error)
+        self._batch_ended.unpark_all()
 
     async def close(self) -> None:
-        """Trim and close the file.  No append is under way."""
+        """Write what is placed, trim and close the files.  Nothing is being placed."""
         current, self._current = self._current, None
         if current is not None:
-            await self._maker.close(current)
+            self._full.append(current)
+        if not self._maker.gate.failed:
+            await self.sync()
+        self.abandon()
 
     def abandon(self) -> None:
-        """Close the file as it is."""
+        """Close the files as they are."""
         current, self._current = self._current, None
-        if current is not None:
-            current.file.close()
+        for segment in self._full if current is None else [*self._full, current]:
+            if not segment.is_closed:
+                segment.file.close()
+        self._full.clear()
+
+    # --- room ----------------------------------------------------------------------------------------
+
+    def _has_room(self, length: int) -> bool:
+        current = self._current
+        return (
+            current is not None
+            and current.cursor + length <= min(current.limit, current.extended)
+            and self._unwritten_bytes < SMALL_UNWRITTEN_BYTES_MAX
+        )
+
+    async def _make_room(self, length: int) -> None:
+        """Another segment, zeros ahead, or memory."""
+        async with self._making_room:
+            if self._has_room(length):
+                return
+            current = self._current
+            if self._unwritten_bytes >= SMALL_UNWRITTEN_BYTES_MAX:
+                self.urge()
+                await self._batch_ended.park()
+            elif current is None or current.cursor + length > current.limit:
+                assert SEGMENT_DATA_OFFSET + length <= self._maker.sizes.small_segment
+                made = await self._maker.create(SegmentKind.SMALL)
+                if current is not None:
+                    self._full.append(current)
+                self._current = made
+            else:
+                await self._extend(current, length)
+
+    async def _extend(self, segment: OpenSegment, length: int) -> None:
+        """Write zeros ahead.  StoreFull when not even the payload's own fit."""
+        need = page_up(segment.cursor + length) - segment.extended
+        want = max(need, min(self._maker.sizes.small_fill, page_up(segment.limit) - segment.extended))
+        try:
+            with trio.CancelScope(shield=True):
+                segment.extended += await self._maker.offload.run(
+                    grow,
+                    self._maker.disk,
+                    lambda offset, length: _fill(segment.file, offset, length),
+                    segment.extended,
+                    need,
+                    want,
+                    self._maker.sizes.headroom,
+                )
+        except LakeError as error:
+            self._maker.gate.note(error)
+            raise
+
+    def _put(self, payload: Buffer) -> Place:
+        segment = self._current
+        assert segment is not None
+        if not self._runs or self._runs[-1].segment is not segment:
+            self._runs.append(_Run(segment, segment.cursor))
+        place = segment.take(len(payload))
+        self._maker.in_flight.begin(place)
+        self._runs[-1].payloads.append(payload)
+        self._placed.append(place)
+        self.unwritten[place] = payload
+        self._unwritten_bytes += len(payload)
+        return place
+
+    def _ended(self, batch: SmallBatch) -> None:
+        """What a failed batch held stays in memory: it is visible until the restart."""
+        self._batch = None
+        self._full = [segment for segment in self._full if not segment.is_closed]
+        if batch.is_written:
+            for place in batch.places:
+                self._unwritten_bytes -= len(self.unwritten.pop(place))
+        else:
+            self._maker.gate.shut(DiskFailed("small payloads could not be written"))
+        self._batch_ended.unpark_all()
 
 
 def _fill(file: DiskFile, offset: int, length: int) -> None:
@@ -205,12 +255,3 @@ def _fill(file: DiskFile, offset: int, length: int) -> None:
     assert offset % PAGE_BYTES == 0
     for at in range(offset, offset + length, len(_ZEROS)):
         file.pwrite(memoryview(_ZEROS)[: min(len(_ZEROS), offset + length - at)], at)
-
-
-def _copy_of(error: BaseException) -> BaseException:
-    """A group's error for one of its callers: each raises an instance of its own."""
-    if isinstance(error, LakeError):
-        return type(error)(error.message, subject=error.subject)
-    if isinstance(error, Exception):
-        return InternalError(f"the task that wrote for several failed: {error!r}")
-    return error  # the process is going down

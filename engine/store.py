@@ -228,7 +228,8 @@ async def _running(
         lambda: _segment_id(metadata),
         replace(sizes.segments, headroom=reserve.headroom_bytes),
     )
-    async with trio.open_nursery() as nursery:
+    metadata.write_first(segments.small)
+    async with _abandoned(segments), trio.open_nursery() as nursery:
         await nursery.start(metadata.run)
         try:
             await segments.open()
@@ -250,7 +251,6 @@ async def _running(
                 grace_s=0.0 if opened.created else grace_s,
             )
         finally:
-            segments.abandon()
             reserve.close()
             nursery.cancel_scope.cancel()
 
@@ -303,6 +303,15 @@ def _put_together(
         buffers,
         sizes,
     )
+
+
+@asynccontextmanager
+async def _abandoned(segments: Segments) -> AsyncIterator[None]:
+    """Whatever is open of the segments is closed behind the block, when nobody writes to them any more."""
+    try:
+        yield
+    finally:
+        segments.abandon()
 
 
 @contextmanager
@@ -363,6 +372,8 @@ async def _rebuild_index(store: Store) -> None:
 async def _stop(store: Store) -> None:
     """The clean stop; when a part of it fails the store is left as after a crash, and that is said."""
     try:
+        if store.metadata.failed is None:
+            await store.metadata.sync()  # and what is placed is written
         await store.segments.close()
         clean_sequence = await store.metadata.close()
         if clean_sequence is None:

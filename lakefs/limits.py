@@ -87,6 +87,10 @@ LARGE_SEGMENT_BYTES: Final = 1 * GIB
 SMALL_SEGMENT_BYTES: Final = 256 * MIB
 LARGE_EXTEND_BYTES: Final = 128 * MIB
 SMALL_FILL_BYTES: Final = 4 * MIB
+SMALL_UNWRITTEN_BYTES: Final = 2 * MIB
+"""Small payloads in memory, at which they are written without waiting for more."""
+SMALL_UNWRITTEN_BYTES_MAX: Final = 16 * MIB
+"""Small payloads in memory, at which more wait: one batch being written, one behind it, and one request more."""
 RESERVE_BYTES: Final = 64 * MIB
 """Room that only the journal and the index may use, so that rm and gc work on a full disk."""
 RESERVE_SHARE: Final = 32

@@ -10,6 +10,7 @@ from unittest import mock
 
 import trio
 
+from engine.commit import Committer, PayloadBatch
 from engine.extents import Extent, Place
 from engine.format import ChunkRecord
 from engine.gc import Collector, _Cycle
@@ -60,6 +61,17 @@ def _file_sync_without(suffix: str) -> AbstractContextManager[Any]:
 
 def _skip_journal_sync() -> AbstractContextManager[Any]:
     return _file_sync_without(".journal.new")
+
+
+def _payload_behind_its_group() -> AbstractContextManager[Any]:
+    original = Committer._append_blocking
+
+    def append(self: Committer, group: Any, batch: PayloadBatch | None) -> None:
+        original(self, group, None)
+        if batch is not None:
+            batch.write()
+
+    return mock.patch.object(Committer, "_append_blocking", append)
 
 
 def _skip_segment_folder_sync() -> AbstractContextManager[Any]:
@@ -183,6 +195,7 @@ def _keep_completed_uploads() -> AbstractContextManager[Any]:
 BUGS = [
     Bug("a large segment is not synced", _skip_large_sync, 10),
     Bug("a small segment is not synced", _skip_small_sync, 10),
+    Bug("a group is appended before the small payload that it names", _payload_behind_its_group, 40),
     Bug("the folder of a new segment is not synced", _skip_segment_folder_sync, 10),
     Bug("a new journal file is not synced", _skip_journal_sync, 10),
     Bug("answers leave before they are durable", _acknowledge_before_durable, 15),

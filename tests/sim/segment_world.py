@@ -85,7 +85,13 @@ class World:
 
     async def store_small(self, payloads: Sequence[bytes]) -> list[ChunkRecord]:
         """Append payloads, record and settle them."""
-        places = await self.segments.append_small(payloads)
+        places = await self.segments.place_small(payloads)
+        try:
+            await self.segments.small.sync()
+        except BaseException:
+            for place in places:
+                self.segments.settle(place)
+            raise
         records = []
         for place, payload in zip(places, payloads, strict=True):
             records.append(self.record(place, len(payload), crc32c(payload)))

@@ -11,6 +11,7 @@ import trio.testing
 
 from lakefs.errors import (
     ChunkDamaged,
+    StoreReadOnly,
 )
 from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES, KIB
 from lakefs.offload import InlineOffload
@@ -159,6 +160,8 @@ def _crash_and_continue(seed: int, crash_at: int) -> bool:
             await _script(world)
         except* SimCrashed:
             crashed = True
+        except* StoreReadOnly:
+            assert disk.operation_count >= crash_at, "those whose payload another was writing are told, too"
         await world.reopen(disk.crash())
         await world.check()
         await world.collect()
