@@ -16,6 +16,9 @@ import click
 @click.option(
     "--native", metavar="HOST:PORT", help="Native protocol over TCP, with the token of DIR/native.token."
 )
+@click.option(
+    "--s3", metavar="HOST:PORT", help="S3 over HTTP, for access keys made by lake key; off for none."
+)
 @click.option("--admin", metavar="HOST:PORT", help="Health and metrics over HTTP; off for none.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option(
@@ -29,6 +32,7 @@ def serve(
     socket: str | None,
     socket_group: str | None,
     native: str | None,
+    s3: str | None,
     admin: str | None,
     log_level: str | None,
     upload_expiry: str | None,
@@ -43,7 +47,7 @@ def serve(
 
     import trio
 
-    from cli.faces import notify_manager, serve_admin_port
+    from cli.faces import notify_manager, serve_admin_port, serve_s3_port
     from cli.logs import log_to_stderr
     from engine.process import run_engine
     from lakefs.config import load
@@ -53,13 +57,14 @@ def serve(
         "socket": socket,
         "socket_group": socket_group,
         "native": native,
+        "s3": s3,
         "admin": admin,
         "log_level": log_level,
         "upload_expiry": upload_expiry,
     }
     config = load(file=file, flags=flags)
     log_to_stderr(config.log_level)
-    faces = (serve_admin_port, notify_manager)
+    faces = (serve_s3_port, serve_admin_port, notify_manager)
     try:
         trio.run(partial(run_engine, config, printer=_say, faces=faces))
     except BaseExceptionGroup as group:

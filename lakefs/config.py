@@ -63,6 +63,7 @@ class Config:
     socket: Path
     socket_group: str
     native: Address | None
+    s3: Address | None
     admin: Address | None
     log_level: str
     upload_expiry: float
@@ -77,6 +78,7 @@ class Config:
             "socket": str(self.socket),
             "socket_group": self.socket_group,
             "native": str(self.native or "off"),
+            "s3": str(self.s3 or "off"),
             "admin": str(self.admin or "off"),
             "log_level": self.log_level,
             "upload_expiry": duration_text(self.upload_expiry),
@@ -109,6 +111,7 @@ def load(
     defaults = {
         "socket_group": "",
         "native": None,
+        "s3": None,
         "admin": parse_address(DEFAULT_ADMIN),
         "log_level": "info",
         "upload_expiry": UPLOAD_EXPIRY_S,
@@ -330,6 +333,7 @@ _SETTINGS: Final[Mapping[str, Callable[[str], object]]] = {
     "socket": _socket_path,
     "socket_group": _group,
     "native": _address_or_off,
+    "s3": _address_or_off,
     "admin": _address_or_off,
     "log_level": _log_level,
     "upload_expiry": parse_duration,

@@ -119,10 +119,9 @@ class Connection:
         scanned = 0
         while True:
             received = bytes(self._buffer[self._begin : self._end])
-            if (
-                not scanned and received[:2] == b"\r\n"
-            ):  # RFC 9112, 2.2: some clients end a body with an empty line
+            if received[:2] == b"\r\n":  # RFC 9112, 2.2: some clients end a body with an empty line
                 self._begin += 2
+                scanned = 0
                 continue
             length = head_length(received, scanned)
             if length:

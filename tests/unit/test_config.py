@@ -36,6 +36,7 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "socket": "/run/lake/lake.sock",
         "socket_group": "",
         "native": "off",
+        "s3": "off",
         "admin": "127.0.0.1:9001",
         "log_level": "info",
         "upload_expiry": "7d",

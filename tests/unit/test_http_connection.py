@@ -119,7 +119,7 @@ async def _some(stream: Stream, limit: int) -> bytes:
     return bytes(piece[:count])
 
 
-@pytest.mark.parametrize("step", [1, 7, 100_000])
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 100_000])
 def test_requests_sent_at_once_or_byte_by_byte_are_answered_in_order(step: int) -> None:
     big = random.Random(2).randbytes(50_000)
     asked = GET + put(b"abc") + put(b"") + chunked(b"one", b"two" * 300) + put(big) + b"\r\n" + GET

@@ -1,0 +1,107 @@
+"""One S3 request on its way: what it asks for, who asks, and what the operations work with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from gateway.http.messages import Request, RequestBody, Response
+from gateway.s3.errors import S3Error, from_lake
+from gateway.s3.signing import Signature
+from gateway.s3.targets import Target
+from lakefs.client.trio_lake import TrioLake
+from lakefs.errors import LakeError, from_wire
+from lakefs.ports import Offload
+from lakefs.service import EngineClient
+from lakefs.wire import messages as m
+
+M = TypeVar("M", bound=m.Message)
+XML: Final = (b"Content-Type", b"application/xml")
+_XML_BODY_BYTES_MAX: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Lakes:
+    """The store, as the operations use it: single requests, whole operations, and threads for long computations."""
+
+    engine: EngineClient
+    lake: TrioLake
+    offload: Offload
+
+
+@dataclass(slots=True)
+class Call:
+    """One request that was let in.  `signature` is None for a stranger."""
+
+    request: Request
+    target: Target
+    signature: Signature | None
+    lakes: Lakes
+    region: str
+
+    @property
+    def bucket(self) -> str:
+        """The bucket that it is about."""
+        return self.target.bucket
+
+    @property
+    def key(self) -> str:
+        """The key in it."""
+        return self.target.key
+
+    @property
+    def headers(self) -> Mapping[bytes, bytes]:
+        """The request's headers, names in lower case."""
+        return self.request.head.headers
+
+    def header(self, name: bytes) -> str:
+        """A header as text, "" without one; bytes beyond ASCII as Latin-1, as HTTP has them."""
+        return self.request.head.headers.get(name, b"").decode("latin-1")
+
+    def parameter(self, name: str) -> str:
+        """A parameter of the query, "" without one."""
+        return self.target.parameters.get(name, "")
+
+    async def ask(self, request: m.Request, reply: type[M]) -> M:
+        """The store's answer to one request."""
+        message = (await self.lakes.engine.call(request)).message
+        assert isinstance(message, reply)
+        return message
+
+    async def ask_one(self, request: m.Request) -> m.ObjectStat:
+        """The stat that a request about one name is answered with; its failure is raised.  KeyNotFound for nothing."""
+        return stat_of((await self.ask(request, m.NameResults)).results[0], self.key)
+
+
+def stat_of(result: m.NameResult, key: str) -> m.ObjectStat:
+    """An item of a batch, or its error raised."""
+    if result.failure is not None:
+        failure = result.failure
+        raise from_wire(failure.wire_code, failure.message, failure.subject)
+    if result.stat is None:
+        raise S3Error(404, "NoSuchKey", "The specified key does not exist.", details={"Key": key})
+    return result.stat
+
+
+async def read_small_body(body: RequestBody, limit_bytes: int = _XML_BODY_BYTES_MAX) -> bytes:
+    """All of a request's body.  S3Error when it is longer than an XML body may be."""
+    content = bytearray()
+    piece = memoryview(bytearray(64 << 10))
+    while count := await body.receive_into(piece):
+        content += piece[:count]
+        if len(content) > limit_bytes:
+            raise S3Error(
+                400, "MaxMessageLengthExceeded", f"Your request was longer than {limit_bytes} bytes."
+            )
+    return bytes(content)
+
+
+def xml_response(document: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> Response:
+    """200 with an XML body."""
+    return Response(200, [XML, *headers], [document])
+
+
+def lake_error(error: LakeError, call: Call) -> S3Error:
+    """The store's error in S3's words, about this request's resource."""
+    return from_lake(error, f"/{call.bucket}/{call.key}" if call.key else f"/{call.bucket}")

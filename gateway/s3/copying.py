@@ -1,0 +1,69 @@
+"""Copies: another name for the same content; no byte moves."""
+
+from __future__ import annotations
+
+import time
+
+from gateway.http.messages import Response
+from gateway.http.ranges import Condition as Holds, check_conditions
+from gateway.s3.access import check_bucket
+from gateway.s3.attributes import attributes_of
+from gateway.s3.buckets import iso_time
+from gateway.s3.call import Call, stat_of, xml_response
+from gateway.s3.errors import S3Error, invalid_argument
+from gateway.s3.storing import write_condition
+from gateway.s3.targets import parse_copy_source
+from gateway.s3.xml import document, element
+from lakefs.wire.messages import Copy, NameResults, ObjectAttributes, ObjectStat, StatNames
+
+_PREFIX = b"x-amz-copy-source-"
+
+
+async def copy_object(call: Call) -> Response:
+    """The source's metadata are kept, or replaced by the request's; its ETag and checksums are the content's."""
+    bucket, key, version = parse_copy_source(call.headers[b"x-amz-copy-source"])
+    if version not in ("", "null"):
+        raise S3Error(404, "NoSuchVersion", "The specified version does not exist.")
+    if call.signature is not None:
+        check_bucket(call.signature.key, bucket)
+    source = stat_of((await call.ask(StatNames([(bucket, key)]), NameResults)).results[0], key)
+    if (
+        check_conditions(call.headers, source.etag, source.mtime_ns // 1_000_000_000, _PREFIX)
+        is not Holds.PROCEED
+    ):
+        raise S3Error(
+            412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold"
+        )
+    replaced = _is_replaced(call)
+    if not replaced and (bucket, key) == (call.bucket, call.key):
+        raise S3Error(
+            400,
+            "InvalidRequest",
+            "This copy request is illegal because it is trying to copy an object to itself without changing the "
+            "object's metadata, storage class, website redirect location or encryption attributes.",
+        )
+    attributes = _replacement(call, source) if replaced else None
+    stat = await call.ask_one(Copy(bucket, key, call.bucket, call.key, attributes, write_condition(call)))
+    fields = element("LastModified", iso_time(stat.mtime_ns)) + element("ETag", f'"{stat.etag}"')
+    return xml_response(document("CopyObjectResult", fields))
+
+
+def _is_replaced(call: Call) -> bool:
+    directive = call.header(b"x-amz-metadata-directive").upper() or "COPY"
+    if directive not in ("COPY", "REPLACE"):
+        raise invalid_argument("Unknown metadata directive.", "x-amz-metadata-directive", directive)
+    return directive == "REPLACE"
+
+
+def _replacement(call: Call, source: ObjectStat) -> ObjectAttributes:
+    kind, etag = _kept_etag(source)
+    return attributes_of(call.headers, time.time_ns(), etag_kind=kind, etag=etag, sums=source.checksums)
+
+
+def _kept_etag(source: ObjectStat) -> tuple[int, bytes]:
+    """Kind and value of the ETag that content has (docs/format.md): derived, an MD5, or that of an upload in parts."""
+    if source.etag == f"{source.blob[1:17].hex()}-{source.chunk_count or 1}":
+        return 0, b""
+    if "-" in source.etag:
+        return 2, source.etag.encode()
+    return 1, bytes.fromhex(source.etag)
