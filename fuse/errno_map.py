@@ -66,8 +66,17 @@ ERRNO_BY_ERROR: Final[Mapping[type[errors.LakeError], int]] = MappingProxyType(
 )
 
 
+_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
+
+
 def errno_of(error: BaseException) -> int:
-    """The errno that tells of `error`; EIO for anything that is not of the tree."""
+    """The errno that tells of `error`; EIO for anything that is not of the tree.
+
+    That the mount is out of descriptors is told as such, whatever it was needed for.
+    """
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno in _NO_DESCRIPTORS:
+        return cause.errno
     for kind in type(error).__mro__:
         number = ERRNO_BY_ERROR.get(kind)
         if number is not None:

@@ -153,7 +153,11 @@ async def _leave(loop: _Loop, entry: MountEntry, wait_s: float) -> None:
     drain_s = min(DRAIN_WAIT_S, wait_s)
     if not loop.ended.is_set():
         _log.info("unmounting", mount_point=str(entry.mount_point))
-    lazy = await _take_away(entry, min(UNMOUNT_WAIT_S, wait_s))
+    try:
+        lazy = await _take_away(entry, min(UNMOUNT_WAIT_S, wait_s))
+    except LakeError as error:  # the loop must end all the same
+        _log.error("a dead mount stays behind", mount_point=str(entry.mount_point), error=error.message)
+        lazy = True
     if loop.ended.is_set():
         return
     # Unless it was lazy the kernel has ended the session itself, and the loop hears of it.

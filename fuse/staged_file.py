@@ -102,6 +102,12 @@ class Room:
                 "folder elsewhere",
                 subject=name,
             )
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return LocalFileError(
+                f"{name}: the mount has no descriptors left ({error.strerror}); close files, or raise"
+                " the limit of open files of its process",
+                subject=name,
+            )
         if error.errno == errno.EFBIG:
             return InvalidArgument(
                 f"{name}: longer than a file in the staging folder {self.path} may be", subject=name

@@ -6,8 +6,10 @@ when its mount ends stays in the folder until somebody restores or forgets it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import resource
 import stat
 import time
 from pathlib import Path
@@ -22,6 +24,8 @@ __all__ = ["Base", "Kind", "Leftover", "Span", "StagedFile", "StagingFolder"]
 
 SPARE_MAX: Final = 64
 """Emptied staging files that are kept open for the next: making and removing two costs more than a small file."""
+DESCRIPTORS_KEPT: Final = 64
+"""Descriptors that staging files leave for what else the mount does: segments, reading its table, unmounting."""
 LOCK_NAME: Final = "lock"
 
 
@@ -115,6 +119,7 @@ class StagingFolder:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path, flags, 0o600)
         try:
+            _verify_descriptors_left(descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             return Slot(stem, descriptor, SidecarFile(str(self.path / f"{stem}{SIDECAR_SUFFIX}")))
         except OSError:
@@ -139,6 +144,13 @@ class StagingFolder:
             (self.path / f"{slot.stem}{suffix}").unlink(missing_ok=True)
         slot.sidecar.close()
         os.close(slot.descriptor)
+
+
+def _verify_descriptors_left(descriptor: int) -> None:
+    """OSError EMFILE when there are few left behind the newest one, which has the lowest number that was free."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and descriptor >= limit - DESCRIPTORS_KEPT:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def _make_private(path: Path) -> None:

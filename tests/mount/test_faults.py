@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import shutil
 import signal
+import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
 from lakefs import connect
-from tests.e2e.small_disk import tmpfs
+from tests.e2e.small_disk import ext4, tmpfs
 from tests.mount.mounts import lake
 
 KIB = 1 << 10
 MIB = 1 << 20
 CHUNK = 4 * MIB
+EXT4_IOC_SHUTDOWN = 0x8004587D
 
 
 @pytest.fixture
@@ -145,3 +150,64 @@ def _flip(data: Path, part: bytes) -> None:
                 os.fsync(segment.fileno())
             return
     raise AssertionError("the payload is in no segment")
+
+
+def test_a_staging_folder_that_goes_away_fails_writes_and_nothing_else(short: Path) -> None:
+    with lake(short) as mounts:
+        here = mounts.folders[0]
+        (here / "before").write_bytes(b"before")
+        with (here / "open").open("wb", buffering=0) as held:
+            held.write(b"held")
+            shutil.rmtree(short / "staging0")
+            failed = _open_until_one_fails(here)
+            assert failed == errno.EIO
+            assert (here / "before").read_bytes() == b"before"
+            assert sorted(os.listdir(here))[:1] == ["before"]
+        assert (here / "open").read_bytes() == b"held"
+        assert mounts.mounts[0].end() == 0, mounts.mounts[0].log.read_text()
+
+
+def test_a_staging_disk_that_takes_no_more_fails_writes_and_the_mount_goes_on(short: Path) -> None:
+    with ext4(short, 64 * MIB) as disk:
+        (disk / "staging").mkdir()
+        (short / "staging0").symlink_to(disk / "staging")
+        with lake(short) as mounts:
+            here = mounts.folders[0]
+            (here / "before").write_bytes(b"before")
+            writing = os.open(here / "open", os.O_RDWR | os.O_CREAT)
+            os.write(writing, b"held")
+            _shut_down(disk)
+            with pytest.raises(OSError, match="Input/output error"):
+                os.pwrite(writing, bytes(MIB), MIB)
+            assert _open_until_one_fails(here) == errno.EIO
+            assert (here / "before").read_bytes() == b"before"
+            with suppress(OSError):
+                os.close(writing)
+            assert mounts.mounts[0].end() in (0, 74), mounts.mounts[0].log.read_text()
+
+
+def _open_until_one_fails(here: Path) -> int | None:
+    """Files that are written at once: what is staged already goes on, a new staging file cannot be made."""
+    opened: list[int] = []
+    try:
+        for number in range(100):
+            opened.append(os.open(here / f"new{number}", os.O_RDWR | os.O_CREAT))
+            os.write(opened[-1], b"new")
+    except OSError as error:
+        return error.errno
+    finally:
+        for descriptor in opened:
+            with suppress(OSError):
+                os.close(descriptor)
+    return None
+
+
+def _shut_down(disk: Path) -> None:
+    """The disk is gone, for its file system: EXT4_IOC_SHUTDOWN, without writing its log."""
+    descriptor = os.open(disk, os.O_RDONLY)
+    try:
+        fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, struct.pack("I", 2))
+    except OSError as error:
+        pytest.skip(f"this kernel cannot take a disk away: {error.strerror}")
+    finally:
+        os.close(descriptor)

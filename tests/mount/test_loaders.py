@@ -15,6 +15,7 @@ from tests.mount.tools import catch_up, content
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 
+LOADERS: Final = "not installed; install it with: .venv/bin/pip install '.[loaders]'"
 SIZE: Final = (9 << 20) + 12_345
 
 
@@ -112,11 +113,71 @@ def test_safetensors_are_saved_and_opened(here: Path, there: Path, tmp_path: Pat
 
 
 def test_torch_maps_a_checkpoint(here: Path, there: Path) -> None:
-    torch: Any = pytest.importorskip("torch")
-    torch.save({"w": torch.arange(100_000)}, here / "model.pt")
+    torch: Any = pytest.importorskip("torch", reason=LOADERS)
+    state: dict[str, Any] = {
+        f"layer{number}": torch.arange(number, 500_000 + number).reshape(500, -1) for number in range(4)
+    }
+    torch.save({"model": state, "step": 7}, here / "model.pt")
     catch_up(here, there)
     loaded = torch.load(there / "model.pt", mmap=True, weights_only=True)
-    assert int(loaded["w"][-1]) == 99_999
+    assert loaded["step"] == 7
+    assert all(torch.equal(loaded["model"][name], tensor) for name, tensor in state.items())
+    torch.save({"step": 8}, here / "model.pt")  # the mapping keeps what it was made of
+    assert torch.equal(loaded["model"]["layer3"], state["layer3"])
+    catch_up(here, there)
+    assert torch.load(there / "model.pt", mmap=True, weights_only=True) == {"step": 8}
+
+
+def test_torch_maps_a_tensor_s_own_file_and_writes_through_it(here: Path, there: Path) -> None:
+    torch: Any = pytest.importorskip("torch", reason=LOADERS)
+    shared = torch.from_file(str(here / "tensor"), shared=True, size=300_000, dtype=torch.float32)
+    shared.fill_(1.5)
+    shared[-1] = 2.5
+    del shared
+    catch_up(here, there)
+    read = torch.from_file(str(there / "tensor"), shared=False, size=300_000, dtype=torch.float32)
+    assert (float(read[0]), float(read[-1]), float(read.sum())) == (1.5, 2.5, 300_000 * 1.5 + 1)
+
+
+def test_a_torch_loader_s_processes_read_a_mapped_array(here: Path, there: Path) -> None:
+    torch: Any = pytest.importorskip("torch", reason=LOADERS)
+    numpy: Any = pytest.importorskip("numpy")
+    numpy.save(here / "tokens.npy", numpy.arange(64_000, dtype="int64").reshape(64, 1000))
+    catch_up(here, there)
+    tokens = numpy.load(there / "tokens.npy", mmap_mode="r+")
+    rows = torch.utils.data.TensorDataset(torch.from_numpy(tokens))
+    loader = torch.utils.data.DataLoader(rows, batch_size=8, num_workers=2, multiprocessing_context="fork")
+    total = sum(int(batch.sum()) for (batch,) in loader)
+    assert total == 64_000 * 63_999 // 2
+
+
+def test_safetensors_open_as_torch_s_own(here: Path, there: Path) -> None:
+    torch: Any = pytest.importorskip("torch", reason=LOADERS)
+    library: Any = pytest.importorskip("safetensors.torch")
+    tensors = {"a": torch.arange(100_000), "b": torch.ones(300, 700, dtype=torch.bfloat16)}
+    library.save_file(tensors, str(here / "model.safetensors"))
+    catch_up(here, there)
+    loaded = library.load_file(str(there / "model.safetensors"))
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_data_set_is_saved_mapped_and_mapped_anew(
+    here: Path, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    library: Any = pytest.importorskip("datasets", reason=LOADERS)
+    library.disable_progress_bars()
+    numbers = list(range(20_000))
+    rows = {"n": numbers, "text": [f"row {n}" for n in numbers]}
+    library.Dataset.from_dict(rows).save_to_disk(str(here / "set"), num_shards=3)
+    catch_up(here, there)
+    loaded = library.load_from_disk(str(there / "set"))
+    assert {Path(file["filename"]).parent for file in loaded.cache_files} == {there / "set"}
+    assert (loaded["n"][:], loaded[19_999]) == (numbers, {"n": 19_999, "text": "row 19999"})
+    doubled = loaded.map(lambda row: {"n": 2 * row["n"]}, cache_file_name=str(there / "doubled.arrow"))
+    assert sum(doubled["n"]) == 2 * sum(numbers)
+    assert (there / "doubled.arrow").stat().st_size > 0
 
 
 def test_arrow_maps_a_table(here: Path, there: Path) -> None:
