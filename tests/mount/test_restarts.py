@@ -91,7 +91,7 @@ def short() -> Iterator[Path]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_programs_and_open_files_outlive_the_engine(short: Path, number: signal.Signals) -> None:
     content = os.urandom(9 * MIB)
-    with lake(short) as mounts, kept(mounts.served) as keeper:
+    with lake(short, "-o", "engine_wait=60") as mounts, kept(mounts.served) as keeper:
         here = mounts.folders[0]
         (here / "large").write_bytes(content)
         (here / "edited").write_bytes(b"s" * 1000)
@@ -133,7 +133,7 @@ def test_programs_and_open_files_outlive_the_engine(short: Path, number: signal.
 
 def test_a_long_file_being_written_outlives_a_killed_engine(short: Path) -> None:
     content = os.urandom(30 * MIB)
-    with lake(short) as mounts, kept(mounts.served) as keeper:
+    with lake(short, "-o", "engine_wait=60") as mounts, kept(mounts.served) as keeper:
         with (mounts.folders[0] / "long").open("wb", buffering=0) as file:
             for offset in range(0, len(content), MIB):
                 file.write(content[offset : offset + MIB])
