@@ -88,13 +88,21 @@ def object_headers(stat: ObjectStat, *, with_checksums: bool) -> list[tuple[byte
     return headers
 
 
+def kept_composite(algorithm: Algorithm, text: str) -> dict[str, bytes]:
+    """How the checksum of an upload's parts is kept: under the algorithm's name and the number of parts."""
+    digest, _, count = text.rpartition("-")
+    return {f"{algorithm.value}/{count}": checksums.decoded(algorithm, digest.encode())}
+
+
 def checksum_headers(sums: Mapping[str, bytes]) -> list[tuple[bytes, bytes]]:
     """x-amz-checksum-* of what is kept."""
-    found = [
-        (checksums.HEADERS[Algorithm(name)], checksums.encoded(digest).encode())
-        for name, digest in sums.items()
-    ]
-    return [*found, (b"x-amz-checksum-type", b"FULL_OBJECT")] if found else []
+    found: list[tuple[bytes, bytes]] = []
+    for name, digest in sums.items():
+        algorithm, _, count = name.partition("/")
+        value = checksums.encoded(digest) + (f"-{count}" if count else "")
+        found.append((checksums.HEADERS[Algorithm(algorithm)], value.encode()))
+        found.append((b"x-amz-checksum-type", b"COMPOSITE" if count else b"FULL_OBJECT"))
+    return found
 
 
 def _text(text: str) -> bytes:

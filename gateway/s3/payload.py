@@ -33,8 +33,11 @@ _STREAMING: Final = (
 class Incoming:
     """The payload of one request."""
 
-    def __init__(self, call: Call) -> None:
-        """S3Error: no length, or digests that are none."""
+    def __init__(self, call: Call, algorithm: Algorithm | None = None) -> None:
+        """`algorithm` is the checksum that is wanted where the client sends none.
+
+        S3Error: no length, or digests that are none.
+        """
         headers = call.headers
         self.offload: Offload = call.lakes.offload
         self._source = _source(call)
@@ -42,9 +45,9 @@ class Incoming:
         self._md5 = checksums.start_md5()
         self._expected_md5 = checksums.expected_md5(headers)
         self._expected = checksums.expected_checksum(headers)
-        algorithm = self._expected.algorithm if self._expected else checksums.announced_trailer(headers)
-        self._algorithm = algorithm
-        self._checksum = checksums.start(algorithm) if algorithm else None
+        self._announced = None if self._expected else checksums.announced_trailer(headers)
+        self._algorithm = self._expected.algorithm if self._expected else self._announced or algorithm
+        self._checksum = checksums.start(self._algorithm) if self._algorithm else None
         signature = call.signature
         self._sha256_hex = signature.payload_sha256 if signature else ""
         self._sha256 = checksums.start(Algorithm.SHA256) if self._sha256_hex else None
@@ -77,9 +80,9 @@ class Incoming:
         """The checksums to keep with the object, once all is received and proven.  S3Error: nothing may be stored."""
         trailers = await self._source.finish()
         expected = self._expected
-        if expected is None and self._algorithm is not None:
+        if self._announced is not None:
             expected = checksums.expected_checksum(trailers)
-            if expected is None or expected.algorithm is not self._algorithm:
+            if expected is None or expected.algorithm is not self._announced:
                 raise S3Error(400, "InvalidRequest", "the trailer that x-amz-trailer announces did not come")
         if self._sha256 is not None and self._sha256.digest().hex() != self._sha256_hex:
             raise S3Error(
@@ -92,12 +95,12 @@ class Incoming:
         return self._kept_checksum(expected)
 
     def _kept_checksum(self, expected: Expected | None) -> dict[str, bytes]:
-        if expected is None or self._checksum is None:
+        if self._checksum is None or self._algorithm is None:
             return {}
         digest = self._checksum.digest()
-        if digest != expected.digest:
+        if expected is not None and digest != expected.digest:
             raise checksums.mismatch(expected.algorithm.value)
-        return {expected.algorithm.value: digest}
+        return {self._algorithm.value: digest}
 
     def _digest(self, data: memoryview) -> None:
         self._md5.update(data)

@@ -77,7 +77,7 @@ async def _put_chunks(call: Call, incoming: Incoming, condition: Condition) -> O
     prefix, cuts = await _planned(incoming)
     upload = await lake.run(open_upload(lake.steps.transfer(None), cuts.cut_kind))
     try:
-        await _store(call, incoming, upload, prefix, cuts.lengths())
+        await store_chunks(call, incoming, upload, prefix, cuts.lengths())
         change = await _proven_change(call, incoming, condition)
         return (await lake.run(commit_upload(upload, change))).stat
     except BaseException:
@@ -110,10 +110,10 @@ async def _planned(incoming: Incoming) -> tuple[memoryview, CutPlan]:
     return prefix, await incoming.offload.run(plan, prefix, size_bytes)
 
 
-async def _store(
+async def store_chunks(
     call: Call, incoming: Incoming, upload: Upload, prefix: memoryview, lengths: Iterator[int]
 ) -> None:
-    """Store the chunks while they come."""
+    """Store a payload's chunks while they come, `prefix` first; they are noted in the upload, in order."""
     storing = _Storing(call, upload)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(storing.run, incoming, prefix, lengths, nursery)

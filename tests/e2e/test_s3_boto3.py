@@ -8,21 +8,17 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
-from botocore.exceptions import ClientError
 
+from tests.e2e.s3_client import KEYS_ARE_FRESH_S, client_of, refused, url_of
 from tests.e2e.served import Served, serving
 
 MIB = 1 << 20
-KEYS_ARE_FRESH_S = 1.1
-"""The gateway reads its keys at most once a second."""
 ODD_KEYS = [
     "a/b c+é.txt",
     "..",
@@ -43,39 +39,12 @@ def served() -> Iterator[Served]:
         yield engine
 
 
-def url_of(served: Served) -> str:
-    [line] = [line for line in served.printed if line.startswith("s3 ")]
-    return line.split()[1]
-
-
-def client_of(served: Served, *flags: str, **config: Any) -> Any:
-    """A boto3 client with a new access key."""
-    key = json.loads(served.good("key", "create", *flags, "--json").text)
-    time.sleep(KEYS_ARE_FRESH_S)
-    return boto3.client(
-        "s3",
-        endpoint_url=url_of(served),
-        region_name="us-east-1",
-        aws_access_key_id=key["access_key"],
-        aws_secret_access_key=key["secret_key"],
-        config=Config(retries={"max_attempts": 0}, signature_version="s3v4", **config),
-    )
-
-
 @pytest.fixture(scope="module")
 def s3(served: Served) -> Any:
     """A client that may do everything; the bucket `bucket` is there."""
     client = client_of(served)
     client.create_bucket(Bucket="bucket")
     return client
-
-
-def refused(call: Callable[..., Any], **arguments: Any) -> tuple[int, str]:
-    """Status and code of a refusal."""
-    with pytest.raises(ClientError) as caught:
-        call(**arguments)
-    response = caught.value.response
-    return response["ResponseMetadata"]["HTTPStatusCode"], response["Error"]["Code"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000, 4 * MIB, 4 * MIB + 1, 21 * MIB])

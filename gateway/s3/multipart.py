@@ -1,0 +1,391 @@
+"""Multipart uploads: begun, filled part by part, completed, dropped, listed.  All of their state is the store's.
+
+A part is stored as a PUT's payload is, cut from its own start; completing moves no byte.  An upload that was begun with
+a checksum algorithm gets the checksum of the whole: of all bytes (FULL_OBJECT: the parts' CRCs combined) or of the
+parts' digests (COMPOSITE), as S3 has it for each algorithm.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from gateway.http.messages import Response
+from gateway.http.ranges import Condition as Holds, check_conditions
+from gateway.s3 import checksums
+from gateway.s3.access import check_bucket
+from gateway.s3.attributes import attributes_of, checksum_headers, kept_composite
+from gateway.s3.bodies import CompletedPart, read_complete
+from gateway.s3.buckets import OWNER, iso_time
+from gateway.s3.call import Call, read_small_body, stat_of, xml_response
+from gateway.s3.checksums import ELEMENTS, HEADERS, Algorithm
+from gateway.s3.errors import S3Error, invalid_argument
+from gateway.s3.payload import Incoming
+from gateway.s3.storing import store_chunks, write_condition
+from gateway.s3.targets import parse_copy_source
+from gateway.s3.xml import document, element, url_encoded
+from lakefs.chunking import CutPlan
+from lakefs.errors import InvalidArgument, UploadNotFound
+from lakefs.limits import S3_PARTS_MAX
+from lakefs.multipart import (
+    ListedPart,
+    UploadName,
+    commit_part,
+    complete_upload,
+    copy_part,
+    create_upload,
+    list_parts,
+)
+from lakefs.names import Name
+from lakefs.uploading import abandon_upload, open_upload
+from lakefs.wire.messages import Done, NameResults, PartStat, StatNames, UploadAbort, UploadList, Uploads
+
+PART_BYTES_MAX: Final = 5 << 30
+_PAGE: Final = 1000
+_RANGE: Final = re.compile(rb"bytes=([0-9]{1,15})-([0-9]{1,15})")
+_ALGORITHM: Final = "checksum-algorithm"
+_TYPE: Final = "checksum-type"
+_FULL: Final = "FULL_OBJECT"
+_COMPOSITE: Final = "COMPOSITE"
+
+
+async def create_multipart_upload(call: Call) -> Response:
+    """The object gets the metadata that are given here."""
+    details: dict[str, str] = {}
+    named = call.header(b"x-amz-checksum-algorithm")
+    if named:
+        algorithm = checksums.algorithm_named(named)
+        kind = call.header(b"x-amz-checksum-type").upper() or _default_type(algorithm)
+        _check_type(algorithm, kind)
+        details = {_ALGORITHM: algorithm.value, _TYPE: kind}
+    attributes = attributes_of(call.headers, time.time_ns())
+    upload = await call.lakes.lake.run(create_upload(Name(call.bucket, call.key), attributes, details))
+    fields = [
+        element("Bucket", call.bucket),
+        element("Key", call.key),
+        element("UploadId", upload.upload.hex()),
+    ]
+    headers = [(f"x-amz-{name}".encode(), value.encode()) for name, value in details.items()]
+    return xml_response(document("InitiateMultipartUploadResult", "".join(fields)), headers)
+
+
+async def upload_part(call: Call) -> Response:
+    """Durable on return, in place of the part that had the number."""
+    upload, number = _upload(call), _part_number(call)
+    lake = call.lakes.lake
+    # Before the body comes: an upload that is not there takes none.
+    details = (await lake.run(list_parts(upload, limit=1))).upload.details
+    incoming = Incoming(call, Algorithm(details[_ALGORITHM]) if _ALGORITHM in details else None)
+    if incoming.length_bytes > PART_BYTES_MAX:
+        raise S3Error(
+            400, "EntityTooLarge", "Your proposed upload exceeds the maximum allowed size of a part."
+        )
+    cuts = CutPlan(incoming.length_bytes)
+    store = await lake.run(open_upload(lake.steps.transfer(None), cuts.cut_kind))
+    try:
+        await store_chunks(call, incoming, store, memoryview(b""), cuts.lengths())
+        sums = await incoming.finish()
+        part = await lake.run(commit_part(store, upload, number, incoming.md5, sums))
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await lake.run(abandon_upload(store))
+        raise
+    return Response(200, [(b"ETag", b'"%b"' % part.etag.hex().encode()), *_part_checksums(part)])
+
+
+async def upload_part_copy(call: Call) -> Response:
+    """A range of an object as a part; chunks that lie in it whole are taken over."""
+    upload, number = _upload(call), _part_number(call)
+    bucket, key, version = parse_copy_source(call.headers[b"x-amz-copy-source"])
+    if version not in ("", "null"):
+        raise S3Error(404, "NoSuchVersion", "The specified version does not exist.")
+    if call.signature is not None:
+        check_bucket(call.signature.key, bucket)
+    source = stat_of((await call.ask(StatNames([(bucket, key)]), NameResults)).results[0], key)
+    modified_s = source.mtime_ns // 1_000_000_000
+    if check_conditions(call.headers, source.etag, modified_s, b"x-amz-copy-source-") is not Holds.PROCEED:
+        raise S3Error(
+            412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold"
+        )
+    offset, length = _copied_range(call)
+    lake = call.lakes.lake
+    steps = copy_part(
+        lake.steps.access(None),
+        lake.steps.transfer(None),
+        upload,
+        number,
+        Name(bucket, key),
+        offset=offset,
+        length=length,
+        if_match=source.etag,
+    )
+    try:
+        part = await lake.run(steps)
+    except InvalidArgument as error:
+        raise S3Error(416, "InvalidRange", error.message) from error
+    fields = element("LastModified", iso_time(part.mtime_ns)) + element("ETag", f'"{part.etag.hex()}"')
+    return xml_response(document("CopyPartResult", fields))
+
+
+async def complete_multipart_upload(call: Call) -> Response:
+    """The listed parts become the object, in one step; the others are dropped."""
+    upload = _upload(call)
+    wanted = read_complete(await read_small_body(call.request.body))
+    sums = await _whole_checksums(call, upload, wanted)
+    parts = [ListedPart(part.number, _etag_bytes(part)) for part in wanted]
+    lake = call.lakes.lake
+    stat = await lake.run(
+        complete_upload(
+            lake.steps.transfer(None), upload, parts, checksums=sums, condition=write_condition(call)
+        )
+    )
+    location = f"http://{call.request.head.authority.decode('latin-1')}/{call.bucket}/{url_encoded(call.key)}"
+    fields = [
+        element("Location", location),
+        element("Bucket", call.bucket),
+        element("Key", call.key),
+        element("ETag", f'"{stat.etag}"'),
+    ]
+    for name, value in checksum_headers(stat.checksums):
+        shown = _ELEMENT_OF_HEADER.get(name, "ChecksumType")
+        fields.append(element(shown, value.decode()))
+    return xml_response(document("CompleteMultipartUploadResult", "".join(fields)))
+
+
+async def abort_multipart_upload(call: Call) -> Response:
+    """Its parts are dropped; what has the name stays."""
+    await call.ask(UploadAbort(*_upload(call)), Done)
+    return Response(204)
+
+
+async def list_upload_parts(call: Call) -> Response:
+    """A page of parts by number."""
+    upload = _upload(call)
+    marker, limit = _number(call, "part-number-marker", 0), min(_number(call, "max-parts", _PAGE), _PAGE)
+    page = await call.lakes.lake.run(list_parts(upload, after=marker, limit=max(1, limit)))
+    parts = page.parts if limit else []
+    next_after = page.next_after if limit else 0
+    fields = [
+        element("Bucket", call.bucket),
+        element("Key", call.key),
+        element("UploadId", upload.upload.hex()),
+        element("PartNumberMarker", marker),
+        element("NextPartNumberMarker", next_after or (parts[-1].number if parts else marker)),
+        element("MaxParts", limit),
+        element("IsTruncated", bool(next_after)),
+    ]
+    details = page.upload.details
+    if _ALGORITHM in details:
+        fields += [element("ChecksumAlgorithm", details[_ALGORITHM]), element("ChecksumType", details[_TYPE])]
+    owner = OWNER.replace("Owner>", "Initiator>") + OWNER + "<StorageClass>STANDARD</StorageClass>"
+    return xml_response(document("ListPartsResult", "".join([*fields, owner, *map(_listed_part, parts)])))
+
+
+async def list_multipart_uploads(call: Call) -> Response:
+    """A page of unfinished uploads, in byte order of their keys."""
+    limit = min(_number(call, "max-uploads", _PAGE), _PAGE)
+    key_marker, upload_marker = call.parameter("key-marker"), call.parameter("upload-id-marker")
+    delimiter = call.parameter("delimiter")
+    if delimiter not in ("", "/"):
+        raise invalid_argument("the delimiter of uploads is / here", "delimiter", delimiter)
+    encoding = call.parameter("encoding-type")
+    shown = url_encoded if encoding == "url" else str
+    after_upload = _upload_id(upload_marker) if key_marker and upload_marker else b""
+    request = UploadList(
+        call.bucket, call.parameter("prefix"), key_marker, after_upload, delimiter, max(1, limit)
+    )
+    page = await call.ask(request, Uploads)
+    entries = page.entries if limit else []
+    is_truncated = bool(limit and page.next_after)
+    fields = [
+        element("Bucket", call.bucket),
+        element("KeyMarker", shown(key_marker)),
+        element("UploadIdMarker", upload_marker),
+        element("Prefix", shown(call.parameter("prefix"))),
+        element("MaxUploads", limit),
+        element("IsTruncated", is_truncated),
+    ]
+    if delimiter:
+        fields.append(element("Delimiter", shown(delimiter)))
+    if encoding == "url":
+        fields.append(element("EncodingType", "url"))
+    if is_truncated:
+        fields.append(element("NextKeyMarker", shown(page.next_after)))
+        fields.append(element("NextUploadIdMarker", page.next_upload.hex()))
+    for entry in entries:
+        key = element("Key", shown(entry.key))
+        if entry.is_prefix:
+            fields.append(f"<CommonPrefixes>{element('Prefix', shown(entry.key))}</CommonPrefixes>")
+            continue
+        begun = element("UploadId", entry.upload.hex()) + element("Initiated", iso_time(entry.created_ns))
+        fields.append(f"<Upload>{key}{begun}{OWNER}<StorageClass>STANDARD</StorageClass></Upload>")
+    return xml_response(document("ListMultipartUploadsResult", "".join(fields)))
+
+
+# --- checksums ---------------------------------------------------------------------------------------------
+
+_ELEMENT_OF_HEADER: Final = {HEADERS[algorithm]: ELEMENTS[algorithm] for algorithm in Algorithm}
+
+
+def _default_type(algorithm: Algorithm) -> str:
+    return _FULL if algorithm is Algorithm.CRC64NVME else _COMPOSITE
+
+
+def _check_type(algorithm: Algorithm, kind: str) -> None:
+    """S3Error where S3 does not have that type for the algorithm."""
+    if kind == _FULL:
+        checksums.full_object(algorithm, ())
+    elif kind == _COMPOSITE:
+        checksums.composite(algorithm, ())
+    else:
+        raise invalid_argument(
+            "Value for x-amz-checksum-type header is invalid.", "x-amz-checksum-type", kind
+        )
+
+
+async def _whole_checksums(
+    call: Call, upload: UploadName, wanted: Sequence[CompletedPart]
+) -> dict[str, bytes]:
+    """What is kept of the whole's checksum; S3Error when a part's, or the whole's, is not what the client says."""
+    try:
+        details, found = await _listed(call, upload, everything=any(part.checksums for part in wanted))
+    except UploadNotFound:
+        return {}  # perhaps it was completed before: the store knows
+    for part in wanted:
+        stored = found[part.number].checksums if part.number in found else {}
+        for algorithm, digest in part.checksums.items():
+            if stored.get(algorithm.value, digest) != digest:
+                raise S3Error(
+                    400, "InvalidPart", f"The checksum of part {part.number} is not that of its upload."
+                )
+    if _ALGORITHM not in details:
+        return {}
+    parts = [found[part.number] for part in wanted if part.number in found]
+    return _combined(call, Algorithm(details[_ALGORITHM]), details[_TYPE], parts)
+
+
+async def _listed(
+    call: Call, upload: UploadName, *, everything: bool
+) -> tuple[dict[str, str], dict[int, PartStat]]:
+    """What the upload was begun with, and its parts by number; only one page where no checksum is asked for."""
+    found: dict[int, PartStat] = {}
+    after = 0
+    while True:
+        page = await call.lakes.lake.run(list_parts(upload, after=after))
+        found.update((part.number, part) for part in page.parts)
+        after = page.next_after
+        if not after or not (everything or _ALGORITHM in page.upload.details):
+            return page.upload.details, found
+
+
+def _combined(call: Call, algorithm: Algorithm, kind: str, parts: Sequence[PartStat]) -> dict[str, bytes]:
+    known = [
+        (part.checksums[algorithm.value], part.size_bytes)
+        for part in parts
+        if algorithm.value in part.checksums
+    ]
+    if len(known) < len(parts):
+        return {}  # a copied part: nobody has read its bytes
+    expected = call.headers.get(HEADERS[algorithm])
+    if kind == _COMPOSITE:
+        text = checksums.composite(algorithm, [digest for digest, _ in known])
+        if expected is not None and expected.decode("latin-1") != text:
+            raise checksums.mismatch(algorithm.value)
+        return kept_composite(algorithm, text)
+    digest = checksums.full_object(algorithm, known)
+    if expected is not None and checksums.decoded(algorithm, expected) != digest:
+        raise checksums.mismatch(algorithm.value)
+    return {algorithm.value: digest}
+
+
+def _part_checksums(part: PartStat) -> list[tuple[bytes, bytes]]:
+    return [
+        (HEADERS[Algorithm(name)], checksums.encoded(digest).encode())
+        for name, digest in part.checksums.items()
+    ]
+
+
+def _listed_part(part: PartStat) -> str:
+    sums = [
+        element(ELEMENTS[Algorithm(name)], checksums.encoded(digest))
+        for name, digest in part.checksums.items()
+    ]
+    fields = [
+        element("PartNumber", part.number),
+        element("LastModified", iso_time(part.mtime_ns)),
+        element("ETag", f'"{part.etag.hex()}"'),
+        element("Size", part.size_bytes),
+        *sums,
+    ]
+    return f"<Part>{''.join(fields)}</Part>"
+
+
+# --- what requests say ---------------------------------------------------------------------------------------
+
+
+def _upload(call: Call) -> UploadName:
+    return UploadName(call.bucket, call.key, _upload_id(call.parameter("uploadId")))
+
+
+def _upload_id(text: str) -> bytes:
+    try:
+        upload = bytes.fromhex(text)
+    except ValueError:
+        upload = b""
+    if len(upload) != 16:
+        raise S3Error(
+            404, "NoSuchUpload", "The specified upload does not exist.", details={"UploadId": text[:256]}
+        )
+    return upload
+
+
+def _part_number(call: Call) -> int:
+    number = _number(call, "partNumber", 0)
+    if not 1 <= number <= S3_PARTS_MAX:
+        raise invalid_argument(
+            f"Part number must be an integer between 1 and {S3_PARTS_MAX}, inclusive",
+            "partNumber",
+            str(number),
+        )
+    return number
+
+
+def _number(call: Call, name: str, default: int) -> int:
+    text = call.parameter(name)
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise invalid_argument(f"Provided {name} not an integer or within integer range", name, text)
+    return int(text)
+
+
+def _copied_range(call: Call) -> tuple[int, int | None]:
+    text = call.headers.get(b"x-amz-copy-source-range")
+    if text is None:
+        return 0, None
+    match = _RANGE.fullmatch(text)
+    if match is None or int(match[2]) < int(match[1]):
+        raise invalid_argument(
+            "The x-amz-copy-source-range value must be of the form bytes=first-last where first and last are the "
+            "zero-based offsets of the first and last bytes to copy"
+        )
+    return int(match[1]), int(match[2]) - int(match[1]) + 1
+
+
+def _etag_bytes(part: CompletedPart) -> bytes:
+    try:
+        etag = bytes.fromhex(part.etag)
+    except ValueError:
+        etag = b""
+    if len(etag) != 16:
+        raise S3Error(
+            400,
+            "InvalidPart",
+            "One or more of the specified parts could not be found. The part might not have been uploaded, or the "
+            "specified entity tag might not have matched the part's entity tag.",
+        )
+    return etag
