@@ -49,6 +49,7 @@ from lakefs.wire.frames import DEADLINE_MS_MAX, PROTOCOL_VERSION
 from lakefs.wire.messages import Hello, HelloReply, Request
 
 CLIENT_NAME: Final = "lakefs-python"
+_CONNECT_RETRY_S: Final = 0.01
 _IDLE_S: Final = 0.02
 """An engine that answered so recently is taken to be there still: looking costs 5 us."""
 _LOOK_AGAIN_MS: Final = 20
@@ -382,8 +383,7 @@ def _connected(address: Address) -> socket.socket:
         sock = new_socket(target)
         try:
             tune(sock)
-            sock.settimeout(HELLO_TIMEOUT_S)
-            sock.connect((target.host, target.port) if isinstance(target, TcpAddress) else target.path)
+            _connect(sock, target)
         except OSError as error:
             sock.close()
             failure = connect_error(address, error)
@@ -393,6 +393,20 @@ def _connected(address: Address) -> socket.socket:
             raise
         return sock
     raise failure
+
+
+def _connect(sock: socket.socket, target: Address) -> None:
+    """Connect within HELLO_TIMEOUT_S; a Unix listener whose backlog is full is asked again until then.  OSError."""
+    sock.settimeout(HELLO_TIMEOUT_S)
+    until = time.monotonic() + HELLO_TIMEOUT_S
+    while True:
+        try:
+            sock.connect((target.host, target.port) if isinstance(target, TcpAddress) else target.path)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_CONNECT_RETRY_S)
 
 
 def _resolve(address: Address) -> list[Address]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ import trio
 import trio.testing
 
 from lakefs import net as net_module
+from lakefs.client import blocking_link
 from lakefs.errors import AddressInUse, InvalidArgument, LakeError, PermissionDenied
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX
 from lakefs.net import SocketStream, TrioNetwork
+from lakefs.net_address import UnixAddress
 from lakefs.ports import Listener, Stream
 from lakefs.wire.connection import ClientConnection
 from tests.stream_pairs import receive_exactly, with_pair
@@ -193,3 +196,35 @@ def test_unix_streams_have_large_buffers_and_tcp_streams_no_delay(unix: str) -> 
 
     with_pair((TrioNetwork, unix), unix_body)
     with_pair((TrioNetwork, "tcp://127.0.0.1:0"), tcp_body)
+
+
+def test_the_blocking_client_waits_while_a_listeners_backlog_is_full(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    waiting: list[socket.socket] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(0)
+        try:
+            while True:
+                waiting.append(socket.socket(socket.AF_UNIX))
+                waiting[-1].setblocking(False)
+                waiting[-1].connect(path)
+        except BlockingIOError:
+            pass
+        began = threading.Event()
+
+        def accept() -> None:
+            began.wait()
+            for _ in waiting:
+                listener.accept()[0].close()
+
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(blocking_link, "_CONNECT_RETRY_S", 0.0)
+            patch.setattr(blocking_link.time, "sleep", lambda _: began.set())
+            blocking_link._connected(UnixAddress(path)).close()
+        accepting.join()
+    for sock in waiting:
+        sock.close()
+    assert began.is_set()

@@ -192,7 +192,7 @@ def test_completion_prints_a_script(shell: str) -> None:
 def test_completion_completes_verbs() -> None:
     asked = environment() | {"_LAKE_COMPLETE": "bash_complete", "COMP_WORDS": "lake sta", "COMP_CWORD": "1"}
     done = subprocess.run(LAKE, capture_output=True, text=True, env=asked, cwd=ROOT)
-    assert set(done.stdout.split()) == {"plain,stat", "plain,status"}
+    assert set(done.stdout.split()) == {"plain,stat", "plain,staged", "plain,status"}
 
 
 def test_gc_frees_what_nothing_names(served: Served) -> None:
