@@ -222,7 +222,7 @@ def test_the_blocking_client_waits_while_a_listeners_backlog_is_full(tmp_path: P
         accepting.start()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(blocking_link, "_CONNECT_RETRY_S", 0.0)
-            patch.setattr(blocking_link.time, "sleep", lambda _: began.set())
+            patch.setattr("lakefs.client.blocking_link.time.sleep", lambda _: began.set())
             blocking_link._connected(UnixAddress(path)).close()
         accepting.join()
     for sock in waiting:
