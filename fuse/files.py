@@ -313,6 +313,8 @@ class OpenFile:
             _log.info(
                 "write-behind ended; the rest is stored at close", name=self.inode.name, error=error.message
             )
+        except Exception:  # noqa: BLE001 - a bug of it must not end the mount: the close needs nothing of it
+            _log.exception("write-behind failed; the rest is stored at close", name=self.inode.name)
         finally:
             idle.set()
 
