@@ -14,6 +14,7 @@ from gateway.s3.errors import S3Error, invalid_argument
 from gateway.s3.storing import write_condition
 from gateway.s3.targets import parse_copy_source
 from gateway.s3.xml import document, element
+from lakefs.names import Name
 from lakefs.wire.messages import Copy, NameResults, ObjectAttributes, ObjectStat, StatNames
 
 _PREFIX = b"x-amz-copy-source-"
@@ -21,21 +22,9 @@ _PREFIX = b"x-amz-copy-source-"
 
 async def copy_object(call: Call) -> Response:
     """The source's metadata are kept, or replaced by the request's; its ETag and checksums are the content's."""
-    bucket, key, version = parse_copy_source(call.headers[b"x-amz-copy-source"])
-    if version not in ("", "null"):
-        raise S3Error(404, "NoSuchVersion", "The specified version does not exist.")
-    if call.signature is not None:
-        check_bucket(call.signature.key, bucket)
-    source = stat_of((await call.ask(StatNames([(bucket, key)]), NameResults)).results[0], key)
-    if (
-        check_conditions(call.headers, source.etag, source.mtime_ns // 1_000_000_000, _PREFIX)
-        is not Holds.PROCEED
-    ):
-        raise S3Error(
-            412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold"
-        )
+    name, source = await copy_source(call)
     replaced = _is_replaced(call)
-    if not replaced and (bucket, key) == (call.bucket, call.key):
+    if not replaced and name == (call.bucket, call.key):
         raise S3Error(
             400,
             "InvalidRequest",
@@ -43,9 +32,25 @@ async def copy_object(call: Call) -> Response:
             "object's metadata, storage class, website redirect location or encryption attributes.",
         )
     attributes = _replacement(call, source) if replaced else None
-    stat = await call.ask_one(Copy(bucket, key, call.bucket, call.key, attributes, write_condition(call)))
+    stat = await call.ask_one(Copy(*name, call.bucket, call.key, attributes, write_condition(call)))
     fields = element("LastModified", iso_time(stat.mtime_ns)) + element("ETag", f'"{stat.etag}"')
     return xml_response(document("CopyObjectResult", fields))
+
+
+async def copy_source(call: Call) -> tuple[Name, ObjectStat]:
+    """The object that a request copies from, which its key may read and whose conditions hold.  S3Error."""
+    bucket, key, version = parse_copy_source(call.headers[b"x-amz-copy-source"])
+    if version not in ("", "null"):
+        raise S3Error(404, "NoSuchVersion", "The specified version does not exist.")
+    if call.signature is not None:
+        check_bucket(call.signature.key, bucket)
+    source = stat_of((await call.ask(StatNames([(bucket, key)]), NameResults)).results[0], key)
+    modified_s = source.mtime_ns // 1_000_000_000
+    if check_conditions(call.headers, source.etag, modified_s, _PREFIX) is not Holds.PROCEED:
+        raise S3Error(
+            412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold"
+        )
+    return Name(bucket, key), source
 
 
 def _is_replaced(call: Call) -> bool:

@@ -15,18 +15,16 @@ from typing import Final
 import trio
 
 from gateway.http.messages import Response
-from gateway.http.ranges import Condition as Holds, check_conditions
 from gateway.s3 import checksums
-from gateway.s3.access import check_bucket
 from gateway.s3.attributes import attributes_of, checksum_headers, kept_composite
 from gateway.s3.bodies import CompletedPart, read_complete
 from gateway.s3.buckets import OWNER, iso_time
-from gateway.s3.call import Call, read_small_body, stat_of, xml_response
+from gateway.s3.call import Call, read_small_body, xml_response
 from gateway.s3.checksums import ELEMENTS, HEADERS, Algorithm
+from gateway.s3.copying import copy_source
 from gateway.s3.errors import S3Error, invalid_argument
 from gateway.s3.payload import Incoming
 from gateway.s3.storing import store_chunks, write_condition
-from gateway.s3.targets import parse_copy_source
 from gateway.s3.xml import document, element, url_encoded
 from lakefs.chunking import CutPlan
 from lakefs.errors import InvalidArgument, UploadNotFound
@@ -42,7 +40,7 @@ from lakefs.multipart import (
 )
 from lakefs.names import Name
 from lakefs.uploading import abandon_upload, open_upload
-from lakefs.wire.messages import Done, NameResults, PartStat, StatNames, UploadAbort, UploadList, Uploads
+from lakefs.wire.messages import Done, PartStat, UploadAbort, UploadList, Uploads
 
 PART_BYTES_MAX: Final = 5 << 30
 _PAGE: Final = 1000
@@ -100,17 +98,7 @@ async def upload_part(call: Call) -> Response:
 async def upload_part_copy(call: Call) -> Response:
     """A range of an object as a part; chunks that lie in it whole are taken over."""
     upload, number = _upload(call), _part_number(call)
-    bucket, key, version = parse_copy_source(call.headers[b"x-amz-copy-source"])
-    if version not in ("", "null"):
-        raise S3Error(404, "NoSuchVersion", "The specified version does not exist.")
-    if call.signature is not None:
-        check_bucket(call.signature.key, bucket)
-    source = stat_of((await call.ask(StatNames([(bucket, key)]), NameResults)).results[0], key)
-    modified_s = source.mtime_ns // 1_000_000_000
-    if check_conditions(call.headers, source.etag, modified_s, b"x-amz-copy-source-") is not Holds.PROCEED:
-        raise S3Error(
-            412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold"
-        )
+    name, source = await copy_source(call)
     offset, length = _copied_range(call)
     lake = call.lakes.lake
     steps = copy_part(
@@ -118,7 +106,7 @@ async def upload_part_copy(call: Call) -> Response:
         lake.steps.transfer(None),
         upload,
         number,
-        Name(bucket, key),
+        name,
         offset=offset,
         length=length,
         if_match=source.etag,

@@ -4,7 +4,7 @@ Rules kept here:
 - A request is authenticated and allowed before anything of its body is read.
 - An error of the store is S3's by the table of `gateway.s3.errors`; anything else that is raised is a bug: 500, logged
   with its trace under the request's id, and nobody else is hurt.
-- Secrets and signatures are never logged: a log line has the access key, the operation, and the resource.
+- Secrets and signatures are never logged: a log line has the request's id, its path without the query, and the error.
 """
 
 from __future__ import annotations

@@ -58,18 +58,13 @@ def write_condition(call: Call) -> Condition:
     return Condition(absent=none_match is not None, etags=etags)
 
 
-async def bind(call: Call, request: PutObjects, payload: memoryview) -> ObjectStat:
-    """The one stat of a PutObjects.  PreconditionFailed as S3 says it."""
-    message = (await call.lakes.engine.call(request, [payload])).message
-    assert isinstance(message, NameResults)
-    return stat_of(message.results[0], call.key)
-
-
 async def _put_one_chunk(call: Call, incoming: Incoming, condition: Condition) -> ObjectStat:
     payload = memoryview(bytearray(incoming.length_bytes))
     await incoming.fill(payload)
     change = await _proven_change(call, incoming, condition)
-    return await bind(call, PutObjects([len(payload)], [change]), payload)
+    message = (await call.lakes.engine.call(PutObjects([len(payload)], [change]), [payload])).message
+    assert isinstance(message, NameResults)
+    return stat_of(message.results[0], call.key)
 
 
 async def _put_chunks(call: Call, incoming: Incoming, condition: Condition) -> ObjectStat:
