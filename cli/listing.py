@@ -122,7 +122,6 @@ def _in_folder(lake: Lake, wanted: Name, recursive: bool) -> Iterator[tuple[str,
 
 def _stats(target: Target, names: tuple[str, ...]) -> list[ObjectStat]:
     """Stats of names, each the object's, else the folder's; one request."""
-    from lakefs.errors import from_wire
     from lakefs.names import parse_name
     from lakefs.wire.messages import NameResults, StatNames
 
@@ -137,7 +136,7 @@ def _stats(target: Target, names: tuple[str, ...]) -> list[ObjectStat]:
         if stat_ is None:
             failure = as_object.failure
             assert failure is not None
-            raise from_wire(failure.wire_code, failure.message, failure.subject)
+            raise failure.as_error()
         found.append(stat_)
     return found
 

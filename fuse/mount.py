@@ -17,7 +17,7 @@ from fuse.reading import ReadBuffers
 from fuse.staging import StagingFolder
 from lakefs.client.reconnecting import ReconnectingEngine
 from lakefs.client.trio_lake import TrioLake
-from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError, from_wire
+from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError
 from lakefs.getting import close_leases
 from lakefs.names import Name
 from lakefs.ports import Offload
@@ -190,7 +190,7 @@ def stat_or_error(result: NameResult) -> ObjectStat | LakeError:
         return result.stat
     if result.failure is None:
         return KeyNotFound("there is nothing of this name")
-    return from_wire(result.failure.wire_code, result.failure.message, result.failure.subject)
+    return result.failure.as_error()
 
 
 def now_ns() -> int:

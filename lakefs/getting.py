@@ -27,7 +27,6 @@ from lakefs.errors import (
     InvalidArgument,
     LakeError,
     StaleGrant,
-    from_wire,
 )
 from lakefs.ids import ChunkId, ChunkKind, SegmentId, kind_of
 from lakefs.limits import BATCH_MAX
@@ -187,7 +186,7 @@ def _opened_or_error(
     if result.opened is None:
         failure = result.failure
         assert failure is not None
-        return from_wire(failure.wire_code, failure.message, failure.subject)
+        return failure.as_error()
     try:
         return (yield from _opened(access, name, result.opened, body))
     except CorruptionError as error:
@@ -497,7 +496,7 @@ def _streamed_piece(opened: Opened, piece: Piece, reply: Reply) -> ReadPiece:
     (answer,) = reply.message.pieces
     if answer.failure is None:
         return answer
-    error = from_wire(answer.failure.wire_code, answer.failure.message, answer.failure.subject)
+    error = answer.failure.as_error()
     if isinstance(error, CorruptionError):
         raise damaged(piece.chunk, str(opened.name), error.message) from error
     raise type(error)(f"{opened.name}: {error.message}", subject=str(opened.name)) from error

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from lakefs.errors import LakeError, from_wire
+from lakefs.errors import LakeError
 from lakefs.ids import ChunkId, ChunkKind, SessionId, data_chunk_id
 from lakefs.manifest import CutKind, ManifestBuilder, ManifestTree
 from lakefs.service import Reply
@@ -98,7 +98,7 @@ class Upload:
 def result_of(item: NameResult) -> ObjectStat:
     """The stat of a batch's item, or its error raised."""
     if item.failure is not None:
-        raise from_wire(item.failure.wire_code, item.failure.message, item.failure.subject)
+        raise item.failure.as_error()
     assert item.stat is not None
     return item.stat
 

@@ -17,7 +17,6 @@ from engine.service import Service
 from engine.sizes import MetadataSizes, SegmentSizes, StoreSizes
 from engine.store import Store, open_store
 from engine.views import Transaction
-from lakefs.errors import from_wire
 from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import KIB, MIB
 from lakefs.offload import InlineOffload
@@ -96,7 +95,7 @@ def good(results: m.NameResults) -> list[m.ObjectStat]:
     stats: list[m.ObjectStat] = []
     for result in results.results:
         if result.failure is not None:
-            raise from_wire(result.failure.wire_code, result.failure.message, result.failure.subject)
+            raise result.failure.as_error()
         assert result.stat is not None
         stats.append(result.stat)
     return stats
@@ -136,7 +135,7 @@ async def read(client: EngineClient, chunk: bytes) -> bytes:
     assert isinstance(reply.message, m.ReadChunksReply)
     (piece,) = reply.message.pieces
     if piece.failure is not None:
-        raise from_wire(piece.failure.wire_code, piece.failure.message, piece.failure.subject)
+        raise piece.failure.as_error()
     return payload
 
 

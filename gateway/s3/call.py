@@ -11,7 +11,7 @@ from gateway.s3.errors import S3Error, from_lake
 from gateway.s3.signing import Signature
 from gateway.s3.targets import Target
 from lakefs.client.trio_lake import TrioLake
-from lakefs.errors import LakeError, from_wire
+from lakefs.errors import LakeError
 from lakefs.ports import Offload
 from lakefs.service import EngineClient
 from lakefs.wire import messages as m
@@ -78,7 +78,7 @@ def stat_of(result: m.NameResult, key: str) -> m.ObjectStat:
     """An item of a batch, or its error raised."""
     if result.failure is not None:
         failure = result.failure
-        raise from_wire(failure.wire_code, failure.message, failure.subject)
+        raise failure.as_error()
     if result.stat is None:
         raise S3Error(404, "NoSuchKey", "The specified key does not exist.", details={"Key": key})
     return result.stat

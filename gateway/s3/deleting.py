@@ -8,7 +8,6 @@ from gateway.s3.call import Call, lake_error, xml_response
 from gateway.s3.errors import S3Error
 from gateway.s3.payload import Incoming
 from gateway.s3.xml import document, element
-from lakefs.errors import from_wire
 from lakefs.limits import S3_XML_BODY_BYTES_MAX
 from lakefs.wire.messages import Condition, DeleteNames, NameResult, NameResults
 
@@ -49,7 +48,7 @@ async def _removed(call: Call, items: list[DeleteItem]) -> list[NameResult | S3E
 def _line(call: Call, item: DeleteItem, result: NameResult | S3Error, quiet: bool) -> str:
     if isinstance(result, NameResult) and result.failure is not None:
         failure = result.failure
-        result = lake_error(from_wire(failure.wire_code, failure.message, failure.subject), call)
+        result = lake_error(failure.as_error(), call)
     if isinstance(result, S3Error):
         fields = element("Key", item.key) + element("Code", result.code) + element("Message", result.message)
         return f"<Error>{fields}</Error>"

@@ -6,6 +6,8 @@ from typing import ClassVar
 
 import msgspec
 
+from lakefs.errors import LakeError, from_wire
+
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of all messages."""
@@ -28,3 +30,7 @@ class Failure(Message, frozen=True):
     wire_code: int
     message: str
     subject: str = ""
+
+    def as_error(self) -> LakeError:
+        """The error; an unknown code is an `InternalError` that says so."""
+        return from_wire(self.wire_code, self.message, self.subject)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lakefs.errors import LakeError, PermissionDenied, ProtocolError, UnsupportedVersion, from_wire
+from lakefs.errors import LakeError, PermissionDenied, ProtocolError, UnsupportedVersion
 from lakefs.ids import Buffer
 from lakefs.limits import BODY_BYTES_MAX, CONTROL_BYTES_MAX, HELLO_CONTROL_BYTES_MAX
 from lakefs.wire.frames import FLAGS_CRITICAL, PROTOCOL_VERSION, FrameReader, FrameStart, Kind, pack_frame
@@ -369,7 +369,7 @@ def _same_token(given: str, expected: str | None) -> bool:
 
 
 def _pack_failure(op: int, stream_id: int, error: LakeError) -> bytes:
-    failure = Failure(error.wire_code, _sendable(error.message), _sendable(error.subject))
+    failure: Failure = Failure(error.wire_code, _sendable(error.message), _sendable(error.subject))
     return pack_frame(Kind.FAILURE, op, stream_id, failure)
 
 
@@ -379,8 +379,8 @@ def _sendable(text: str) -> str:
 
 
 def _failure_of(frame: FrameStart) -> LakeError:
-    failure = _decoded(_decode_failure, frame.message)
-    return from_wire(failure.wire_code, failure.message, failure.subject)
+    failure: Failure = _decoded(_decode_failure, frame.message)
+    return failure.as_error()
 
 
 def _decoded(decode: Callable[[bytes], Any], message: bytes) -> Any:

@@ -25,7 +25,6 @@ from lakefs.errors import (
     KeyNotFound,
     SessionLost,
     SourceChanged,
-    from_wire,
 )
 from lakefs.ids import ChunkId, ChunkKind, chunk_id_of, data_chunk_id
 from lakefs.manifest import CutKind, Entry, Manifest, build, encode
@@ -70,7 +69,7 @@ def bind(engine: BlockingEngine, session: bytes, key: str, blob: bytes) -> m.Obj
     assert isinstance(reply, m.NameResults)
     (result,) = reply.results
     if result.failure is not None:
-        raise from_wire(result.failure.wire_code, result.failure.message, result.failure.subject)
+        raise result.failure.as_error()
     assert result.stat is not None
     return result.stat
 

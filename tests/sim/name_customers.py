@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 
 from lakefs.client.trio_lake import TrioLake
-from lakefs.errors import from_wire
 from lakefs.names import parse_object_name
 from lakefs.steps import send
 from lakefs.wire.messages import (
@@ -112,7 +111,7 @@ class NameCustomer:
         assert isinstance(reply.message, NameResults)
         for result in reply.message.results:
             if result.failure is not None:
-                raise from_wire(result.failure.wire_code, result.failure.message, result.failure.subject)
+                raise result.failure.as_error()
         return [result.stat for result in reply.message.results if result.stat is not None]
 
     def _coin(self) -> bool:

@@ -22,7 +22,7 @@ from engine.store import Store
 from engine.tree import Resolved
 from engine.uploads import whole_etag
 from engine.views import Transaction, View
-from lakefs.errors import LakeError, UploadNotFound, UserError, from_wire
+from lakefs.errors import LakeError, UploadNotFound, UserError
 from lakefs.ids import BlobId, Sequence as GroupSequence, data_chunk_id
 from lakefs.manifest import derived_etag
 from lakefs.service import Body, EngineService, Reply, ServedClient
@@ -331,4 +331,4 @@ def _opened(result: m.OpenResult) -> Answer:
 
 
 def _error_class(failure: m.Failure) -> type[LakeError]:
-    return type(from_wire(failure.wire_code, failure.message, failure.subject))
+    return type(failure.as_error())
