@@ -53,7 +53,7 @@ async def serve_s3_port(
     client = EmbeddedEngine(engine.service)
     offload = engine.store.offload
     lakes = Lakes(client, TrioLake(client, offload, check=Check.CRC32C), offload)
-    service = S3Service(lakes, S3Options())
+    service = S3Service(lakes, S3Options(engine.config.s3_region, engine.config.s3_domains))
     server = HttpServer(service.handle, service.refused, connections_max=HTTP_CONNECTIONS_MAX)
     listener = await TrioNetwork().listen(f"tcp://{address}")
     async with trio.open_nursery() as nursery:

@@ -19,6 +19,12 @@ import click
 @click.option(
     "--s3", metavar="HOST:PORT", help="S3 over HTTP, for access keys made by lake key; off for none."
 )
+@click.option("--s3-region", metavar="NAME", help="What S3 clients sign for; us-east-1.")
+@click.option(
+    "--s3-domains",
+    metavar="NAMES",
+    help="Host suffixes, with commas between, behind the name of a bucket: BUCKET.s3.example.org.",
+)
 @click.option("--admin", metavar="HOST:PORT", help="Health and metrics over HTTP; off for none.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option(
@@ -33,6 +39,8 @@ def serve(
     socket_group: str | None,
     native: str | None,
     s3: str | None,
+    s3_region: str | None,
+    s3_domains: str | None,
     admin: str | None,
     log_level: str | None,
     upload_expiry: str | None,
@@ -58,6 +66,8 @@ def serve(
         "socket_group": socket_group,
         "native": native,
         "s3": s3,
+        "s3_region": s3_region,
+        "s3_domains": s3_domains,
         "admin": admin,
         "log_level": log_level,
         "upload_expiry": upload_expiry,

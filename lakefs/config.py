@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Final
 
 from lakefs.errors import ConfigError, InvalidArgument
-from lakefs.limits import UPLOAD_EXPIRY_S
+from lakefs.limits import S3_DOMAINS_MAX, UPLOAD_EXPIRY_S
 
 DEFAULT_FILE: Final = Path("/etc/lake/lake.toml")
 SYSTEM_DATA: Final = Path("/var/lib/lake")
 SYSTEM_SOCKET: Final = Path("/run/lake/lake.sock")
 DEFAULT_ADMIN: Final = "127.0.0.1:9001"
+DEFAULT_REGION: Final = "us-east-1"
 CLIENT_VARIABLES: Final = ("LAKE_CONFIG", "LAKE_SERVER", "LAKE_TOKEN")
 """Variables that are no settings of the engine, but ours."""
 
@@ -38,6 +39,10 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 SLIP_SIMILARITY: Final = 0.8
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _SIZE: Final = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?\s*(?:([kmgtp])(?:i?b)?|b)?", re.ASCII | re.IGNORECASE)
+_REGION: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_DOMAIN: Final = re.compile(
+    r"(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+)
 _DURATION: Final = re.compile(r"(\d{1,9})\s*([smhd])?", re.ASCII)
 _DURATION_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZE_SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
@@ -64,6 +69,10 @@ class Config:
     socket_group: str
     native: Address | None
     s3: Address | None
+    s3_region: str
+    """What S3 clients sign for."""
+    s3_domains: tuple[str, ...]
+    """Host suffixes before which a bucket's name stands (virtual-host style)."""
     admin: Address | None
     log_level: str
     upload_expiry: float
@@ -79,6 +88,8 @@ class Config:
             "socket_group": self.socket_group,
             "native": str(self.native or "off"),
             "s3": str(self.s3 or "off"),
+            "s3_region": self.s3_region,
+            "s3_domains": ",".join(self.s3_domains),
             "admin": str(self.admin or "off"),
             "log_level": self.log_level,
             "upload_expiry": duration_text(self.upload_expiry),
@@ -112,6 +123,8 @@ def load(
         "socket_group": "",
         "native": None,
         "s3": None,
+        "s3_region": DEFAULT_REGION,
+        "s3_domains": (),
         "admin": parse_address(DEFAULT_ADMIN),
         "log_level": "info",
         "upload_expiry": UPLOAD_EXPIRY_S,
@@ -311,6 +324,22 @@ def _address_or_off(text: str) -> Address | None:
     return None if text.lower() == "off" else parse_address(text)
 
 
+def _region(text: str) -> str:
+    if not _REGION.fullmatch(text):
+        raise InvalidArgument(f"{text!r} is no region; it has lower-case letters, digits and -, as us-east-1")
+    return text
+
+
+def _domains(text: str) -> tuple[str, ...]:
+    names = [part.strip().lower().removeprefix("*").strip(".") for part in text.split(",") if part.strip()]
+    for name in names:
+        if not _DOMAIN.fullmatch(name):
+            raise InvalidArgument(f"{name!r} is no host name; give suffixes as s3.example.org,s3.local")
+    if len(names) > S3_DOMAINS_MAX:
+        raise InvalidArgument(f"{len(names)} domains; {S3_DOMAINS_MAX} are allowed")
+    return tuple(sorted(set(names), key=lambda name: (-len(name), name)))  # the longest that fits counts
+
+
 def _log_level(text: str) -> str:
     if text.lower() not in LOG_LEVELS:
         raise InvalidArgument(f"{text!r} is no log level; the levels are {', '.join(LOG_LEVELS)}")
@@ -334,6 +363,8 @@ _SETTINGS: Final[Mapping[str, Callable[[str], object]]] = {
     "socket_group": _group,
     "native": _address_or_off,
     "s3": _address_or_off,
+    "s3_region": _region,
+    "s3_domains": _domains,
     "admin": _address_or_off,
     "log_level": _log_level,
     "upload_expiry": parse_duration,

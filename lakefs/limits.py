@@ -189,5 +189,7 @@ S3_XML_DEPTH_MAX: Final = 8
 S3_XML_ELEMENTS_MAX: Final = 100_000
 """10,000 parts of up to eight elements each, and some air."""
 S3_PARTS_MAX: Final = 10_000
+S3_DOMAINS_MAX: Final = 16
+"""Host suffixes of virtual-host style; each is compared with every new Host."""
 S3_TAGS_MAX: Final = 10
 S3_QUERY_PARAMETERS_MAX: Final = 64

@@ -34,6 +34,11 @@ SETTINGS: Final = {
     "socket_group": ("the name of a group that may use the socket", "none: the engine's user and root"),
     "native": ("`HOST:PORT` or `off`", "`off`"),
     "s3": ("`HOST:PORT` or `off`", "`off`"),
+    "s3_region": ("what S3 clients sign for", f"`{config.DEFAULT_REGION}`"),
+    "s3_domains": (
+        "host suffixes, with commas between: `s3.example.org` lets `models.s3.example.org` be bucket `models`",
+        "none: buckets are named in paths only",
+    ),
     "admin": ("`HOST:PORT` or `off`", f"`{config.DEFAULT_ADMIN}`"),
     "log_level": (", ".join(f"`{level}`" for level in config.LOG_LEVELS), "`info`"),
     "upload_expiry": ("number and unit: `90s`, `30m`, `12h`, `7d`; `0`: never", "`7d`"),

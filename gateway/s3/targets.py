@@ -327,6 +327,8 @@ def _bucket_of_host(authority: bytes, domains: tuple[str, ...]) -> str:
     if match is None:
         raise S3Error(400, "InvalidRequest", "the Host header is not a host with an optional port")
     host = match[1]
+    if host in domains:
+        return ""
     for domain in domains:
         bucket = host.removesuffix("." + domain)
         if bucket != host:

@@ -37,6 +37,8 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "socket_group": "",
         "native": "off",
         "s3": "off",
+        "s3_region": "us-east-1",
+        "s3_domains": "",
         "admin": "127.0.0.1:9001",
         "log_level": "info",
         "upload_expiry": "7d",
@@ -143,6 +145,12 @@ def test_a_variable_in_other_case_is_taken_for_a_slip() -> None:
         ("data = 5\n", "data must be text in quotes, not int"),
         ("native = false\n", "native must be text in quotes, not bool"),
         ('admin = "9001"\n', "'9001' is not an address"),
+        ('s3_region = "US East"\n', "'US East' is no region"),
+        ('s3_domains = "s3.local,a..b"\n', "'a..b' is no host name"),
+        (
+            f's3_domains = "{",".join(f"s{number}.local" for number in range(17))}"\n',
+            "17 domains; 16 are allowed",
+        ),
         ('admin = "127.0.0.1:65536"\n', "port must be a number from 0 to 65535"),
         ('log_level = "loud"\n', "debug, info, warning, error"),
         ('socket_group = "a b"\n', "not the name of a group"),
@@ -301,3 +309,8 @@ def test_a_time_is_a_number_and_a_unit(text: str, seconds: int) -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="is not a time"):
         config.parse_duration(text)
+
+
+def test_domains_are_lower_case_and_the_longest_comes_first() -> None:
+    given_domains = {"s3_domains": " S3.local, *.x.s3.local. ,s3.local,"}
+    assert load(environ={}, flags=given_domains).s3_domains == ("x.s3.local", "s3.local")
