@@ -106,6 +106,13 @@ class SocketStream:
         except OSError as error:
             raise lost_error(self._peer, error) from error
 
+    async def wait_writable(self) -> None:
+        """Until the socket takes bytes again.  EngineUnreachable once it is closed here."""
+        try:
+            await trio.lowlevel.wait_writable(self._sock.fileno())
+        except (trio.ClosedResourceError, ValueError) as error:  # closed meanwhile, or before
+            raise lost_error(self._peer) from error
+
     async def send(self, parts: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
         """Send everything.  EngineUnreachable."""
         left = [part for part in parts if len(part)]
@@ -113,11 +120,8 @@ class SocketStream:
             count = self.send_nowait(left, descriptors)
             if count:
                 left, descriptors = after(left, count), ()
-                continue
-            try:
-                await trio.lowlevel.wait_writable(self._sock.fileno())
-            except trio.ClosedResourceError as error:
-                raise lost_error(self._peer) from error
+            else:
+                await self.wait_writable()
 
     async def aclose(self) -> None:
         """Close the socket and whatever descriptors nobody took."""

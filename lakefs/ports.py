@@ -187,6 +187,10 @@ class Stream(Protocol):
         """
         ...
 
+    async def wait_writable(self) -> None:
+        """Wait until `send_nowait` may take something again; a checkpoint only when it waits."""
+        ...
+
     async def send(self, parts: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
         """Send all parts; descriptors go with the first byte.  A cancelled send leaves the stream unusable."""
         ...

@@ -90,8 +90,11 @@ class SimulatedStream:
         await trio.lowlevel.checkpoint()
         left: list[Buffer] = list(parts)
         while left := after(left, self.send_nowait(left, descriptors)):
-            if len(self._outgoing.held) >= self._outgoing.capacity_bytes:
-                await self._outgoing.changed.wait()
+            await self.wait_writable()
+
+    async def wait_writable(self) -> None:
+        if len(self._outgoing.held) >= self._outgoing.capacity_bytes:
+            await self._outgoing.changed.wait()
 
     async def aclose(self) -> None:
         self._closed = True
