@@ -58,7 +58,7 @@ class EngineProcess:
         """Start, and return when it serves."""
         command = [*lake_command(), "serve", "--data", str(self.data), "--socket", str(self.socket)]
         self._process = subprocess.Popen(
-            [*command, "--admin", "off", "--log-level", "error"],
+            [*command, "--admin", "off", "--s3", "off", "--log-level", "error"],
             stdout=subprocess.PIPE,
             text=True,
             env=clean_environment(),

@@ -1,4 +1,4 @@
-"""The other faces of an engine process: the admin port and the service manager, put together here.
+"""The other faces of an engine process: the admin port and the service manager; S3's is in `cli.s3_face`.
 
 `cli` is the only room that may know engine, gateway and systemd at once.
 """
@@ -9,23 +9,13 @@ from typing import Any
 
 import trio
 
-from engine.embedded import EmbeddedEngine
 from engine.process import RunningEngine
 from gateway.admin import bind_admin, serve_admin
-from gateway.http.server import HttpServer
 from gateway.metrics import Reading, new_registry
-from gateway.s3.call import Lakes
-from gateway.s3.service import S3Options, S3Service
-from lakefs.client.trio_lake import TrioLake
-from lakefs.limits import HTTP_CONNECTIONS_MAX
-from lakefs.movers import Check
-from lakefs.net import TrioNetwork
 from lakefs.version import VERSION
 from systemd.notify import notifier_from
 
 STATUS_INTERVAL_S = 10.0
-S3_DRAIN_TIMEOUT_S = 20.0
-"""How long answers under way may take when the engine stops."""
 
 
 async def serve_admin_port(
@@ -40,27 +30,6 @@ async def serve_admin_port(
     port = listeners[0].socket.getsockname()[1]
     task_status.started(f"admin   http://{type(address)(address.host, port)}")
     await serve_admin(listeners, ready=engine.not_ready, registry=new_registry(VERSION, readings(engine)))
-
-
-async def serve_s3_port(
-    engine: RunningEngine, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
-) -> None:
-    """Serve S3 from the engine of this process, when the configuration asks for it."""
-    address = engine.config.s3
-    if address is None:
-        task_status.started(None)
-        return
-    client = EmbeddedEngine(engine.service)
-    offload = engine.store.offload
-    lakes = Lakes(client, TrioLake(client, offload, check=Check.CRC32C), offload)
-    service = S3Service(lakes, S3Options(engine.config.s3_region, engine.config.s3_domains))
-    server = HttpServer(service.handle, service.refused, connections_max=HTTP_CONNECTIONS_MAX)
-    listener = await TrioNetwork().listen(f"tcp://{address}")
-    async with trio.open_nursery() as nursery:
-        bound = str(await nursery.start(server.serve, listener))
-        task_status.started(f"s3      http://{bound.removeprefix('tcp://')}")
-        await engine.stopping.wait()
-        await server.drain(S3_DRAIN_TIMEOUT_S)
 
 
 async def notify_manager(

@@ -16,9 +16,7 @@ import click
 @click.option(
     "--native", metavar="HOST:PORT", help="Native protocol over TCP, with the token of DIR/native.token."
 )
-@click.option(
-    "--s3", metavar="HOST:PORT", help="S3 over HTTP, for access keys made by lake key; off for none."
-)
+@click.option("--s3", metavar="HOST:PORT", help="S3 over HTTP; 127.0.0.1:9000; off for none.")
 @click.option("--s3-region", metavar="NAME", help="What S3 clients sign for; us-east-1.")
 @click.option(
     "--s3-domains",
@@ -50,13 +48,16 @@ def serve(
 
     Prints where it listens, then serves until SIGTERM or SIGINT; requests that have begun are finished.  Port 0
     picks a free port.  LAKE_SERVER is not used.
+
+    The first start makes the store, and with S3 an access key, which is printed once.
     """
     from functools import partial
 
     import trio
 
-    from cli.faces import notify_manager, serve_admin_port, serve_s3_port
+    from cli.faces import notify_manager, serve_admin_port
     from cli.logs import log_to_stderr
+    from cli.s3_face import serve_s3_port
     from engine.process import run_engine
     from lakefs.config import load
 

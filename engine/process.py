@@ -47,6 +47,11 @@ class RunningEngine:
     stopping: trio.Event = field(default_factory=trio.Event)
     """Set when the stop begins: what is in flight is finished, and nothing new is begun."""
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing was ever written to the store but its root, in the first group."""
+        return self.store.metadata.durable_sequence <= 1
+
     def not_ready(self) -> str | None:
         """Why the engine does not serve, None when it does."""
         if self.stopping.is_set():

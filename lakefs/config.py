@@ -27,6 +27,7 @@ from lakefs.limits import S3_DOMAINS_MAX, UPLOAD_EXPIRY_S
 DEFAULT_FILE: Final = Path("/etc/lake/lake.toml")
 SYSTEM_DATA: Final = Path("/var/lib/lake")
 SYSTEM_SOCKET: Final = Path("/run/lake/lake.sock")
+DEFAULT_S3: Final = "127.0.0.1:9000"
 DEFAULT_ADMIN: Final = "127.0.0.1:9001"
 DEFAULT_REGION: Final = "us-east-1"
 CLIENT_VARIABLES: Final = ("LAKE_CONFIG", "LAKE_SERVER", "LAKE_TOKEN")
@@ -122,7 +123,7 @@ def load(
     defaults = {
         "socket_group": "",
         "native": None,
-        "s3": None,
+        "s3": parse_address(DEFAULT_S3),
         "s3_region": DEFAULT_REGION,
         "s3_domains": (),
         "admin": parse_address(DEFAULT_ADMIN),

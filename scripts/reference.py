@@ -33,7 +33,7 @@ SETTINGS: Final = {
     ),
     "socket_group": ("the name of a group that may use the socket", "none: the engine's user and root"),
     "native": ("`HOST:PORT` or `off`", "`off`"),
-    "s3": ("`HOST:PORT` or `off`", "`off`"),
+    "s3": ("`HOST:PORT` or `off`", f"`{config.DEFAULT_S3}`"),
     "s3_region": ("what S3 clients sign for", f"`{config.DEFAULT_REGION}`"),
     "s3_domains": (
         "host suffixes, with commas between: `s3.example.org` lets `models.s3.example.org` be bucket `models`",

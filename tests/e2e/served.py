@@ -74,7 +74,7 @@ class Served:
         """Start the engine and wait until it serves."""
         command = [*LAKE, "serve", "--data", str(self.data), "--socket", str(self.socket)]
         self.process = subprocess.Popen(
-            [*command, "--admin", "off", *self._options],
+            [*command, "--admin", "off", "--s3", "off", *self._options],
             stdout=subprocess.PIPE,
             text=True,
             # An engine must not take a client's address for its own.

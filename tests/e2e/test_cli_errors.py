@@ -280,8 +280,10 @@ def test_the_engine_stops_on_sigterm_and_sigint_and_takes_its_socket_with_it(tmp
 
 
 def test_a_second_engine_of_a_store_is_refused(served: Served, tmp_path: Path) -> None:
-    done = lake("serve", "--data", served.data, "--socket", tmp_path / "s2", "--admin", "off")
+    done = lake("serve", "--data", served.data, "--socket", tmp_path / "s2", "--admin", "off", "--s3", "off")
     assert done.code == 75
-    taken = lake("serve", "--data", tmp_path / "d", "--socket", served.socket, "--admin", "off")
+    taken = lake(
+        "serve", "--data", tmp_path / "d", "--socket", served.socket, "--admin", "off", "--s3", "off"
+    )
     assert taken.code == 71
     assert served.good("ls").code == 0

@@ -307,7 +307,7 @@ def wait_indexed(engine: Served) -> None:
 
 
 def start_fails(engine: Served) -> Finished:
-    return lake("serve", "--data", engine.data, "--socket", engine.socket, "--admin", "off")
+    return lake("serve", "--data", engine.data, "--socket", engine.socket, "--admin", "off", "--s3", "off")
 
 
 def test_a_damaged_journal_refuses_the_start_and_gives_up_only_what_it_must(engine: Served) -> None:

@@ -23,11 +23,12 @@ from tests.e2e.served import LAKE, ROOT, Finished, Served, environment, lake, se
 from tests.e2e.small_disk import ext4, remount
 
 NOBODY = 65534
+NO_PORTS = ("--admin", "off", "--s3", "off")
 
 
 def serve(data: Path, sock: Path, *options: str) -> Finished:
     """An engine that is expected to end by itself."""
-    return lake("serve", "--data", data, "--socket", sock, "--admin", "off", *options)
+    return lake("serve", "--data", data, "--socket", sock, *NO_PORTS, *options)
 
 
 # --- addresses -----------------------------------------------------------------------------------------
@@ -140,7 +141,7 @@ def test_of_many_first_starts_at_once_one_serves_and_the_others_say_why(folder: 
     data = folder / "store"
     starts = [
         subprocess.Popen(
-            [*LAKE, "serve", "--data", str(data), "--socket", str(folder / str(number)), "--admin", "off"],
+            [*LAKE, "serve", "--data", str(data), "--socket", str(folder / str(number)), *NO_PORTS],
             env=environment(),
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -199,7 +200,8 @@ def test_a_first_start_killed_anywhere_can_be_repeated(folder: Path, moment: str
         "target = disk if name == 'fallocate' else os\n"
         "attribute = {'pread': 'preadv', 'mkdir': 'mkdir', 'fallocate': '_fallocate'}.get(name, name)\n"
         "setattr(target, attribute, killing(getattr(target, attribute)))\n"
-        "sys.argv = ['lake', 'serve', '--data', sys.argv[1], '--socket', sys.argv[2], '--admin', 'off']\n"
+        "off = ['--admin', 'off', '--s3', 'off']\n"
+        "sys.argv = ['lake', 'serve', '--data', sys.argv[1], '--socket', sys.argv[2], *off]\n"
         "from cli.main import main\n"
         "main()\n"
     )

@@ -36,7 +36,7 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "socket": "/run/lake/lake.sock",
         "socket_group": "",
         "native": "off",
-        "s3": "off",
+        "s3": "127.0.0.1:9000",
         "s3_region": "us-east-1",
         "s3_domains": "",
         "admin": "127.0.0.1:9001",

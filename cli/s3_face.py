@@ -1,0 +1,102 @@
+"""The S3 face of an engine process, and the first access key.
+
+Rules kept here:
+- A store that nothing was ever written to gets one access key when S3 is served from it, shown once on stdout: whoever
+  started the engine can begin.  It is never logged, and not made where stdout is kept by the service manager (a secret
+  in a journal outlives its use, and more people read it): there `lake key create` makes one.
+- A key that was revoked is never replaced unasked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+import trio
+
+from engine.embedded import EmbeddedEngine
+from engine.process import RunningEngine
+from gateway.http.server import HttpServer
+from gateway.s3.call import Lakes
+from gateway.s3.service import S3Options, S3Service
+from lakefs.client.trio_lake import TrioLake
+from lakefs.config import Address
+from lakefs.errors import AddressInUse, LakeError
+from lakefs.limits import HTTP_CONNECTIONS_MAX
+from lakefs.movers import Check
+from lakefs.net import TrioNetwork
+from lakefs.ports import Listener
+from lakefs.service import EngineClient
+from lakefs.wire.access_messages import AccessKeyCreate, AccessKeyList, AccessKeys
+
+S3_DRAIN_TIMEOUT_S: Final = 20.0
+"""How long answers under way may take when the process stops."""
+_NO_KEY: Final = "s3 key  none yet; make one with: lake key create"
+_log: Final = structlog.get_logger(__name__)
+
+
+async def serve_s3_port(
+    engine: RunningEngine, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Serve S3 from the engine of this process, when the configuration asks for it."""
+    address = engine.config.s3
+    if address is None:
+        task_status.started(None)
+        return
+    client = EmbeddedEngine(engine.service)
+    offload = engine.store.offload
+    lakes = Lakes(client, TrioLake(client, offload, check=Check.CRC32C), offload)
+    service = S3Service(lakes, S3Options(engine.config.s3_region, engine.config.s3_domains))
+    server = HttpServer(service.handle, service.refused, connections_max=HTTP_CONNECTIONS_MAX)
+    listener = await listen_s3(address)
+    key_lines = await first_key(client, may_make=engine.is_untouched and not stdout_is_journal(os.environ))
+    async with trio.open_nursery() as nursery:
+        bound = str(await nursery.start(server.serve, listener))
+        task_status.started("\n".join([f"s3      http://{bound.removeprefix('tcp://')}", *key_lines]))
+        await engine.stopping.wait()
+        await server.drain(S3_DRAIN_TIMEOUT_S)
+
+
+async def listen_s3(address: Address) -> Listener:
+    """A listener for S3 clients.  AddressInUse that says what to do, PermissionDenied, InvalidArgument."""
+    try:
+        return await TrioNetwork().listen(f"tcp://{address}")
+    except AddressInUse as error:
+        raise AddressInUse(
+            f"S3 port {address} is taken; stop what listens there, choose another with --s3 HOST:PORT, or --s3 off",
+            subject=str(address),
+        ) from error
+
+
+async def first_key(engine: EngineClient, *, may_make: bool) -> list[str]:
+    """Lines to print about access keys: a first one that is made now, that there is none, or nothing."""
+    try:
+        found = (await engine.call(AccessKeyList())).message
+        assert isinstance(found, AccessKeys)
+        if found.keys:
+            return []
+        if not may_make:
+            return [_NO_KEY]
+        made = (await engine.call(AccessKeyCreate())).message
+        assert isinstance(made, AccessKeys)
+    except LakeError as error:  # a full or read-only store serves what it has
+        _log.warning("no access key could be made", reason=error.message)
+        return [_NO_KEY]
+    [key] = made.keys
+    return [
+        f"access key  {key.access_key}",
+        f"secret key  {key.secret_key}",
+        "            (shown this once; lake key create makes others)",
+    ]
+
+
+def stdout_is_journal(environ: Mapping[str, str]) -> bool:
+    """Whether the service manager keeps what is printed (systemd.exec(5), JOURNAL_STREAM)."""
+    try:
+        found = os.fstat(sys.stdout.fileno())
+    except (OSError, ValueError):  # no stdout at all: nobody would see it
+        return True
+    return environ.get("JOURNAL_STREAM", "") == f"{found.st_dev}:{found.st_ino}"
