@@ -36,6 +36,20 @@ def payload(size: int) -> bytes:
     return (_stamp() + _base[: size - 16]) if size <= PAGE else bytes(block(size))
 
 
+class Restamped:
+    """Content of any size in memory, that `renew` makes unlike any other once more, in place."""
+
+    def __init__(self, size: int) -> None:
+        self.content = bytearray(_base * (size // BLOCK) + _base[: size % BLOCK])
+        self.renew()
+
+    def renew(self) -> None:
+        """A new stamp in every page."""
+        content = self.content
+        for offset in range(0, len(content), PAGE):
+            content[offset : offset + 16] = _stamp()[: len(content) - offset]
+
+
 def write_file(path: Path, size: int) -> None:
     """A file of different pages, on disk and in the page cache."""
     with path.open("wb") as file:

@@ -31,8 +31,12 @@ def clean_environment() -> dict[str, str]:
 class EngineProcess:
     """One engine.  A context manager: started at the beginning, stopped cleanly at the end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *flags: str) -> None:
+        """`flags`: more of `lake serve`'s."""
         self.data = folder / "store"
+        self.printed: list[str] = []
+        """What it said before it served."""
+        self._flags = flags
         # A socket's path must be short, so it lies elsewhere than the store.
         self.socket = Path(f"/tmp/lake-bench-{os.getpid()}-{id(self):x}.sock")
         self.address = f"unix:{self.socket}"
@@ -58,7 +62,7 @@ class EngineProcess:
         """Start, and return when it serves."""
         command = [*lake_command(), "serve", "--data", str(self.data), "--socket", str(self.socket)]
         self._process = subprocess.Popen(
-            [*command, "--admin", "off", "--s3", "off", "--log-level", "error"],
+            [*command, "--admin", "off", "--s3", "off", "--log-level", "error", *self._flags],
             stdout=subprocess.PIPE,
             text=True,
             env=clean_environment(),
@@ -68,6 +72,7 @@ class EngineProcess:
         for line in self._process.stdout:
             if line == "ready\n":
                 return
+            self.printed.append(line.rstrip("\n"))
         raise RuntimeError(f"the engine ended with {self._process.wait()}")
 
     def stop(self) -> None:

@@ -188,28 +188,39 @@ class Store:
         return done.stdout
 
 
+@dataclass(frozen=True)
+class StoreProcess:
+    """A store's process, which may not listen yet."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    data: Path
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self.process.pid
+
+
 @contextmanager
-def serving(kind: StoreKind, folder: Path, *, fetch: bool) -> Iterator[Store]:
-    """A new, empty store with the bucket, for the block; it needs rclone."""
-    if shutil.which("rclone") is None:
-        raise StoreUnavailable("rclone is not installed: apt-get install rclone")
+def running(kind: StoreKind, folder: Path, *, fetch: bool) -> Iterator[StoreProcess]:
+    """A store's process with no data, for the block."""
     program = kind.program(fetch=fetch)
     data = folder / "data"
     data.mkdir()
-    address = f"127.0.0.1:{free_port()}"
+    port = free_port()
     log = folder / "store.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [str(program), *kind.command(data, address)],
+            [str(program), *kind.command(data, f"127.0.0.1:{port}")],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env=peer_environment(),
         )
     try:
-        store = Store(kind, f"http://{address}", data, _client_environment(kind, f"http://{address}", folder))
-        _wait_ready(store, process, log)
-        yield store
+        yield StoreProcess(process, port, data, log)
     finally:
         process.terminate()
         try:
@@ -217,6 +228,18 @@ def serving(kind: StoreKind, folder: Path, *, fetch: bool) -> Iterator[Store]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(END_S)
+
+
+@contextmanager
+def serving(kind: StoreKind, folder: Path, *, fetch: bool) -> Iterator[Store]:
+    """A new, empty store with the bucket, for the block; it needs rclone."""
+    if shutil.which("rclone") is None:
+        raise StoreUnavailable("rclone is not installed: apt-get install rclone")
+    with running(kind, folder, fetch=fetch) as started:
+        url = f"http://127.0.0.1:{started.port}"
+        store = Store(kind, url, started.data, _client_environment(kind, url, folder))
+        _wait_ready(store, started.process, started.log)
+        yield store
 
 
 def _wait_ready(store: Store, process: subprocess.Popen[bytes], log: Path) -> None:

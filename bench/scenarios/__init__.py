@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from bench.measure import Scenario
-from bench.scenarios import client, dedup, large, million, mount, mount_peers, small, space, startup
+from bench.scenarios import client, dedup, large, million, mount, mount_peers, s3_cpu, small, space, startup
 
 SCENARIOS: Final[dict[str, Scenario]] = {
     scenario.name: scenario
@@ -18,6 +18,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         *dedup.SCENARIOS,
         *mount.SCENARIOS,
         *mount_peers.SCENARIOS,
+        *s3_cpu.SCENARIOS,
         *large.MEMORY_SCENARIOS,
         *million.SCENARIOS,
     )

@@ -1,0 +1,312 @@
+"""Load for an HTTP server: requests made ahead, over a number of connections that are kept open.
+
+Each connection sends its next request when the answer to the one before has come whole.  One thread, one epoll, and
+nothing parsed but the answer's first line and its length: some 12 us of CPU a small request, less than any server that
+is measured with it takes.  `Outcome.own_cpu_s` says how near it came to being the limit.
+
+Every answer's status, and its length where it is known, is compared: a wrong one is `WrongAnswer`, never a figure.
+Contents are compared apart, by `ask`, which keeps a body.
+"""
+
+from __future__ import annotations
+
+import gc
+import http.client
+import math
+import re
+import select
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final
+
+from bench.s3_requests import Endpoint, Request
+
+_LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength:[ \t]*([0-9]+)")
+_CHUNKED: Final = re.compile(rb"\r\n[Tt]ransfer-[Ee]ncoding:[ \t]*chunked", re.IGNORECASE)
+_LAST_CHUNK: Final = b"0\r\n\r\n"
+_RECEIVE_BYTES: Final = 1 << 20
+_SEND_BYTES: Final = 1 << 20
+_SMALL_BYTES: Final = 64 << 10
+"""Of a body that goes out with its head in one piece."""
+_WAIT_S: Final = 60.0
+"""A server that says nothing for so long has failed."""
+_READ: Final = select.EPOLLIN
+_READ_WRITE: Final = select.EPOLLIN | select.EPOLLOUT
+
+
+class WrongAnswer(Exception):
+    """A server did not do what it was asked; the text is what it said."""
+
+
+@dataclass
+class Outcome:
+    """What a run took.  `latencies_s`: of the requests that were answered; `unfinished_s`: how long those had been
+    under way that were not when the time was up.  `moved_bytes`: of bodies, in both directions."""
+
+    elapsed_s: float = 0.0
+    own_cpu_s: float = 0.0
+    moved_bytes: int = 0
+    latencies_s: list[float] = field(default_factory=list)
+    unfinished_s: list[float] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Requests that were answered."""
+        return len(self.latencies_s)
+
+    def percentile_s(self, share: float) -> float:
+        """Of the time to the last byte; infinite when that many were not answered in the time there was."""
+        begun = self.count + len(self.unfinished_s)
+        rank = max(0, math.ceil(share * begun) - 1)
+        return sorted(self.latencies_s)[rank] if rank < self.count else math.inf
+
+
+class _Connection:
+    """One socket and the request under way on it."""
+
+    __slots__ = ("begun_s", "body", "chunked", "fresh", "head", "left", "masked", "request", "sock", "tail")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.request: Request | None = None
+        self.begun_s = 0.0
+        self.body: memoryview | None = None  # what is left to be sent
+        self.head = b""  # of the answer, as far as it has come
+        self.left = -1  # bytes of the answer to come; -1: its head has not come
+        self.chunked = False
+        self.tail = b""  # of a chunked answer
+        self.masked = _READ
+        self.fresh = True
+
+
+class Load:
+    """Connections to one server; a context manager.  They stay open between runs."""
+
+    def __init__(self, endpoint: Endpoint, connections: int) -> None:
+        self._address = ("127.0.0.1", endpoint.port)
+        self._count = connections
+        self._epoll = select.epoll()
+        self._by_descriptor: dict[int, _Connection] = {}
+        self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        self._outcome = Outcome()
+        self._left: Iterator[Request] = iter(())
+        self._last_begin_s = math.inf
+        self._under_way = 0
+
+    def __enter__(self) -> Load:
+        try:
+            while len(self._by_descriptor) < self._count:
+                self._open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all connections, whatever they do."""
+        for connection in self._by_descriptor.values():
+            connection.sock.close()
+        self._by_descriptor.clear()
+        self._epoll.close()
+
+    def run(
+        self, requests: Iterable[Request], *, for_s: float = math.inf, give_up_s: float = math.inf
+    ) -> Outcome:
+        """Send them all, or as many as begin within `for_s`; wait for their answers, at most `give_up_s` in all.
+
+        What is under way then is given up, and its connection opened anew for the next run.
+        WrongAnswer, or OSError when the server is gone.
+        """
+        self._outcome = outcome = Outcome()
+        self._left = iter(requests)
+        was_collecting = gc.isenabled()
+        gc.disable()
+        cpu_begin, begin = time.thread_time(), time.perf_counter()
+        self._last_begin_s = begin + for_s
+        try:
+            for connection in list(self._by_descriptor.values()):
+                self._next(connection)
+            self._drive(begin + give_up_s)
+        finally:
+            if was_collecting:
+                gc.enable()
+        outcome.elapsed_s = time.perf_counter() - begin
+        outcome.own_cpu_s = time.thread_time() - cpu_begin
+        self._give_up()
+        return outcome
+
+    def _drive(self, until_s: float) -> None:
+        while self._under_way:
+            left_s = until_s - time.perf_counter()
+            if left_s <= 0:
+                return
+            events = self._epoll.poll(min(_WAIT_S, left_s))
+            if not events and left_s > _WAIT_S:
+                raise WrongAnswer(f"no answer within {_WAIT_S:.0f} s")
+            for descriptor, event in events:
+                connection = self._by_descriptor[descriptor]
+                if event & select.EPOLLOUT:
+                    self._send(connection)
+                if event & ~select.EPOLLOUT:
+                    self._receive(connection)
+
+    def _give_up(self) -> None:
+        """Replace the connections whose answers have not come."""
+        now = time.perf_counter()
+        for connection in [found for found in self._by_descriptor.values() if found.request is not None]:
+            self._outcome.unfinished_s.append(now - connection.begun_s)
+            if connection.request is not None and connection.body is not None:
+                self._outcome.moved_bytes += len(connection.request.body) - len(connection.body)
+            self._drop(connection)
+            self._open()
+        self._under_way = 0
+
+    # --- one connection ------------------------------------------------------------------------------
+
+    def _open(self) -> _Connection:
+        sock = socket.create_connection(self._address, timeout=_WAIT_S)
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = _Connection(sock)
+        self._by_descriptor[sock.fileno()] = connection
+        self._epoll.register(sock.fileno(), _READ)
+        return connection
+
+    def _drop(self, connection: _Connection) -> None:
+        del self._by_descriptor[connection.sock.fileno()]
+        connection.sock.close()
+
+    def _next(self, connection: _Connection) -> None:
+        connection.begun_s = now = time.perf_counter()
+        connection.request = request = next(self._left, None) if now < self._last_begin_s else None
+        if request is not None:
+            self._under_way += 1
+            self._begin(connection, request)
+
+    def _begin(self, connection: _Connection, request: Request) -> None:
+        connection.left = -1
+        connection.head = b""
+        if len(request.body) > _SMALL_BYTES:
+            connection.body = memoryview(request.body).cast("B")
+            connection.sock.send(request.head, socket.MSG_MORE)
+            self._send(connection)
+            return
+        whole = request.head + request.body
+        sent = connection.sock.send(whole)
+        self._outcome.moved_bytes += len(request.body)
+        if sent < len(whole):
+            connection.body = memoryview(whole)[sent:]
+            self._mask(connection, _READ_WRITE)
+
+    def _send(self, connection: _Connection) -> None:
+        body = connection.body
+        if body is None:
+            return
+        try:
+            for _ in range(4):  # the others are to have their turn
+                body = body[connection.sock.send(body[:_SEND_BYTES]) :]
+                if not len(body):
+                    break
+        except BlockingIOError:
+            pass
+        connection.body = body if len(body) else None
+        request = connection.request
+        if connection.body is None and request is not None and len(request.body) > _SMALL_BYTES:
+            self._outcome.moved_bytes += len(request.body)
+        self._mask(connection, _READ if connection.body is None else _READ_WRITE)
+
+    def _mask(self, connection: _Connection, wanted: int) -> None:
+        if connection.masked != wanted:
+            connection.masked = wanted
+            self._epoll.modify(connection.sock.fileno(), wanted)
+
+    def _receive(self, connection: _Connection) -> None:
+        try:
+            count = connection.sock.recv_into(self._buffer)
+        except BlockingIOError:
+            return
+        if not count:
+            self._ended(connection)
+        elif connection.left < 0:
+            self._receive_head(connection, bytes(self._buffer[:count]))
+        elif connection.chunked:
+            self._receive_chunked(connection, self._buffer[:count])
+        else:
+            connection.left -= count
+            self._outcome.moved_bytes += count
+            if connection.left <= 0:
+                self._answered(connection)
+
+    def _receive_head(self, connection: _Connection, received: bytes) -> None:
+        received = connection.head + received
+        end = received.find(b"\r\n\r\n")
+        if end < 0:
+            connection.head = received
+            return
+        request = connection.request
+        if request is None:
+            raise WrongAnswer(f"an answer that nobody asked for: {received[:200]!r}")
+        found = _LENGTH.search(received, 0, end + 2)
+        length = int(found[1]) if found else 0
+        status = int(received[9:12])
+        if status != request.status or (request.answer_bytes not in (None, length) and found):
+            raise WrongAnswer(f"{_line(request)} was answered with {length} bytes: {received[:600]!r}")
+        connection.left = length - (len(received) - end - 4)
+        connection.chunked = found is None and _CHUNKED.search(received, 0, end + 2) is not None
+        self._outcome.moved_bytes += len(received) - end - 4
+        if connection.chunked:
+            connection.left = 1
+            connection.tail = b""
+            self._outcome.moved_bytes -= len(received) - end - 4
+            self._receive_chunked(connection, memoryview(received)[end + 4 :])
+        elif connection.left <= 0:
+            self._answered(connection)
+
+    def _receive_chunked(self, connection: _Connection, received: memoryview) -> None:
+        self._outcome.moved_bytes += len(received)
+        connection.tail = (connection.tail + bytes(received[-len(_LAST_CHUNK) :]))[-len(_LAST_CHUNK) :]
+        if connection.tail == _LAST_CHUNK:
+            self._answered(connection)
+
+    def _answered(self, connection: _Connection) -> None:
+        self._outcome.latencies_s.append(time.perf_counter() - connection.begun_s)
+        connection.fresh = False
+        self._under_way -= 1
+        self._next(connection)
+
+    def _ended(self, connection: _Connection) -> None:
+        """A server may end a connection between two requests; the one that met that is sent again."""
+        request = connection.request
+        self._drop(connection)
+        if request is not None and (connection.fresh or connection.left >= 0 or connection.head):
+            raise WrongAnswer(f"the connection ended before the answer to {_line(request)}")
+        another = self._open()
+        if request is not None:
+            another.request = request
+            another.begun_s = connection.begun_s
+            self._begin(another, request)
+
+
+def _line(request: Request) -> str:
+    return request.head.partition(b"\r\n")[0].decode()
+
+
+def ask(endpoint: Endpoint, request: Request) -> tuple[int, bytes]:
+    """Send one request on a connection of its own; the answer's status and its whole body.  Nothing is compared."""
+    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=_WAIT_S) as sock:
+        sock.sendall(request.head)
+        sock.sendall(request.body)
+        response = http.client.HTTPResponse(sock)
+        try:
+            response.begin()
+            return response.status, response.read()
+        finally:
+            response.close()

@@ -1,0 +1,181 @@
+"""The servers that the S3 scenarios measure: ours, openlaked, and nginx over static files as the ceiling of a GET.
+
+All listen on loopback and have their data on the bench's disk.  Each lives as long as its block.  Openlaked runs as
+`bench.s3_stores` says: the smallest configuration that serves S3.  A peer that is not here is `StoreUnavailable`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.cpu import cpu_s, process_tree, resident_bytes
+from bench.process import ROOT, EngineProcess, clean_environment, lake_command
+from bench.s3_load import ask
+from bench.s3_requests import BUCKET, Endpoint, Request, Signer
+from bench.s3_stores import OPENLAKED, StoreUnavailable, free_port, last_line, peer_environment, running
+
+READY_S: Final = 30.0
+POLL_S: Final = 0.02
+NGINX_WORKERS: Final = 2
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that runs, with the bucket BUCKET.  `pid`: the process above all of its processes.
+
+    `files`: the folder whose files it serves, when it is one that takes no PUT.
+    """
+
+    name: str
+    endpoint: Endpoint
+    pid: int
+    files: Path | None = None
+
+    def cpu_s(self) -> float:
+        """Of all its processes, so far."""
+        return cpu_s(process_tree(self.pid))
+
+    def resident_bytes(self) -> int:
+        """Of all its processes."""
+        return resident_bytes(process_tree(self.pid))
+
+    def put(self, key: str, content: bytes) -> None:
+        """Store one object, or one file."""
+        if self.files is not None:
+            path = self.files / BUCKET / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            return
+        request = Signer(self.endpoint).request(
+            "PUT", f"/{BUCKET}/{key}", body=content, payload_hash="UNSIGNED-PAYLOAD"
+        )
+        self.must(request)
+
+    def must(self, request: Request) -> bytes:
+        """The body of the answer; StoreUnavailable when it is not what the request expects."""
+        status, body = ask(self.endpoint, request)
+        if status != request.status:
+            raise StoreUnavailable(f"{self.name} answered {status}: {body[:300]!r}")
+        return body
+
+
+@contextmanager
+def ours(folder: Path, *flags: str) -> Iterator[Server]:
+    """`lake serve --s3`, with a new store and an access key for everything."""
+    folder.mkdir(exist_ok=True)
+    with EngineProcess(folder, "--s3", "127.0.0.1:0", *flags) as engine:
+        [url] = [line.split()[1] for line in engine.printed if line.startswith("s3 ")]
+        made = subprocess.run(
+            [*lake_command(), "--server", engine.address, "key", "create", "--json"],
+            env=clean_environment(),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        key = json.loads(made.stdout)
+        endpoint = Endpoint(int(url.rpartition(":")[2]), key["access_key"], key["secret_key"])
+        server = Server("ours", endpoint, engine.pid)
+        _make_bucket(server)
+        yield server
+
+
+@contextmanager
+def openlaked(folder: Path, *, fetch: bool) -> Iterator[Server]:
+    """Openlaked, with a new store."""
+    folder.mkdir(exist_ok=True)
+    with running(OPENLAKED, folder, fetch=fetch) as process:
+        endpoint = Endpoint(process.port, OPENLAKED.access_key, OPENLAKED.secret_key)
+        server = Server("openlaked", endpoint, process.pid)
+        _make_bucket(server)
+        yield server
+
+
+def _make_bucket(server: Server) -> None:
+    """When it serves, and knows the key: a key is known within a second of its making."""
+    until = time.monotonic() + READY_S
+    while True:
+        try:
+            server.must(Signer(server.endpoint).request("PUT", f"/{BUCKET}"))
+            return
+        except (OSError, StoreUnavailable):
+            if time.monotonic() > until:
+                raise
+            time.sleep(POLL_S)
+
+
+@contextmanager
+def nginx(folder: Path) -> Iterator[Server]:
+    """Nginx over a folder of files: sendfile, descriptors kept open, nothing logged."""
+    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if program is None:
+        raise StoreUnavailable("nginx is not installed: apt-get install nginx-light")
+    files = folder / "files"
+    (files / BUCKET).mkdir(parents=True)
+    port = free_port()
+    config = folder / "nginx.conf"
+    config.write_text(_nginx_config(folder, files, port))
+    with (folder / "nginx.log").open("wb") as log:
+        process = subprocess.Popen(
+            [program, "-p", str(folder), "-c", str(config), "-e", "stderr"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=peer_environment(),
+        )
+    try:
+        _wait_for(port, process, folder / "nginx.log")
+        yield Server("nginx", Endpoint(port), process.pid, files)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _nginx_config(folder: Path, files: Path, port: int) -> str:
+    kept = "\n".join(
+        f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    user = "user root;" if os.getuid() == 0 else ""
+    return f"""{user}
+daemon off;
+worker_processes {NGINX_WORKERS};
+pid {folder}/nginx.pid;
+worker_rlimit_nofile 8192;
+events {{ worker_connections 4096; }}
+http {{
+    {kept}
+    access_log off;
+    sendfile on;
+    tcp_nopush on;
+    keepalive_requests 1000000000;
+    keepalive_timeout 600;
+    open_file_cache max=10000 inactive=600s;
+    open_file_cache_valid 600s;
+    default_type application/octet-stream;
+    server {{ listen 127.0.0.1:{port} backlog=4096; root {files}; }}
+}}
+"""
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + READY_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=READY_S).close()
+            return
+        except OSError as error:
+            if process.poll() is not None or time.monotonic() > until:
+                raise StoreUnavailable(
+                    f"nginx does not serve: {last_line(log.read_text(errors='replace')) or error}"
+                ) from error
+            time.sleep(POLL_S)

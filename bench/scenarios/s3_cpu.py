@@ -1,0 +1,178 @@
+"""Server CPU per S3 operation, signed, 8 connections kept open, against openlaked; GETs against nginx, too.
+
+Contents are all different and incompressible, so nothing is stored twice or made smaller by anybody.  What is read is
+hot.  Every PUT of a round is of new content to keys that are overwritten from round to round.  A PUT is as durable as
+its server makes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from hashlib import sha256
+from itertools import cycle, islice
+from typing import Final
+
+from bench.content import Restamped, payload
+from bench.measure import Bench, Goal, Scenario, at_most
+from bench.s3_contest import CpuRow, Work, same
+from bench.s3_load import Load, WrongAnswer, ask
+from bench.s3_requests import BUCKET, UNSIGNED, Request, Signer
+from bench.s3_sides import Server
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+QUICK_BYTES: Final = 4 * MIB + 64 * KIB
+LISTED: Final = 100_000
+PAGE_KEYS: Final = 1000
+LIST_KEY_BYTES: Final = 16
+READ_BACK: Final = 16
+"""Of the objects that a round stored: as many are read back and compared."""
+
+
+def no_renewal() -> None:
+    """Nothing changes from round to round."""
+
+
+@contextmanager
+def _getting(size: int, keys: int, requests: int, ranged: tuple[int, ...] = ()) -> Iterator[Work]:
+    """GETs of `keys` objects in turn; `ranged`: of 4 KiB at each of these offsets."""
+    contents = {f"get/{number:04}": payload_of(size) for number in range(keys)}
+    spans = [(offset % size, 4 * KIB) for offset in ranged] or [(0, size)]
+
+    def fill(server: Server) -> None:
+        for key, content in contents.items():
+            server.put(key, content)
+
+    def one(signer: Signer, key: str, span: tuple[int, int]) -> Request:
+        first, length = span
+        extra = f"Range: bytes={first}-{first + length - 1}\r\n" if ranged else ""
+        status = 206 if ranged else 200
+        return signer.request("GET", f"/{BUCKET}/{key}", extra=extra, status=status, answer_bytes=length)
+
+    def made(server: Server, signer: Signer) -> Sequence[Request]:
+        different = [one(signer, key, span) for span in spans for key in contents]
+        return list(islice(cycle(different), requests))
+
+    def check(server: Server) -> None:
+        signer = Signer(server.endpoint)
+        for key, content in contents.items():
+            for first, length in spans:
+                _, got = ask(server.endpoint, one(signer, key, (first, length)))
+                same(server, key, content[first : first + length], got)
+
+    yield Work(fill, no_renewal, made, check)
+
+
+@contextmanager
+def _putting(size: int, requests: int, *, signed: bool) -> Iterator[Work]:
+    """PUTs of new content, each to a key of its own."""
+    bodies = [Restamped(size) for _ in range(requests)]
+    hashes = [UNSIGNED] * requests
+
+    def renew() -> None:
+        for number, body in enumerate(bodies):
+            body.renew()
+            if signed:
+                hashes[number] = sha256(body.content).hexdigest()
+
+    def made(server: Server, signer: Signer) -> Sequence[Request]:
+        return [
+            signer.request("PUT", _path(number), body=body.content, payload_hash=digest)
+            for number, (body, digest) in enumerate(zip(bodies, hashes, strict=True))
+        ]
+
+    def check(server: Server) -> None:
+        signer = Signer(server.endpoint)
+        for number in range(0, requests, max(1, requests // READ_BACK)):
+            _, got = ask(server.endpoint, signer.request("GET", _path(number)))
+            same(server, _path(number), bytes(bodies[number].content), got)
+
+    yield Work(lambda server: None, renew, made, check)
+
+
+def _path(number: int) -> str:
+    return f"/{BUCKET}/put/{number:06}"
+
+
+@contextmanager
+def _listing(bench: Bench) -> Iterator[Work]:
+    """Pages of 1,000 keys, the first and in the middle, of 100,000 small objects in one folder."""
+    count = bench.scale.pick(LISTED, 3000)
+    names = [f"list/{number:09}" for number in range(count)]
+    starts = [names[place] for place in range(0, count - PAGE_KEYS, count // 10)]
+
+    def fill(server: Server) -> None:
+        signer = Signer(server.endpoint)
+        with Load(server.endpoint, 64) as load:
+            load.run(
+                signer.request(
+                    "PUT", f"/{BUCKET}/{name}", body=payload(LIST_KEY_BYTES), payload_hash=UNSIGNED
+                )
+                for name in names
+            )
+
+    def page(signer: Signer, start: str) -> Request:
+        after = start.replace("/", "%2F")
+        query = f"list-type=2&max-keys={PAGE_KEYS}&prefix=list%2F&start-after={after}"
+        return signer.request("GET", f"/{BUCKET}", query=query)
+
+    def made(server: Server, signer: Signer) -> Sequence[Request]:
+        return [page(signer, start) for start in islice(cycle(starts), bench.scale.pick(24, 8))]
+
+    def check(server: Server) -> None:
+        signer = Signer(server.endpoint)
+        for start in starts:
+            _, got = ask(server.endpoint, page(signer, start))
+            first = names.index(start) + 1
+            if re.findall(r"<Key>([^<]*)</Key>", got.decode()) != names[first : first + PAGE_KEYS]:
+                raise WrongAnswer(f"{server.name}: the page after {start} is not the keys that follow")
+
+    yield Work(fill, no_renewal, made, check)
+
+
+def payload_of(size: int) -> bytes:
+    """Content of any size, unlike any other."""
+    return bytes(Restamped(size).content)
+
+
+def _get(size: int, keys: int, requests: int, **more: tuple[int, ...]) -> _SetUp:
+    def set_up(bench: Bench) -> AbstractContextManager[Work]:
+        few = bench.scale.pick(size, min(size, QUICK_BYTES))
+        return _getting(few, keys, bench.scale.pick(requests, 8), **more)
+
+    return set_up
+
+
+def _put(size: int, requests: int, *, signed: bool) -> _SetUp:
+    def set_up(bench: Bench) -> AbstractContextManager[Work]:
+        few = bench.scale.pick(size, min(size, QUICK_BYTES))
+        return _putting(few, bench.scale.pick(requests, 8), signed=signed)
+
+    return set_up
+
+
+_SetUp = Callable[[Bench], AbstractContextManager[Work]]
+_RANGES: Final = tuple(place * 4 * MIB + 12_345 for place in range(16))
+"""Across the 64 MiB, on no boundary of anything."""
+
+
+def _row(name: str, what: str, limit: float, set_up: _SetUp, **others: Goal | None) -> CpuRow:
+    return CpuRow(
+        f"s3-{name}", f"S3 server CPU, {what}", {"openlaked": at_most(limit, "x"), **others}, set_up
+    )
+
+
+SCENARIOS: Final[tuple[Scenario, ...]] = (
+    _row("get-4k", "GET of 4 KiB, hot", 0.35, _get(4 * KIB, 100, 8000), nginx=None),
+    _row("put-4k", "PUT of 4 KiB, durable", 0.08, _put(4 * KIB, 1000, signed=True)),
+    _row("get-1m", "GET of 1 MiB", 0.5, _get(MIB, 16, 400), nginx=None),
+    _row("get-64m", "GET of 64 MiB", 0.8, _get(64 * MIB, 2, 24), nginx=at_most(1, "x")),
+    _row("put-1m", "PUT of 1 MiB, UNSIGNED-PAYLOAD", 0.4, _put(MIB, 96, signed=False)),
+    _row("put-1m-signed", "PUT of 1 MiB, payload signed", 0.5, _put(MIB, 96, signed=True)),
+    _row("put-64m", "PUT of 64 MiB, UNSIGNED-PAYLOAD", 0.65, _put(64 * MIB, 8, signed=False)),
+    _row("put-64m-signed", "PUT of 64 MiB, payload signed", 0.8, _put(64 * MIB, 8, signed=True)),
+    _row("range-4k", "4 KiB of 64 MiB, by range", 0.1, _get(64 * MIB, 2, 1600, ranged=_RANGES), nginx=None),
+    _row("list", "LIST of 1,000 of 100,000 keys", 0.2, _listing),
+)
