@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from gateway.http.messages import Request, RequestBody, Response
+from gateway.http.messages import Request, Response
 from gateway.s3.errors import S3Error, from_lake
 from gateway.s3.signing import Signature
 from gateway.s3.targets import Target
@@ -18,7 +18,6 @@ from lakefs.wire import messages as m
 
 M = TypeVar("M", bound=m.Message)
 XML: Final = (b"Content-Type", b"application/xml")
-_XML_BODY_BYTES_MAX: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +81,6 @@ def stat_of(result: m.NameResult, key: str) -> m.ObjectStat:
     if result.stat is None:
         raise S3Error(404, "NoSuchKey", "The specified key does not exist.", details={"Key": key})
     return result.stat
-
-
-async def read_small_body(body: RequestBody, limit_bytes: int = _XML_BODY_BYTES_MAX) -> bytes:
-    """All of a request's body.  S3Error when it is longer than an XML body may be."""
-    content = bytearray()
-    piece = memoryview(bytearray(64 << 10))
-    while count := await body.receive_into(piece):
-        content += piece[:count]
-        if len(content) > limit_bytes:
-            raise S3Error(
-                400, "MaxMessageLengthExceeded", f"Your request was longer than {limit_bytes} bytes."
-            )
-    return bytes(content)
 
 
 def xml_response(document: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> Response:

@@ -6,21 +6,14 @@ from gateway.http.messages import Response
 from gateway.s3.bodies import DeleteItem, read_delete
 from gateway.s3.call import Call, lake_error, xml_response
 from gateway.s3.errors import S3Error
-from gateway.s3.payload import Incoming
+from gateway.s3.proven_body import read_proven_body
 from gateway.s3.xml import document, element
-from lakefs.limits import S3_XML_BODY_BYTES_MAX
 from lakefs.wire.messages import Condition, DeleteNames, NameResult, NameResults
 
 
 async def delete_objects(call: Call) -> Response:
     """What was removed and what was not; a name that is not there counts as removed."""
-    incoming = Incoming(call)
-    if incoming.length_bytes > S3_XML_BODY_BYTES_MAX:
-        raise S3Error(400, "MaxMessageLengthExceeded", "Your request was too big.")
-    body = memoryview(bytearray(incoming.length_bytes))
-    await incoming.fill(body)
-    await incoming.finish()
-    wanted = read_delete(bytes(body))
+    wanted = read_delete(await read_proven_body(call))
     results = await _removed(call, list(wanted.items))
     lines = [
         _line(call, item, result, wanted.quiet) for item, result in zip(wanted.items, results, strict=True)

@@ -19,11 +19,12 @@ from gateway.s3 import checksums
 from gateway.s3.attributes import attributes_of, checksum_headers, kept_composite
 from gateway.s3.bodies import CompletedPart, read_complete
 from gateway.s3.buckets import OWNER, iso_time
-from gateway.s3.call import Call, read_small_body, xml_response
+from gateway.s3.call import Call, xml_response
 from gateway.s3.checksums import ELEMENTS, HEADERS, Algorithm
 from gateway.s3.copying import copy_source
 from gateway.s3.errors import S3Error, invalid_argument
 from gateway.s3.payload import Incoming
+from gateway.s3.proven_body import read_proven_body
 from gateway.s3.storing import store_chunks, write_condition
 from gateway.s3.xml import document, element, url_encoded
 from lakefs.chunking import CutPlan
@@ -122,7 +123,7 @@ async def upload_part_copy(call: Call) -> Response:
 async def complete_multipart_upload(call: Call) -> Response:
     """The listed parts become the object, in one step; the others are dropped."""
     upload = _upload(call)
-    wanted = read_complete(await read_small_body(call.request.body))
+    wanted = read_complete(await read_proven_body(call, has_checksum=False))
     sums = await _whole_checksums(call, upload, wanted)
     parts = [ListedPart(part.number, _etag_bytes(part)) for part in wanted]
     lake = call.lakes.lake

@@ -1,0 +1,232 @@
+"""S3 requests over a socket of our own, signed here, so that every byte of them can be wrong.
+
+`Signer` signs as S3 has it; a test changes what it likes before `send`.  Nothing here is taken from the gateway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+from tests.e2e.s3_client import KEYS_ARE_FRESH_S, url_of
+from tests.e2e.served import Served
+
+REGION: Final = "us-east-1"
+EMPTY_SHA256: Final = hashlib.sha256(b"").hexdigest()
+UNSIGNED: Final = "UNSIGNED-PAYLOAD"
+_WAIT_S: Final = 30.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back.  `closed`: the server ended the connection behind it."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    closed: bool
+
+    @property
+    def code(self) -> str:
+        """S3's code of an error, "" for none."""
+        found = re.search(rb"<Code>([^<]*)</Code>", self.body)
+        return found[1].decode() if found else ""
+
+    def field(self, name: str) -> str:
+        """The text of the first element of that name, "" without one."""
+        found = re.search(rb"<%b>([^<]*)</%b>" % (name.encode(), name.encode()), self.body)
+        return found[1].decode() if found else ""
+
+
+@dataclass(frozen=True)
+class Signer:
+    """An access key, and how it signs."""
+
+    access_key: str
+    secret_key: str
+    address: tuple[str, int]
+    region: str = REGION
+    service: str = "s3"
+    offset_s: int = 0
+    """Of the signer's clock."""
+
+    @property
+    def host(self) -> str:
+        """The Host header."""
+        return f"{self.address[0]}:{self.address[1]}"
+
+    def key(self, date: str) -> bytes:
+        """The signing key of a day."""
+        key = b"AWS4" + self.secret_key.encode()
+        for part in (date, self.region, self.service, "aws4_request"):
+            key = hmac.digest(key, part.encode(), "sha256")
+        return key
+
+    def stamp(self) -> str:
+        """The time that is signed, as x-amz-date has it."""
+        return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + self.offset_s))
+
+    def scope(self, stamp: str) -> str:
+        """Day, region and service of a signature."""
+        return f"{stamp[:8]}/{self.region}/{self.service}/aws4_request"
+
+    def sign(self, stamp: str, canonical: str) -> str:
+        """The signature of a canonical request."""
+        digest = hashlib.sha256(canonical.encode("latin-1")).hexdigest()
+        text = f"AWS4-HMAC-SHA256\n{stamp}\n{self.scope(stamp)}\n{digest}"
+        return hmac.new(self.key(stamp[:8]), text.encode(), "sha256").hexdigest()
+
+    def request(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        *,
+        payload: str | None = None,
+    ) -> Signed:
+        """A request whose target is already encoded.  `payload` None: the body's SHA-256."""
+        stamp = self.stamp()
+        sent = {
+            "host": self.host,
+            "x-amz-date": stamp,
+            "x-amz-content-sha256": hashlib.sha256(body).hexdigest() if payload is None else payload,
+            **{name.lower(): value for name, value in (headers or {}).items()},
+        }
+        names = sorted(sent)
+        path, _, query = target.partition("?")
+        lines = "".join(f"{name}:{sent[name]}\n" for name in names)
+        canonical = "\n".join(
+            [
+                method,
+                path,
+                canonical_query(query),
+                lines,
+                ";".join(names),
+                sent["x-amz-content-sha256"],
+            ]
+        )
+        signature = self.sign(stamp, canonical)
+        sent["authorization"] = (
+            f"AWS4-HMAC-SHA256 Credential={self.access_key}/{self.scope(stamp)},"
+            f"SignedHeaders={';'.join(names)},Signature={signature}"
+        )
+        if method in ("PUT", "POST") or body:
+            sent.setdefault("content-length", str(len(body)))
+        return Signed(self, method, target, sent, body, signature, stamp)
+
+    def ask(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        *,
+        payload: str | None = None,
+    ) -> Answer:
+        """The answer to such a request, on a connection of its own."""
+        return self.request(method, target, body, headers, payload=payload).send()
+
+    def presigned(self, method: str, path: str, expires_s: int = 60) -> str:
+        """The target of a request that is signed in its query."""
+        stamp = self.stamp()
+        parameters = {
+            "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
+            "X-Amz-Credential": f"{self.access_key}/{self.scope(stamp)}",
+            "X-Amz-Date": stamp,
+            "X-Amz-Expires": str(expires_s),
+            "X-Amz-SignedHeaders": "host",
+        }
+        query = "&".join(f"{name}={quote(value, safe='~')}" for name, value in sorted(parameters.items()))
+        canonical = "\n".join([method, path, query, f"host:{self.host}\n", "host", UNSIGNED])
+        return f"{path}?{query}&X-Amz-Signature={self.sign(stamp, canonical)}"
+
+    def send(self, raw: bytes, *, end: bool = False) -> Answer:
+        """Send these bytes and read one answer; with `end` nothing more is sent, and the server is told."""
+        with socket.create_connection(self.address, timeout=_WAIT_S) as connection:
+            _send(connection, raw)
+            if end:
+                connection.shutdown(socket.SHUT_WR)
+            return read_answer(connection, head_only=raw.startswith(b"HEAD "))
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A signed request, before it is sent: change what should be wrong with it."""
+
+    signer: Signer
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+    signature: str
+    stamp: str
+    extra: Sequence[bytes] = field(default=())
+    """Lines behind the headers, as they are."""
+
+    def raw(self) -> bytes:
+        """The bytes of it."""
+        lines = [f"{self.method} {self.target} HTTP/1.1".encode("latin-1")]
+        lines += [f"{name}: {value}".encode("latin-1") for name, value in self.headers.items()]
+        return b"\r\n".join([*lines, *self.extra, b"", b""]) + self.body
+
+    def send(self, *, end: bool = False) -> Answer:
+        """The answer to it."""
+        return self.signer.send(self.raw(), end=end)
+
+
+def canonical_query(query: str) -> str:
+    """A query as it is signed; its names and values are encoded already."""
+    pairs = [pair.partition("=") for pair in query.split("&") if pair]
+    return "&".join(f"{name}={value}" for name, _, value in sorted(pairs))
+
+
+def signer_of(served: Served, *flags: str) -> Signer:
+    """A new access key of an engine, made with these flags of `lake key create`."""
+    key = json.loads(served.good("key", "create", *flags, "--json").text)
+    time.sleep(KEYS_ARE_FRESH_S)
+    parts = urlsplit(url_of(served))
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return Signer(key["access_key"], key["secret_key"], (parts.hostname, parts.port))
+
+
+def encoded(key: str) -> str:
+    """A key as a path has it."""
+    return quote(key.encode(), safe="/~")
+
+
+def read_answer(connection: socket.socket, *, head_only: bool = False) -> Answer:
+    """One answer, and whether the connection ended behind it."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        piece = connection.recv(1 << 16)
+        assert piece, f"the connection ended before an answer: {received!r}"
+        received += piece
+    head, _, body = received.partition(b"\r\n\r\n")
+    status, *lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    length = 0 if head_only else int(headers.get("content-length", "0"))
+    while len(body) < length:
+        piece = connection.recv(1 << 16)
+        assert piece, "the body was cut short"
+        body += piece
+    closed = headers.get("connection") == "close"
+    if closed:
+        assert connection.recv(1) == b"", "more came behind the last answer"
+    return Answer(int(status.split()[1]), headers, body, closed)
+
+
+def _send(connection: socket.socket, raw: bytes) -> None:
+    """Send; a server that has answered already need not read on."""
+    with suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall(raw)
