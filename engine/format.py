@@ -355,6 +355,7 @@ class Attributes(
         "chunk_count": "c",
         "atime_ns": "a",
         "upload": "u",
+        "tags": "g",
     },
 ):
     """What a node has beyond its head; absent from the record when all are defaults.
@@ -362,6 +363,7 @@ class Attributes(
     `chunk_count` is the number of data chunks of a blob with a manifest; 0 for a blob of one chunk.  `atime_ns` is the
     access time that somebody set, None when nobody did, or when it is the modification time.
     `upload` is the multipart upload that the node came from.
+    `tags` are texts under texts, beside the metadata.
     """
 
     etag: bytes = b""
@@ -374,6 +376,7 @@ class Attributes(
     chunk_count: int = 0
     atime_ns: int | None = None
     upload: bytes = b""
+    tags: dict[str, str] = {}
 
 
 NO_ATTRIBUTES: Final = Attributes()

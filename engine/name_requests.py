@@ -126,6 +126,7 @@ class NameRequests:
                 request.attributes,
                 request.condition,
                 now_ns,
+                request.tags,
             )
 
         return one_name(request.to_bucket, request.to_key, await self._decisions.change(client, decide))

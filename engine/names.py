@@ -219,11 +219,13 @@ def copy(
     attributes: ObjectAttributes | None,
     condition: Condition,
     now_ns: int,
+    tags: dict[str, str] | None = None,
 ) -> Resolved:
     """Bind `to_key` to the blob that `key` has.  No byte moves, and the ETag stays.
 
     `attributes`, when given, replace mode, owner, content type, user metadata, headers and xattrs; what was computed
-    from the content is kept.  The copy's modification time is theirs, or `now_ns`.
+    from the content is kept.  The copy's modification time is theirs, or `now_ns`; its tags are `tags` or the
+    source's.
     KeyNotFound, InvalidArgument (another domain), and what `bind` raises.
     """
     _check_same_domain(source, target)
@@ -233,6 +235,8 @@ def copy(
     node = msgspec.structs.replace(found.node, mtime_ns=now_ns, ctime_ns=now_ns)
     if attributes is not None:
         node = with_attributes(node, attributes, now_ns)
+    if tags is not None:
+        node = msgspec.structs.replace(node, attributes=msgspec.structs.replace(node.attributes, tags=tags))
     if node.attributes.upload:  # this node does not come from the upload that the source came from
         node = msgspec.structs.replace(node, attributes=msgspec.structs.replace(node.attributes, upload=b""))
     return bind(txn, target, to_key, node, condition, now_ns)

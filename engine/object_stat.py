@@ -51,7 +51,7 @@ def new_object(
 
 
 def with_attributes(node: Node, attributes: ObjectAttributes, now_ns: int) -> Node:
-    """The record with other attributes; what was computed from the content (ETag, checksums) is kept.
+    """The record with other attributes; what was computed from the content (ETag, checksums), and tags, are kept.
 
     InvalidArgument for values that a record cannot hold.
     """
@@ -105,7 +105,8 @@ def new_symlink(target: bytes, attributes: ObjectAttributes, now_ns: int) -> Nod
 def changed(node: Node, changes: SetAttributes, now_ns: int) -> Node:
     """The record with the attributes that `changes` gives, and a change time of now.
 
-    InvalidArgument for values that a record cannot hold; AlreadyExists and KeyNotFound for xattrs, as it asks.
+    InvalidArgument for values that a record cannot hold; AlreadyExists and KeyNotFound for xattrs, as it asks;
+    KeyNotFound for tags of what has no content.
     """
     mode = node.mode if changes.mode is None else changes.mode & _PERMISSION_BITS
     uid = node.uid if changes.uid is None else changes.uid
@@ -115,6 +116,8 @@ def changed(node: Node, changes: SetAttributes, now_ns: int) -> Node:
     attributes = _with_access_time(node, changes, mtime_ns)
     if changes.xattrs:
         attributes = msgspec.structs.replace(attributes, xattrs=_changed_xattrs(attributes.xattrs, changes))
+    if changes.tags is not None:
+        attributes = msgspec.structs.replace(attributes, tags=_changed_tags(node, changes))
     return msgspec.structs.replace(
         node, mode=mode, uid=uid, gid=gid, mtime_ns=mtime_ns, ctime_ns=now_ns, attributes=attributes
     )
@@ -151,6 +154,15 @@ def _changed_xattrs(present: dict[str, bytes], changes: SetAttributes) -> dict[s
         else:
             xattrs[name] = value
     return xattrs
+
+
+def _changed_tags(node: Node, changes: SetAttributes) -> dict[str, str]:
+    if node.blob is None:
+        raise KeyNotFound(
+            f"{shown(changes.bucket + '/' + changes.key)} is no object, and has no tags",
+            subject=subject_of(changes.bucket, changes.key),
+        )
+    return changes.tags or {}
 
 
 def _check_ranges(size_bytes: int, attributes: ObjectAttributes) -> None:
@@ -191,6 +203,7 @@ def _stored_attributes(attributes: ObjectAttributes, chunk_count: int) -> Attrib
         or attributes.checksums
         or attributes.xattrs
         or attributes.atime_ns is not None
+        or attributes.tags
     ):
         return NO_ATTRIBUTES
     return Attributes(
@@ -202,6 +215,7 @@ def _stored_attributes(attributes: ObjectAttributes, chunk_count: int) -> Attrib
         xattrs=attributes.xattrs,
         chunk_count=chunk_count,
         atime_ns=attributes.atime_ns,
+        tags=attributes.tags,
     )
 
 
@@ -285,6 +299,7 @@ def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node) -> Object
         xattrs=attributes.xattrs,
         symlink_target=attributes.symlink_target,
         atime_ns=attributes.atime_ns,
+        tags=attributes.tags,
     )
 
 

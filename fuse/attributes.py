@@ -53,6 +53,7 @@ def to_store(attributes: Attributes, kept: ObjectStat | None) -> ObjectAttribute
         xattrs=kept.xattrs if kept else {},
         ctime_ns=attributes.ctime_ns,
         atime_ns=attributes.atime_ns,
+        tags=kept.tags if kept else {},
     )
 
 

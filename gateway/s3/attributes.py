@@ -10,6 +10,7 @@ from gateway.http.ranges import format_http_date
 from gateway.s3 import checksums
 from gateway.s3.checksums import Algorithm
 from gateway.s3.errors import S3Error
+from gateway.s3.tags import tags_of_header
 from lakefs.wire.messages import ObjectAttributes, ObjectStat
 
 DEFAULT_CONTENT_TYPE: Final = "binary/octet-stream"
@@ -43,7 +44,7 @@ def attributes_of(
     etag: bytes = b"",
     sums: Mapping[str, bytes] = {},
 ) -> ObjectAttributes:
-    """What a PUT's headers say.  S3Error when the metadata is too large."""
+    """What a PUT's headers say.  S3Error when the metadata are too large, or tags are none."""
     metadata = {
         name[len(_META) :].decode("latin-1"): value.decode("latin-1")
         for name, value in headers.items()
@@ -70,6 +71,7 @@ def attributes_of(
         etag_kind=etag_kind,
         etag=etag,
         checksums=dict(sums),
+        tags=tags_of_header(headers),
     )
 
 
@@ -83,9 +85,17 @@ def object_headers(stat: ObjectStat, *, with_checksums: bool) -> list[tuple[byte
     ]
     headers += [(_text(name), _text(value)) for name, value in stat.headers.items()]
     headers += [(_META + _text(name), _text(value)) for name, value in stat.user_metadata.items()]
+    if stat.tags:
+        headers.append((b"x-amz-tagging-count", b"%d" % len(stat.tags)))
     if with_checksums:
         headers += checksum_headers(stat.checksums)
     return headers
+
+
+def check_version(version: str) -> None:
+    """S3Error unless the `versionId` of a request, "" without one, is that of the only version there is."""
+    if version not in ("", "null"):
+        raise S3Error(404, "NoSuchVersion", "The specified version does not exist.")
 
 
 def kept_composite(algorithm: Algorithm, text: str) -> dict[str, bytes]:

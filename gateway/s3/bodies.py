@@ -22,7 +22,6 @@ from gateway.s3.errors import S3Error, not_implemented
 from lakefs.limits import (
     DELETE_BATCH,
     S3_PARTS_MAX,
-    S3_TAGS_MAX,
     S3_XML_BODY_BYTES_MAX,
     S3_XML_DEPTH_MAX,
     S3_XML_ELEMENTS_MAX,
@@ -30,8 +29,6 @@ from lakefs.limits import (
 
 _NUMBER: Final = re.compile(r"[0-9]{1,5}")
 _ALGORITHMS: Final = {name: algorithm for algorithm, name in ELEMENTS.items()}
-_TAG_KEY_CHARACTERS_MAX: Final = 128
-_TAG_VALUE_CHARACTERS_MAX: Final = 256
 
 
 class DeleteItem(NamedTuple):
@@ -118,13 +115,15 @@ def read_complete(body: bytes) -> tuple[CompletedPart, ...]:
     return parts
 
 
-def read_tagging(body: bytes) -> tuple[tuple[str, str], ...]:
-    """The tags of Tagging, as `checked_tags` has them.  S3Error."""
+def read_tagging(body: bytes) -> list[tuple[str, str]]:
+    """The tags of Tagging, in its order, as they are given.  S3Error."""
     sets = list(_root(body, "Tagging").all("TagSet"))
     if len(sets) != 1:
         raise _malformed("Tagging has one TagSet")
     tags = [tag.fields() for tag in sets[0].all("Tag")]
-    return checked_tags([(tag.get("Key", ""), tag.get("Value", "")) for tag in tags])
+    if not all("Key" in tag and "Value" in tag for tag in tags):
+        raise _malformed("a Tag has a Key and a Value")
+    return [(tag["Key"], tag["Value"]) for tag in tags]
 
 
 def read_versioning(body: bytes) -> str:
@@ -136,20 +135,6 @@ def read_versioning(body: bytes) -> str:
     if status not in ("", "Enabled", "Suspended"):
         raise _malformed("the Status of VersioningConfiguration is Enabled or Suspended")
     return status
-
-
-def checked_tags(tags: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """At most 10 tags of different keys, of 1 to 128 characters, with values of at most 256.  S3Error."""
-    if len(tags) > S3_TAGS_MAX:
-        raise S3Error(400, "BadRequest", f"Object tags cannot be greater than {S3_TAGS_MAX}")
-    for key, value in tags:
-        if not 1 <= len(key) <= _TAG_KEY_CHARACTERS_MAX:
-            raise S3Error(400, "InvalidTag", "The TagKey you have provided is invalid")
-        if len(value) > _TAG_VALUE_CHARACTERS_MAX:
-            raise S3Error(400, "InvalidTag", "The TagValue you have provided is invalid")
-    if len({key for key, _ in tags}) != len(tags):
-        raise S3Error(400, "InvalidTag", "Cannot provide multiple Tags with the same key")
-    return tuple(tags)
 
 
 def _completed_part(part: _Element) -> CompletedPart:

@@ -12,6 +12,7 @@ from gateway.s3.buckets import iso_time
 from gateway.s3.call import Call, stat_of, xml_response
 from gateway.s3.errors import S3Error, invalid_argument
 from gateway.s3.storing import write_condition
+from gateway.s3.tags import tags_of_copy
 from gateway.s3.targets import parse_copy_source
 from gateway.s3.xml import document, element
 from lakefs.names import Name
@@ -32,7 +33,9 @@ async def copy_object(call: Call) -> Response:
             "object's metadata, storage class, website redirect location or encryption attributes.",
         )
     attributes = _replacement(call, source) if replaced else None
-    stat = await call.ask_one(Copy(*name, call.bucket, call.key, attributes, write_condition(call)))
+    tags = tags_of_copy(call.headers)
+    copying = Copy(*name, call.bucket, call.key, attributes, write_condition(call), tags=tags)
+    stat = await call.ask_one(copying)
     fields = element("LastModified", iso_time(stat.mtime_ns)) + element("ETag", f'"{stat.etag}"')
     return xml_response(document("CopyObjectResult", fields))
 

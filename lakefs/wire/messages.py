@@ -145,7 +145,10 @@ class Rename(Request, frozen=True):
 
 
 class Copy(Request, frozen=True):
-    """Bind another name to the blob of an object; no byte moves.  Attributes are kept unless given."""
+    """Bind another name to the blob of an object; no byte moves.  Attributes are kept unless given.
+
+    So are tags, by themselves: those of the `attributes` are not looked at.
+    """
 
     OP = 25
     REPLY = NameResults
@@ -156,6 +159,7 @@ class Copy(Request, frozen=True):
     attributes: ObjectAttributes | None = None
     condition: Condition = NO_CONDITION
     create_bucket: bool = False
+    tags: dict[str, str] | None = None
 
 
 class MakeFolder(Request, frozen=True):
@@ -179,6 +183,7 @@ class SetAttributes(Request, frozen=True):
 
     None: as it is.  `xattrs`: values to set, None to remove; `xattr_absent`: each one set must not be there
     (AlreadyExists), `xattr_present`: each one set must be there (KeyNotFound); removing a missing one is KeyNotFound.
+    `tags`: all that there are then; KeyNotFound for a folder or symlink without content.
     Errors: KeyNotFound, PreconditionFailed, RequestTooLarge.  `durable` as in Commit.
     """
 
@@ -196,6 +201,7 @@ class SetAttributes(Request, frozen=True):
     xattr_present: bool = False
     durable: bool = True
     atime_ns: int | None = None
+    tags: dict[str, str] | None = None
 
 
 class MakeSymlink(Request, frozen=True):

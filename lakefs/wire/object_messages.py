@@ -26,6 +26,7 @@ class ObjectAttributes(Message, frozen=True):
     xattrs: dict[str, bytes] = {}
     ctime_ns: int = 0
     atime_ns: int | None = None
+    tags: dict[str, str] = {}
 
 
 class Condition(Message, frozen=True):
@@ -89,6 +90,7 @@ class ObjectStat(Message, frozen=True):
     xattrs: dict[str, bytes] = {}
     symlink_target: bytes = b""
     atime_ns: int | None = None
+    tags: dict[str, str] = {}
 
 
 class NameResult(Message, frozen=True):

@@ -351,3 +351,32 @@ def test_a_symlink_is_not_opened_for_reading(kind: Kind) -> None:
         await refused(client, InvalidArgument, m.Copy("bkt", "l", "bkt", "f/"))
 
     kind.run(body)
+
+
+def test_tags_change_in_place_and_go_where_the_object_goes(kind: Kind) -> None:
+    async def body(engine: Engine) -> None:
+        client = engine.client
+        await ask(client, m.BucketCreate("bkt"), m.Buckets)
+        tagged = m.ObjectAttributes(tags={"a": "1"}, user_metadata={"m": "1"})
+        new = m.NameChange("bkt", "f/k", b"", tagged)
+        (before,) = good(await ask(client, m.PutObjects([len(SMALL)], [new]), m.NameResults, SMALL))
+        assert before.tags == {"a": "1"}
+        after = await one(client, m.SetAttributes("bkt", "f/k", tags={"b": "2"}))
+        assert (after.tags, after.node, after.etag, after.mtime_ns, after.user_metadata) == (
+            {"b": "2"},
+            before.node,
+            before.etag,
+            before.mtime_ns,
+            {"m": "1"},
+        )
+        assert (await one(client, m.SetAttributes("bkt", "f/k", mode=0o600))).tags == {"b": "2"}
+        assert (await one(client, m.Rename("bkt", "f/k", "bkt", "f/r"))).tags == {"b": "2"}
+        assert (await one(client, m.Copy("bkt", "f/r", "bkt", "f/c"))).tags == {"b": "2"}
+        plain = m.ObjectAttributes()
+        assert (await one(client, m.Copy("bkt", "f/r", "bkt", "f/c", plain))).tags == {"b": "2"}
+        assert (await one(client, m.Copy("bkt", "f/r", "bkt", "f/c", tags={"c": "3"}))).tags == {"c": "3"}
+        assert (await one(client, m.SetAttributes("bkt", "f/r", tags={}))).tags == {}
+        for key in ("f/", "none"):
+            await refused(client, KeyNotFound, m.SetAttributes("bkt", key, tags={"a": "1"}))
+
+    kind.run(body)

@@ -1,0 +1,50 @@
+"""Tags of objects, asked for and changed.
+
+They are changed in place by one request to the store: ETag, Last-Modified and content stay, and what was answered is
+durable.  What they may be is told in `gateway.s3.tags`.
+"""
+
+from __future__ import annotations
+
+from gateway.http.messages import Response
+from gateway.s3.attributes import check_version
+from gateway.s3.bodies import read_tagging
+from gateway.s3.call import Call, xml_response
+from gateway.s3.errors import S3Error
+from gateway.s3.proven_body import read_proven_body
+from gateway.s3.tags import checked_tags
+from gateway.s3.xml import document, element
+from lakefs.wire.messages import ObjectStat, SetAttributes, StatNames
+
+
+async def get_object_tagging(call: Call) -> Response:
+    """All tags, in the order of their keys."""
+    check_version(call.parameter("versionId"))
+    stat = await call.ask_one(StatNames([(call.bucket, call.key)]))
+    _require_object(call, stat)
+    tags = "".join(
+        f"<Tag>{element('Key', key)}{element('Value', value)}</Tag>"
+        for key, value in sorted(stat.tags.items())
+    )
+    return xml_response(document("Tagging", f"<TagSet>{tags}</TagSet>"))
+
+
+async def put_object_tagging(call: Call) -> Response:
+    """These tags in the place of all there were.  Durable on return."""
+    check_version(call.parameter("versionId"))
+    tags = checked_tags(read_tagging(await read_proven_body(call)))
+    await call.ask_one(SetAttributes(call.bucket, call.key, tags=tags))
+    return Response(200)
+
+
+async def delete_object_tagging(call: Call) -> Response:
+    """No tags.  Durable on return."""
+    check_version(call.parameter("versionId"))
+    await call.ask_one(SetAttributes(call.bucket, call.key, tags={}))
+    return Response(204)
+
+
+def _require_object(call: Call, stat: ObjectStat) -> None:
+    """NoSuchKey for what is a folder, or none."""
+    if not stat.blob:
+        raise S3Error(404, "NoSuchKey", "The specified key does not exist.", details={"Key": call.key})

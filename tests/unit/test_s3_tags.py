@@ -1,0 +1,64 @@
+"""Tags as S3 limits them, from lists and from headers."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.s3.errors import S3Error
+from gateway.s3.tags import checked_tags, tags_of_copy, tags_of_header
+
+
+@pytest.mark.parametrize(
+    ("tags", "code"),
+    [
+        ([(str(number), "") for number in range(11)], "BadRequest"),
+        ([("a", "1"), ("a", "2")], "InvalidTag"),
+        ([("", "1")], "InvalidTag"),
+        ([("k" * 129, "")], "InvalidTag"),
+        ([("k", "v" * 257)], "InvalidTag"),
+        ([("\U00010330" * 65, "")], "InvalidTag"),
+        ([("k", "a\nb")], "InvalidTag"),
+        ([("a&b", "")], "InvalidTag"),
+        ([("k", "\U0001f642")], "InvalidTag"),
+        ([("aws:mine", "")], "InvalidTag"),
+    ],
+)
+def test_tags_are_few_short_different_and_of_plain_characters(tags: list[tuple[str, str]], code: str) -> None:
+    with pytest.raises(S3Error) as caught:
+        checked_tags(tags)
+    assert (caught.value.status, caught.value.code) == (400, code)
+
+
+def test_letters_of_every_script_spaces_and_some_signs_are_tags() -> None:
+    tags = [("k" * 128, "v" * 256), ("Größe 漢字 ٣", "a+b-c=d.e_f:g/h@i"), ("\U00010330" * 64, "")]
+    assert checked_tags(tags) == dict(tags)
+
+
+def test_a_header_has_tags_as_a_query_has_parameters() -> None:
+    assert tags_of_header({}) == {}
+    assert tags_of_header({b"x-amz-tagging": b"a=1&b+c=%C3%A9&d"}) == {"a": "1", "b c": "é", "d": ""}
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (b"a=1&a=2", "InvalidArgument"),
+        (b"a=%zz", "InvalidArgument"),
+        (b"a=%ff", "InvalidArgument"),
+        (b"=1", "InvalidTag"),
+        (b"&".join(b"%d=" % number for number in range(11)), "BadRequest"),
+    ],
+)
+def test_a_header_of_other_text_is_refused(value: bytes, code: str) -> None:
+    with pytest.raises(S3Error) as caught:
+        tags_of_header({b"x-amz-tagging": value})
+    assert (caught.value.status, caught.value.code) == (400, code)
+
+
+def test_a_copy_keeps_tags_unless_it_replaces_them() -> None:
+    given = {b"x-amz-tagging": b"a=1"}
+    assert tags_of_copy(given) is None
+    assert tags_of_copy({**given, b"x-amz-tagging-directive": b"REPLACE"}) == {"a": "1"}
+    assert tags_of_copy({b"x-amz-tagging-directive": b"REPLACE"}) == {}
+    with pytest.raises(S3Error):
+        tags_of_copy({b"x-amz-tagging-directive": b"MERGE"})
