@@ -5,6 +5,7 @@ A bucket is a name under node 1, a folder's node, and a record in the table `buc
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -42,6 +43,7 @@ _VERSIONING: Final = ("", "enabled", "suspended")
 """By the number in a bucket's record."""
 _ANONYMOUS_READ: Final = "anonymous_read"
 _YES: Final = "yes"
+_RECORDS_CACHED: Final = 1024
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(BucketRecord)
 
@@ -153,7 +155,7 @@ def set_bucket(txn: Transaction, name: str, anonymous_read: bool | None, version
         versioning=bucket.versioning if versioning is None else versioning,
     )
     if changed != bucket:
-        record = _record(txn, name, bucket.node)
+        record = _to_record(name, _value(txn, name, bucket.node))
         policy = {rule: value for rule, value in record.policy.items() if rule != _ANONYMOUS_READ}
         if changed.anonymous_read:
             policy[_ANONYMOUS_READ] = _YES
@@ -178,7 +180,13 @@ def to_bucket_stat(bucket: BucketRef) -> BucketStat:
 
 
 def _bucket_ref(view: View, name: str, node: NodeId) -> BucketRef:
-    record = _record(view, name, node)
+    return _to_bucket_ref(name, node, _value(view, name, node))
+
+
+@lru_cache(maxsize=_RECORDS_CACHED)
+def _to_bucket_ref(name: str, node: NodeId, value: bytes) -> BucketRef:
+    """The bucket that a record describes; the same few are asked for all the time."""
+    record = _to_record(name, value)
     return BucketRef(
         name,
         node,
@@ -189,13 +197,17 @@ def _bucket_ref(view: View, name: str, node: NodeId) -> BucketRef:
     )
 
 
-def _record(view: View, name: str, node: NodeId) -> BucketRecord:
+def _value(view: View, name: str, node: NodeId) -> bytes:
     value = view.get(Table.BUCKETS, node_key(node))
     if value is None:
         raise IndexDamaged(
             f"bucket {shown(name)} has no record; run: lake fsck --rebuild (with the engine stopped)",
             subject=name,
         )
+    return value
+
+
+def _to_record(name: str, value: bytes) -> BucketRecord:
     record = _decoder.decode(value)
     if record.version != 1 or not 0 <= record.versioning < len(_VERSIONING):
         raise StoreUnusable(

@@ -60,7 +60,8 @@ class EmbeddedEngine:
             memory.release()
             raise
         reply = await self._service.serve(self._client, request, memory, sent)
-        reply.descriptors = duplicates(reply.descriptors)
+        if reply.descriptors:
+            reply.descriptors = duplicates(reply.descriptors)
         if into and reply.body.nbytes <= sum(len(target) for target in into):
             _copy(reply.body.parts, into)
             parts = _front(into, reply.body.nbytes)

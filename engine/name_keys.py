@@ -16,6 +16,7 @@ Empty components, `.` and `..` are ordinary.  Nothing here reads or writes.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from engine.format import node_key
@@ -29,8 +30,10 @@ Step = bytes
 _BUCKET_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _IPV4_LIKE: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+")
 _SHOWN_CHARACTERS: Final = 80
+_BUCKET_NAMES_CACHED: Final = 1024
 
 
+@lru_cache(maxsize=_BUCKET_NAMES_CACHED)
 def check_bucket_name(name: str) -> bytes:
     """The name as bytes.  InvalidName with the rule that it breaks.
 

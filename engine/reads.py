@@ -42,7 +42,7 @@ from lakefs.errors import (
     StaleGrant,
     UserError,
 )
-from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, Sequence, id_text, kind_of
+from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, id_text, kind_of
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, GRANULE_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
@@ -56,16 +56,31 @@ LAYOUTS_MAX = 32_768
 _log = structlog.get_logger(__name__)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Opening:
     """One object being opened."""
 
     stat: m.ObjectStat
-    lease: int
+    lease: int = 0
     chunks: list[ChunkId] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     grants: list[m.Grant] = field(default_factory=list)
     small: ChunkRecord | None = None
+
+    def add_only_chunk(self) -> bool:
+        """Note the chunk of a blob without manifest; whether its payload may come inline, or is empty."""
+        chunk = ChunkId(self.stat.blob)
+        if chunk == EMPTY_CHUNK:
+            return True
+        if kind_of(chunk) is ChunkKind.MANIFEST:
+            return False
+        self.chunks, self.lengths = [chunk], [self.stat.size_bytes]
+        return self.stat.size_bytes < SMALL_PAYLOAD_BYTES
+
+    @property
+    def needs_layout(self) -> bool:
+        """Whether its chunks are in a manifest, unread."""
+        return not self.chunks and self.stat.size_bytes > 0
 
 
 class Reads:
@@ -82,12 +97,18 @@ class Reads:
         if len(request.names) > BATCH_MAX:
             raise RequestTooLarge(f"{len(request.names)} names in one request; the limit is {BATCH_MAX}")
         with self._metadata.view() as view:
-            opening = [self._open(view, client, bucket, key, request.lease) for bucket, key in request.names]
+            opening = [self._open(view, client, bucket, key, request) for bucket, key in request.names]
+            is_complete = not any(isinstance(item, _Opening) and item.needs_layout for item in opening)
+            if is_complete:
+                _grant_all(view, opening)
             sequence = view.sequence
-        leases = {item.lease for item in opening if isinstance(item, _Opening)}
+        leases = {item.lease for item in opening if isinstance(item, _Opening) and item.lease}
         try:
-            await self._add_layouts(opening, min(request.layout_max, LAYOUT_MAX))
-            sequence = max(sequence, self._grant_all(opening))
+            if not is_complete:
+                await self._add_layouts(opening, min(request.layout_max, LAYOUT_MAX))
+                with self._metadata.view() as view:
+                    _grant_all(view, opening)
+                    sequence = max(sequence, view.sequence)
             parts = await self._inline(opening, min(request.inline_bytes, BODY_BYTES_MAX))
             if request.durable:
                 await self._metadata.wait_durable(sequence)
@@ -95,14 +116,17 @@ class Reads:
                 await self._segments.wait_written(_places(opening))
             leases -= {item.lease for item in opening if isinstance(item, _Opening)}
         finally:
-            self._store.holds.end_leases(client, leases)  # nobody is told of them
+            if leases:
+                self._store.holds.end_leases(client, leases)  # nobody is told of them
         return Reply(m.OpenResults([_open_result(item) for item in opening]), Body(parts))
 
     async def close_leases(self, client: Client, request: m.CloseLeases, body: Body, _: Seq[int]) -> Reply:
         self._store.holds.end_leases(client, request.leases)
         return Reply(m.Done())
 
-    def _open(self, view: View, client: Client, bucket: str, key: str, lease: bool) -> _Opening | LakeError:
+    def _open(
+        self, view: View, client: Client, bucket: str, key: str, request: m.OpenObjects
+    ) -> _Opening | LakeError:
         try:
             found = require(view, find_bucket(view, bucket), key)
             if found.kind is NodeKind.FOLDER and (found.node.blob is None or not key.endswith("/")):
@@ -116,13 +140,12 @@ class Reads:
                 )
             if found.node.blob is None:
                 raise InvalidArgument(f"{bucket}/{key} has no content to read", subject=f"{bucket}/{key}")
-            stat = to_object_stat(bucket, key, found.node_id, found.node)
-            opening = _Opening(stat, self._store.holds.lease(client, found.node.blob) if lease else 0)
+            opening = _Opening(to_object_stat(bucket, key, found.node_id, found.node))
+            comes_inline = opening.add_only_chunk()
+            if request.lease and (request.lease_inline or not comes_inline):
+                opening.lease = self._store.holds.lease(client, found.node.blob)
         except LakeError as error:
             return error
-        chunk = ChunkId(found.node.blob)
-        if chunk != EMPTY_CHUNK and kind_of(chunk) is ChunkKind.DATA:
-            opening.chunks, opening.lengths = [chunk], [found.node.size_bytes]
         return opening
 
     async def _add_layouts(self, opening: list[_Opening | LakeError], layout_max: int) -> None:
@@ -144,18 +167,6 @@ class Reads:
         if layout is not None:
             item.chunks, item.lengths = layout
         return item
-
-    def _grant_all(self, opening: Seq[_Opening | LakeError]) -> Sequence:
-        """Places of all chunks; the sequence that they rest on."""
-        with self._metadata.view() as view:
-            for item in opening:
-                if not isinstance(item, _Opening):
-                    continue
-                records = [find_chunk(view, chunk) for chunk in item.chunks]
-                item.grants = [grant_of(record) for record in records]
-                if len(records) == 1 and records[0] is not None and item.lengths[0] < SMALL_PAYLOAD_BYTES:
-                    item.small = records[0]
-            return view.sequence
 
     async def _inline(self, opening: list[_Opening | LakeError], budget: int) -> list[bytes]:
         """Small payloads, read in one go while the budget lasts; their grants point into the body."""
@@ -249,6 +260,16 @@ class Reads:
         if min(behind * GRANULE_BYTES, record.logical_bytes) - first * GRANULE_BYTES > room:
             raise RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes")
         return await self._segments.read_range(record, offset, end - offset)
+
+
+def _grant_all(view: View, opening: Seq[_Opening | LakeError]) -> None:
+    """Places of all chunks."""
+    for item in opening:
+        if isinstance(item, _Opening):
+            records = [find_chunk(view, chunk) for chunk in item.chunks]
+            item.grants = [grant_of(record) for record in records]
+            if len(records) == 1 and item.lengths[0] < SMALL_PAYLOAD_BYTES:
+                item.small = records[0]
 
 
 def _places(opening: Seq[_Opening | LakeError]) -> list[Place]:

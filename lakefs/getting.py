@@ -322,27 +322,38 @@ class _ShiftedSink:
 
 
 def _opened(access: Access, name: Name, answer: OpenedObject, body: memoryview) -> Steps[Opened]:
-    opened = Opened(name, answer.stat, answer.lease, [], {}, {})
-    chunks = [ChunkId(chunk) for chunk in answer.chunks]
-    for chunk, length, grant in zip(chunks, answer.lengths, answer.grants, strict=True):
+    opened = opened_at(name, answer)
+    for chunk, length, grant in zip(answer.chunks, answer.lengths, answer.grants, strict=True):
         if grant.medium == MEDIUM_INLINE:
             payload = body[grant.offset : grant.offset + length]
             try:
-                check_digest(chunk, payload)
+                check_digest(ChunkId(chunk), payload)
             except StaleGrant:
-                raise damaged(chunk, str(name)) from None
-            opened.inline[chunk] = bytes(payload)
-        elif grant.medium == MEDIUM_SEGMENT:
-            opened.grants[chunk] = grant
-    if answer.stat.size_bytes and not chunks:
-        chunks, lengths = yield from _layout(access, opened)
-    else:
-        lengths = answer.lengths
-    offsets = accumulate(lengths, initial=0)
-    opened.pieces = [
-        Piece(chunk, offset, length) for chunk, offset, length in zip(chunks, offsets, lengths, strict=False)
-    ]
+                raise damaged(ChunkId(chunk), str(name)) from None
+            opened.inline[ChunkId(chunk)] = bytes(payload)
+    if answer.stat.size_bytes and not answer.chunks:
+        opened.pieces = _pieces(*(yield from _layout(access, opened)))
     return opened
+
+
+def opened_at(name: Name, answer: OpenedObject) -> Opened:
+    """What an answer to `OpenObjects` says of an object: lease, places, and the layout, when that came along.
+
+    Payloads that came inline are left out.
+    """
+    opened = Opened(name, answer.stat, answer.lease, _pieces(answer.chunks, answer.lengths), {}, {})
+    for chunk, grant in zip(answer.chunks, answer.grants, strict=True):
+        if grant.medium == MEDIUM_SEGMENT:
+            opened.grants[ChunkId(chunk)] = grant
+    return opened
+
+
+def _pieces(chunks: Sequence[bytes], lengths: Sequence[int]) -> list[Piece]:
+    offsets = accumulate(lengths, initial=0)
+    return [
+        Piece(ChunkId(chunk), offset, length)
+        for chunk, offset, length in zip(chunks, offsets, lengths, strict=False)
+    ]
 
 
 def _layout(access: Access, opened: Opened) -> Steps[tuple[list[ChunkId], list[int]]]:

@@ -71,7 +71,11 @@ def chunk_id_of(kind: ChunkKind, payload: Buffer) -> ChunkId:
 
 def kind_of(identifier: ChunkId | BlobId) -> ChunkKind:
     """Kind byte of a well-formed id; ValueError for an unknown kind."""
-    return ChunkKind(identifier[0])
+    return _KINDS.get(identifier[0]) or ChunkKind(identifier[0])
+
+
+_KINDS: Final = {int(kind): kind for kind in ChunkKind}
+"""A look-up is a fifth of what an enumeration's call costs."""
 
 
 def is_well_formed(identifier: bytes) -> bool:

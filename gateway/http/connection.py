@@ -95,7 +95,8 @@ class Connection:
         try:
             await self._answer(response, keep_alive=keep_alive, with_body=head.method != "HEAD")
         finally:
-            response.done()
+            if response.done is not None:
+                await response.done()
         return keep_alive and await self._skipped(body)
 
     async def _skipped(self, body: Body) -> bool:
@@ -197,6 +198,16 @@ class Connection:
             if sender.sent_bytes != response.length:
                 raise EngineUnreachable("a response ended early")  # the client must not take it as whole
 
+    def send_nowait(self, parts: Sequence[Buffer]) -> int:
+        """Send what fits without waiting: the count of bytes.  EngineUnreachable when the client is gone."""
+        return self._stream.send_nowait(parts)
+
+    async def wait_writable(self) -> None:
+        """Until `send_nowait` may take something.  EngineUnreachable when the client is gone or stalled too long."""
+        self.deadline = trio.current_time() + HTTP_STALL_TIMEOUT_S
+        await self._stream.wait_writable()
+        self.deadline = math.inf
+
     async def send(self, parts: Sequence[Buffer]) -> None:
         """Send all parts.  EngineUnreachable when the client is gone or stalled for too long."""
         self.deadline = trio.current_time() + HTTP_STALL_TIMEOUT_S
@@ -210,6 +221,16 @@ class _Counted:
     def __init__(self, connection: Connection) -> None:
         self.sent_bytes = 0
         self._connection = connection
+
+    def send_nowait(self, parts: Sequence[Buffer]) -> int:
+        """See `ResponseSender`."""
+        count = self._connection.send_nowait(parts)
+        self.sent_bytes += count
+        return count
+
+    async def wait_writable(self) -> None:
+        """See `ResponseSender`."""
+        await self._connection.wait_writable()
 
     async def send(self, parts: Sequence[Buffer]) -> None:
         """See `ResponseSender`."""

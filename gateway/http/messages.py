@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, Protocol
 
@@ -30,8 +30,16 @@ class RequestBody(Protocol):
 class ResponseSender(Protocol):
     """Where a long body goes."""
 
+    def send_nowait(self, parts: Sequence[Buffer]) -> int:
+        """Send what fits without waiting: the count of bytes; EngineUnreachable when the client is gone."""
+        ...
+
+    async def wait_writable(self) -> None:
+        """Until `send_nowait` may take something; EngineUnreachable when the client is gone or stalled for too long."""
+        ...
+
     async def send(self, parts: Sequence[Buffer]) -> None:
-        """Send the next parts; EngineUnreachable when the client is gone."""
+        """Send the next parts; EngineUnreachable when the client is gone or stalled for too long."""
         ...
 
 
@@ -59,8 +67,8 @@ class Response:
     stream: Callable[[ResponseSender], Awaitable[None]] | None = None
     close: bool = False
     """Whether the connection ends with it."""
-    done: Callable[[], None] = field(default=lambda: None)
-    """Called once the response is sent, or is not."""
+    done: Callable[[], Awaitable[None]] | None = None
+    """Called once the response is sent, or is not; also when the connection is cancelled meanwhile."""
 
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from gateway.http.messages import Request, Response
+from gateway.s3.content import Contents
 from gateway.s3.errors import S3Error, from_lake
 from gateway.s3.signing import Signature
 from gateway.s3.targets import Target
@@ -20,13 +21,16 @@ M = TypeVar("M", bound=m.Message)
 XML: Final = (b"Content-Type", b"application/xml")
 
 
-@dataclass(frozen=True, slots=True)
 class Lakes:
-    """The store, as the operations use it: single requests, whole operations, and threads for long computations."""
+    """The store, as the operations use it: requests, whole operations, content, and threads for long computations."""
 
-    engine: EngineClient
-    lake: TrioLake
-    offload: Offload
+    __slots__ = ("contents", "engine", "lake", "offload")
+
+    def __init__(self, engine: EngineClient, lake: TrioLake, offload: Offload) -> None:
+        self.engine = engine
+        self.lake = lake
+        self.offload = offload
+        self.contents = Contents(engine, lake)
 
 
 @dataclass(slots=True)

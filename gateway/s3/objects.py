@@ -1,18 +1,16 @@
 """GET, HEAD and DELETE of objects.
 
-A small object comes whole with the answer to one request.  A larger one is held by a lease while it is sent, in pieces
-of 1 MiB, the next read while one goes out.  Every byte is checked here before it leaves: the whole payload of a small
-object, granules of 64 KiB of others, by CRC32C.
+How content is read, checked and sent is in `gateway.s3.content`.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import structlog
-import trio
 
-from gateway.http.messages import Response, ResponseSender
+from gateway.http.messages import Response
 from gateway.http.ranges import (
     ByteRange,
     Condition,
@@ -23,11 +21,9 @@ from gateway.http.ranges import (
     select_range,
 )
 from gateway.s3.attributes import OVERRIDES, object_headers
-from gateway.s3.call import Call, Lakes
+from gateway.s3.call import Call
 from gateway.s3.errors import S3Error
-from lakefs.errors import EngineUnreachable, LakeError
-from lakefs.getting import Opened, close_leases, open_object, read_range
-from lakefs.limits import SMALL_PAYLOAD_BYTES
+from lakefs.getting import Opened
 from lakefs.names import Name
 from lakefs.wire.messages import DeleteNames, NameResults, ObjectStat, StatNames
 
@@ -39,14 +35,18 @@ _NS: Final = 1_000_000_000
 async def get_object(call: Call) -> Response:
     """The content, or one range of it, under the request's conditions."""
     _refuse_versions(call)
-    opened = await _opened(call, lease=False)
-    if not opened.lease and len(opened.inline) != len(opened.pieces):
-        opened = await _opened(call, lease=True)  # too large to come along
+    contents = call.lakes.contents
+    opened = await contents.open(Name(call.bucket, call.key))
+    if not opened.lease:
+        return _answer(call, opened)
     try:
-        return await _answer(call, opened)
+        response = _answer(call, opened)
     except BaseException:
-        await call.lakes.lake.run(close_leases([opened.lease]))
+        await contents.close(opened)
         raise
+    if response.stream is None:
+        await contents.close(opened)
+    return response
 
 
 async def head_object(call: Call) -> Response:
@@ -70,70 +70,23 @@ async def delete_object(call: Call) -> Response:
     return Response(204)
 
 
-async def _opened(call: Call, *, lease: bool) -> Opened:
-    lake = call.lakes.lake
-    name = Name(call.bucket, call.key)
-    return await lake.run(
-        open_object(lake.steps.access(None), name, lease=lease, inline_bytes=SMALL_PAYLOAD_BYTES)
-    )
-
-
-async def _answer(call: Call, opened: Opened) -> Response:
+def _answer(call: Call, opened: Opened) -> Response:
     stat = opened.stat
     refused = _condition_refusal(call, stat)
     if refused is not None:
-        await call.lakes.lake.run(close_leases([opened.lease]))
         return refused
+    contents = call.lakes.contents
     status, headers, chosen = _headers(call, stat, _selected(call, stat))
-    if not opened.lease:
-        content = b"".join(opened.inline[piece.chunk] for piece in opened.pieces)
-        return Response(status, headers, [memoryview(content)[chosen.first : chosen.stop]])
-    sending = _Sending(call.lakes, opened, chosen)
-    return Response(status, headers, length=chosen.stop - chosen.first, stream=sending.run)
-
-
-class _Sending:
-    """The content of one opened object on its way out."""
-
-    def __init__(self, lakes: Lakes, opened: Opened, chosen: ByteRange) -> None:
-        self._lakes = lakes
-        self._opened = opened
-        self._chosen = chosen
-        self._failure: LakeError | None = None
-
-    async def run(self, sender: ResponseSender) -> None:
-        """Send it; the lease is given back however that ends.
-
-        EngineUnreachable when the client is gone, or nothing more can be read: the answer is cut short then.
-        """
-        pieces_out, pieces_in = trio.open_memory_channel[bytes](0)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._read, pieces_out)
-                try:
-                    async for piece in pieces_in:
-                        await sender.send([piece])
-                except EngineUnreachable as error:
-                    self._failure = error
-                    nursery.cancel_scope.cancel()
-        finally:
-            with trio.CancelScope(shield=True):
-                await self._lakes.lake.run(close_leases([self._opened.lease]))
-        if self._failure is not None:
-            raise EngineUnreachable("an answer was cut short") from self._failure
-
-    async def _read(self, pieces: trio.MemorySendChannel[bytes]) -> None:
-        access = self._lakes.lake.steps.access(None)
-        async with pieces:
-            try:
-                for at in range(self._chosen.first, self._chosen.stop, _PIECE_BYTES):
-                    length = min(_PIECE_BYTES, self._chosen.stop - at)
-                    await pieces.send(
-                        await self._lakes.lake.run(read_range(access, self._opened, at, length))
-                    )
-            except LakeError as error:
-                _log.error("an answer was cut short", name=str(self._opened.name), error=error.message)
-                self._failure = error
+    content = contents.at_hand(opened, chosen)
+    if content is not None:
+        return Response(status, headers, [content])
+    return Response(
+        status,
+        headers,
+        length=chosen.stop - chosen.first,
+        stream=partial(contents.send, opened, chosen),
+        done=partial(contents.close, opened),
+    )
 
 
 def _selected(call: Call, stat: ObjectStat) -> ByteRange | NoRange:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import trio
 
 from lakefs.errors import EngineUnreachable
-from lakefs.getting import Opened
+from lakefs.getting import Access, Opened
 from lakefs.ids import Buffer
 from lakefs.lake import LakeSteps, Progress, PutData
 from lakefs.movers import Check, SegmentDescriptors
@@ -73,20 +73,26 @@ class TrioLake:
         self._offload = offload
         self._descriptors = SegmentDescriptors()
         self.steps = LakeSteps(self._descriptors, engine.carries_descriptors, network=network, check=check)
+        self._access = self.steps.access(None)
 
     async def aclose(self) -> None:
         """Close the descriptors; the engine client is its owner's to close."""
         self._descriptors.close()
         await trio.lowlevel.checkpoint()
 
-    # --- the driver --------------------------------------------------------------------------------
-
-    async def run(self, steps: Steps[T]) -> T:
-        """Drive an operation of `LakeSteps` to its end."""
+    def access(self) -> Access:
+        """How this client reads, for callers that fetch by themselves; good until the next `await`."""
         if self._engine.epoch != self._epoch:
             # Another connection may be another store, with segments of the same numbers.
             self._descriptors.close()
             self._epoch = self._engine.epoch
+        return self._access
+
+    # --- the driver --------------------------------------------------------------------------------
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Drive an operation of `LakeSteps` to its end."""
+        self.access()
         outcome: list[T] = []
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:

@@ -386,7 +386,8 @@ class OpenObjects(Request, frozen=True):
     """Open objects for reading.
 
     Payloads under 64 KiB come inline while `inline_bytes` lasts.  `lease` false: no lease is taken (lease 0), for
-    readers that finish with this answer or retry.  `durable` as in StatNames.
+    readers that finish with this answer or retry; `lease_inline` false: none for objects whose payload comes inline
+    (should it not come after all, there is no lease, either: open it again).  `durable` as in StatNames.
     """
 
     OP = 40
@@ -396,6 +397,7 @@ class OpenObjects(Request, frozen=True):
     inline_bytes: int = 1 << 20
     lease: bool = True
     durable: bool = True
+    lease_inline: bool = True
 
 
 class CloseLeases(Request, frozen=True):

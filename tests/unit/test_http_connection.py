@@ -221,8 +221,11 @@ def test_a_streamed_body_that_ends_early_ends_the_connection_before_its_length()
     async def body() -> None:
         done: list[bool] = []
 
+        async def note_done() -> None:
+            done.append(True)
+
         async def handler(request: Request) -> Response:
-            return Response(200, length=10, stream=stream_some, done=lambda: done.append(True))
+            return Response(200, length=10, stream=stream_some, done=note_done)
 
         async with serving(handler) as served:
             stream = await served.client()
