@@ -26,7 +26,7 @@ from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.ids import Buffer
 from lakefs.service import Body, EngineService, Reply
 from lakefs.sockets import duplicates
-from lakefs.wire.messages import Request, Watch, WatchEvent
+from lakefs.wire.messages import PutObjects, Request, StoreChunks, Watch, WatchEvent
 
 _ENDED = "the engine in this process has ended; open the store again"
 
@@ -52,10 +52,13 @@ class EmbeddedEngine:
         """The engine's reply; see `EngineClient`.  Descriptors are duplicated both ways, as a socket would do."""
         if descriptors and not self.carries_descriptors:
             raise InvalidArgument("descriptors cannot be sent to this engine")
-        memory = await self._service.receive(self._client, request, sum(len(part) for part in body))
+        if body or isinstance(request, (StoreChunks, PutObjects)):
+            memory = await self._service.receive(self._client, request, sum(len(part) for part in body))
+        else:
+            memory = Body()
         try:
             _copy(body, memory.parts)
-            sent = duplicates(descriptors)
+            sent = duplicates(descriptors) if descriptors else ()
         except BaseException:
             memory.release()
             raise

@@ -12,8 +12,10 @@ Rules kept here:
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import structlog
 
@@ -100,14 +102,14 @@ class Reads:
             opening = [self._open(view, client, bucket, key, request) for bucket, key in request.names]
             is_complete = not any(isinstance(item, _Opening) and item.needs_layout for item in opening)
             if is_complete:
-                _grant_all(view, opening)
+                _grant_all(view, opening, request)
             sequence = view.sequence
         leases = {item.lease for item in opening if isinstance(item, _Opening) and item.lease}
         try:
             if not is_complete:
                 await self._add_layouts(opening, min(request.layout_max, LAYOUT_MAX))
                 with self._metadata.view() as view:
-                    _grant_all(view, opening)
+                    _grant_all(view, opening, request)
                     sequence = max(sequence, view.sequence)
             parts = await self._inline(opening, min(request.inline_bytes, BODY_BYTES_MAX))
             if request.durable:
@@ -175,6 +177,8 @@ class Reads:
             if isinstance(item, _Opening) and item.small is not None and item.small.logical_bytes <= budget:
                 budget -= item.small.logical_bytes
                 chosen.append((index, item, item.small))
+        if not chosen:
+            return []
         payloads = await self._segments.read_small([record for _, _, record in chosen])
         parts: list[bytes] = []
         offset = 0
@@ -262,14 +266,21 @@ class Reads:
         return await self._segments.read_range(record, offset, end - offset)
 
 
-def _grant_all(view: View, opening: Seq[_Opening | LakeError]) -> None:
-    """Places of all chunks."""
+def _grant_all(view: View, opening: Seq[_Opening | LakeError], request: m.OpenObjects) -> None:
+    """Places of all chunks, or of those that the request asks for."""
     for item in opening:
-        if isinstance(item, _Opening):
-            records = [find_chunk(view, chunk) for chunk in item.chunks]
-            item.grants = [grant_of(record) for record in records]
-            if len(records) == 1 and item.lengths[0] < SMALL_PAYLOAD_BYTES:
-                item.small = records[0]
+        if not isinstance(item, _Opening):
+            continue
+        first, behind = 0, len(item.chunks)
+        if request.grants_bytes > 0 and behind > 1:
+            ends = list(accumulate(item.lengths))
+            first = bisect_right(ends, request.grants_from)
+            behind = bisect_left(ends, request.grants_from + request.grants_bytes) + 1
+        records = [find_chunk(view, chunk) for chunk in item.chunks[first:behind]]
+        item.grants = [NO_GRANT] * len(item.chunks)
+        item.grants[first:behind] = map(grant_of, records)
+        if len(item.chunks) == 1 and item.lengths[0] < SMALL_PAYLOAD_BYTES:
+            item.small = records[0]
 
 
 def _places(opening: Seq[_Opening | LakeError]) -> list[Place]:

@@ -67,6 +67,15 @@ def select_range(value: bytes | None, size_bytes: int) -> ByteRange | NoRange:
     return ByteRange(first, min(int(last_text) + 1, size_bytes) if last_text else size_bytes)
 
 
+def stated_range(value: bytes | None) -> ByteRange | None:
+    """The bytes that a Range header names when the object's size is not known yet; None for whole, tail, and none."""
+    match = _RANGE.fullmatch(value) if value is not None else None
+    if match is None or not (match[1] and match[2]):
+        return None
+    first, stop = int(match[1]), int(match[2]) + 1
+    return ByteRange(first, stop) if first < stop else None
+
+
 def _suffix(length_text: bytes, size_bytes: int) -> ByteRange | NoRange:
     if not length_text:
         return NoRange.WHOLE

@@ -5,12 +5,13 @@ So a revoked key works for a second at the most, and a new one may take as long 
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 import trio
 
 from gateway.s3.errors import S3Error
-from gateway.s3.signing import AccessKey, Signature
+from gateway.s3.signing import AccessKey
 from gateway.s3.targets import Operation, Target
 from lakefs.service import EngineClient
 from lakefs.wire.access_messages import AccessKeyList, AccessKeys
@@ -55,14 +56,17 @@ class KnownKeys:
         self._read_at = -_FRESH_S
         self._reading = trio.Lock()
 
+    @property
+    def are_old(self) -> bool:
+        """Whether they were read more than a second ago."""
+        return time.monotonic() - self._read_at >= _FRESH_S
+
     async def refresh(self) -> None:
-        """Read them again when that was more than a second ago."""
-        if trio.current_time() - self._read_at < _FRESH_S:
-            return
+        """Read them again, if they are old."""
         async with self._reading:
-            if trio.current_time() - self._read_at < _FRESH_S:
+            if not self.are_old:
                 return
-            began = trio.current_time()
+            began = time.monotonic()
             self._keys = await self._read()
             self._read_at = began
 
@@ -85,13 +89,14 @@ class KnownKeys:
                 return found
 
 
-async def check_allowed(engine: EngineClient, target: Target, signature: Signature | None) -> None:
-    """S3Error AccessDenied unless whoever signed, or anybody, may do this."""
-    if signature is None:
-        if target.operation in _OPEN_TO_STRANGERS and await _is_public(engine, target.bucket):
-            return
+async def check_stranger(engine: EngineClient, target: Target) -> None:
+    """S3Error AccessDenied unless anybody may do this."""
+    if target.operation not in _OPEN_TO_STRANGERS or not await _is_public(engine, target.bucket):
         raise _denied()
-    key = signature.key
+
+
+def check_key(key: AccessKey, target: Target) -> None:
+    """S3Error AccessDenied unless the key may do this."""
     if key.read_only and target.operation not in READING:
         raise _denied()
     check_bucket(key, target.bucket)

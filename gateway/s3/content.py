@@ -29,7 +29,7 @@ from lakefs.crc import crc32c
 from lakefs.errors import EngineUnreachable, LakeError, StaleGrant
 from lakefs.getting import Access, Opened, Piece, open_object, opened_at, read_range
 from lakefs.ids import ChunkId
-from lakefs.limits import GRANULE_BYTES, SMALL_PAYLOAD_BYTES
+from lakefs.limits import BLOB_BYTES_MAX, GRANULE_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.movers import MEDIUM_INLINE, cached_crcs, cached_granules, damaged, granules_around
 from lakefs.names import Name
 from lakefs.service import EngineClient, Reply
@@ -51,25 +51,32 @@ class Contents:
         self._lake = lake
         self._window = memoryview(bytearray(_WINDOW_BYTES))
 
-    async def open(self, name: Name) -> Opened:
-        """An object, small ones with their payload.  KeyNotFound, IsAFolder, ...; `close` it."""
-        reply = await self._engine.call(
-            OpenObjects([name], inline_bytes=SMALL_PAYLOAD_BYTES, lease_inline=False)
-        )
+    async def open(self, name: Name, wanted: ByteRange | None = None) -> Opened:
+        """An object, small ones with their payload.  KeyNotFound, IsAFolder, ...; `close` it.
+
+        Of `wanted` the places are asked for; a granule of it may be read once without a lease: see `at_hand`.
+        """
+        reply = await self._engine.call(_request(name, wanted))
         message = reply.message
         assert isinstance(message, OpenResults)
         answer, failure = message.results[0].opened, message.results[0].failure
         if answer is None:
             assert failure is not None
             raise failure.as_error()
-        return _with_payload(name, answer, reply) or await self._open_large(name, answer)
+        opened = _with_payload(name, answer, reply)
+        if opened is None and answer.chunks and (answer.lease or _is_short(wanted)):
+            opened = opened_at(name, answer)
+        if (
+            opened is None
+        ):  # a layout too long to come along, or a small payload that could not be read at once
+            await self._end(answer.lease)
+            opened = await self.open_leased(name)
+        return opened
 
-    async def _open_large(self, name: Name, answer: OpenedObject) -> Opened:
-        if answer.lease and answer.chunks:
-            return opened_at(name, answer)
-        # A layout too long to come along, or a small payload that could not be read at once.
-        await self._end(answer.lease)
-        return await self._lake.run(open_object(self._lake.access(), name, inline_bytes=SMALL_PAYLOAD_BYTES))
+    async def open_leased(self, name: Name) -> Opened:
+        """An object with a lease, whatever its size.  Errors as `open`."""
+        access = self._lake.access()
+        return await self._lake.run(open_object(access, name, inline_bytes=SMALL_PAYLOAD_BYTES))
 
     async def close(self, opened: Opened) -> None:
         """Give back what is held of the engine; also when cancelled."""
@@ -86,7 +93,10 @@ class Contents:
             return  # a lost connection has given it back
 
     def at_hand(self, opened: Opened, chosen: ByteRange) -> bytes | None:
-        """The bytes, when they are in memory and few; None otherwise.  Does not wait."""
+        """The bytes, when they are in memory and few; None otherwise.  Does not wait.
+
+        Without a lease the place may have been given to others meanwhile: then the checksum does not match, None.
+        """
         if opened.inline or not opened.pieces:
             whole = b"".join(opened.inline.values())
             return whole if len(whole) == chosen.stop - chosen.first else whole[chosen.first : chosen.stop]
@@ -131,6 +141,23 @@ class Contents:
             await sender.send([piece])
             return length
         return sender.send_nowait([piece])
+
+
+def _is_short(wanted: ByteRange | None) -> bool:
+    return wanted is not None and wanted.stop - wanted.first <= GRANULE_BYTES
+
+
+def _request(name: Name, wanted: ByteRange | None) -> OpenObjects:
+    if wanted is None or wanted.first >= BLOB_BYTES_MAX:
+        return OpenObjects([name], inline_bytes=SMALL_PAYLOAD_BYTES, lease_inline=False)
+    return OpenObjects(
+        [name],
+        inline_bytes=SMALL_PAYLOAD_BYTES,
+        lease=not _is_short(wanted),
+        lease_inline=False,
+        grants_from=wanted.first,
+        grants_bytes=min(wanted.stop, BLOB_BYTES_MAX) - wanted.first,
+    )
 
 
 class _Reading:

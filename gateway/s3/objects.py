@@ -8,8 +8,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-import structlog
-
 from gateway.http.messages import Response
 from gateway.http.ranges import (
     ByteRange,
@@ -19,6 +17,7 @@ from gateway.http.ranges import (
     content_range,
     range_holds,
     select_range,
+    stated_range,
 )
 from gateway.s3.attributes import OVERRIDES, object_headers
 from gateway.s3.call import Call
@@ -27,25 +26,18 @@ from lakefs.getting import Opened
 from lakefs.names import Name
 from lakefs.wire.messages import DeleteNames, NameResults, ObjectStat, StatNames
 
-_log: Final = structlog.get_logger(__name__)
-_PIECE_BYTES: Final = 1 << 20
 _NS: Final = 1_000_000_000
 
 
 async def get_object(call: Call) -> Response:
     """The content, or one range of it, under the request's conditions."""
     _refuse_versions(call)
-    contents = call.lakes.contents
-    opened = await contents.open(Name(call.bucket, call.key))
-    if not opened.lease:
-        return _answer(call, opened)
-    try:
-        response = _answer(call, opened)
-    except BaseException:
-        await contents.close(opened)
-        raise
-    if response.stream is None:
-        await contents.close(opened)
+    contents, name = call.lakes.contents, Name(call.bucket, call.key)
+    opened = await contents.open(name, stated_range(call.headers.get(b"range")))
+    response = await _answered(call, opened)
+    if response is None:  # neither at hand nor leased
+        response = await _answered(call, await contents.open_leased(name))
+    assert response is not None
     return response
 
 
@@ -70,7 +62,18 @@ async def delete_object(call: Call) -> Response:
     return Response(204)
 
 
-def _answer(call: Call, opened: Opened) -> Response:
+async def _answered(call: Call, opened: Opened) -> Response | None:
+    """The answer, which closes what was opened; None when it has to be opened with a lease."""
+    response: Response | None = None
+    try:
+        response = _answer(call, opened)
+    finally:
+        if opened.lease and (response is None or response.stream is None):
+            await call.lakes.contents.close(opened)
+    return response
+
+
+def _answer(call: Call, opened: Opened) -> Response | None:
     stat = opened.stat
     refused = _condition_refusal(call, stat)
     if refused is not None:
@@ -80,6 +83,8 @@ def _answer(call: Call, opened: Opened) -> Response:
     content = contents.at_hand(opened, chosen)
     if content is not None:
         return Response(status, headers, [content])
+    if not opened.lease:
+        return None
     return Response(
         status,
         headers,

@@ -387,7 +387,8 @@ class OpenObjects(Request, frozen=True):
 
     Payloads under 64 KiB come inline while `inline_bytes` lasts.  `lease` false: no lease is taken (lease 0), for
     readers that finish with this answer or retry; `lease_inline` false: none for objects whose payload comes inline
-    (should it not come after all, there is no lease, either: open it again).  `durable` as in StatNames.
+    (should it not come after all, there is no lease, either: open it again).  `grants_bytes` above 0: places only of
+    chunks with bytes in [grants_from, grants_from + grants_bytes), medium 0 for others.  `durable` as in StatNames.
     """
 
     OP = 40
@@ -398,6 +399,8 @@ class OpenObjects(Request, frozen=True):
     lease: bool = True
     durable: bool = True
     lease_inline: bool = True
+    grants_from: int = 0
+    grants_bytes: int = 0
 
 
 class CloseLeases(Request, frozen=True):
