@@ -300,6 +300,7 @@ def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node) -> Object
         symlink_target=attributes.symlink_target,
         atime_ns=attributes.atime_ns,
         tags=attributes.tags,
+        upload=attributes.upload,
     )
 
 

@@ -52,3 +52,19 @@ class PartRecord(msgspec.Struct, frozen=True, array_like=True):
     etag: bytes
     mtime_ns: int
     checksums: dict[str, bytes]
+
+
+class ObjectPartsHeader(msgspec.Struct, frozen=True, array_like=True):
+    """That the parts of a node are kept, which came from an upload, and how many."""
+
+    version: int
+    node: int
+    part_count: int
+
+
+class ObjectPartsPage(msgspec.Struct, frozen=True, array_like=True):
+    """Some of an object's parts, one behind the other: (number, size_bytes, checksums); where the first begins."""
+
+    version: int
+    offset_bytes: int
+    parts: list[tuple[int, int, dict[str, bytes]]]

@@ -79,6 +79,7 @@ class Service:
             m.UploadParts: uploads.parts,
             m.UploadComplete: uploads.complete,
             m.UploadAbort: uploads.abort,
+            m.UploadedParts: uploads.of_object,
             m.AccessKeyCreate: access_keys.create,
             m.AccessKeyList: access_keys.list_,
             m.AccessKeyRemove: access_keys.remove,

@@ -1,6 +1,7 @@
 """The part of fsck that is about multipart uploads.
 
-Every part belongs to an upload, and its blob is there, as long as the part says.  Damaged parts are named by bucket,
+Every part belongs to an upload, and its blob is there, as long as the part says.  The parts that are kept of an object
+make up its content.  Damaged parts are named by bucket,
 key, upload and number.  Uploads of buckets that are gone are a note: gc removes them.  Access keys are read, too.
 """
 
@@ -16,8 +17,11 @@ from engine.access_keys import unpack_access_key
 from engine.format import Table
 from engine.metadata import Metadata
 from engine.node_paths import paths_of
+from engine.object_parts import problem_of
 from engine.records import PartRecord
 from engine.upload_keys import (
+    OBJECT_PARTS_BEGIN,
+    OBJECT_PARTS_END,
     PARTS_BEGIN,
     PARTS_END,
     UPLOADS_BEGIN,
@@ -57,6 +61,8 @@ class UploadCheck:
         async for key, value in self._records(Table.UPLOADS, PARTS_BEGIN, PARTS_END):
             self.counts["parts"] += 1
             await self._part(key, value)
+        async for key, _ in self._records(Table.UPLOADS, OBJECT_PARTS_BEGIN, OBJECT_PARTS_END):
+            self._object_parts(key)
         async for key, value in self._records(Table.ACCESS_KEYS, b"", b"\xff"):
             self.counts["access_keys"] += 1
             try:
@@ -86,6 +92,16 @@ class UploadCheck:
             if view.get(Table.UPLOADS, key) is not None and is_orphan(view, key):
                 self.orphans += 1
 
+    def _object_parts(self, key: bytes) -> None:
+        upload, page = part_of(key)
+        try:
+            with self._metadata.view() as view:
+                problem = problem_of(view, upload) if page == 0 else ""
+        except (LakeError, msgspec.DecodeError) as error:
+            problem = str(error)
+        if problem:
+            self._damaged[key] = problem
+
     async def _part(self, key: bytes, value: bytes) -> None:
         try:
             part = unpack_part(value)
@@ -108,6 +124,8 @@ class UploadCheck:
     async def _name(self, key: bytes) -> str:
         if key[:1] == UPLOADS_BEGIN:
             return await self._upload_name(key, f"upload {upload_of(key).hex()}")
+        if key[:1] == OBJECT_PARTS_BEGIN:
+            return f"the parts of the object of upload {part_of(key)[0].hex()}"
         if key[:1] != PARTS_BEGIN:
             return f"access key {key.decode(errors='replace')}"
         upload, number = part_of(key)

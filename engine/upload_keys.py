@@ -2,6 +2,7 @@
 
     upload   1, node of the bucket (8), key (cut at 480 bytes), 0 or, when it was cut, 1, upload id (16)
     part     2, upload id (16), number (2, big-endian)
+    kept     3, upload id (16), page (2, big-endian): what is known of the parts when the upload is over
 
 Keys of objects hold no NUL, so an upload to `a` stands before all to keys that begin with `a`; one whose key was cut
 stands behind the upload to the 480 bytes themselves.  Uploads whose keys were cut at the same bytes stand together, in
@@ -21,6 +22,8 @@ UPLOADS_BEGIN: Final = b"\x01"
 UPLOADS_END: Final = b"\x02"
 PARTS_BEGIN: Final = b"\x02"
 PARTS_END: Final = b"\x03"
+OBJECT_PARTS_BEGIN: Final = b"\x03"
+OBJECT_PARTS_END: Final = b"\x04"
 _WHOLE: Final = b"\x00"
 _CUT: Final = b"\x01"
 BEHIND_WHOLE: Final = _CUT
@@ -69,6 +72,11 @@ def part_key(upload: bytes, number: int) -> bytes:
 def part_of(key: bytes) -> tuple[bytes, int]:
     """Upload id and number, from the key of a part."""
     return key[1:_PART_PREFIX_BYTES], int.from_bytes(key[_PART_PREFIX_BYTES:], "big")
+
+
+def object_parts_key(upload: bytes, page: int) -> bytes:
+    """Key of a page of the parts of the object that came from an upload; of their header with page 0."""
+    return OBJECT_PARTS_BEGIN + upload + page.to_bytes(2, "big")
 
 
 def parts_range(upload: bytes, after: int = 0) -> tuple[bytes, bytes]:

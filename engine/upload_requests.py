@@ -16,6 +16,7 @@ from engine.format import ReadOnlyFeature
 from engine.held_blobs import HeldBlobs
 from engine.holds import Client, Session
 from engine.name_requests import one_name
+from engine.object_parts import find_parts
 from engine.records import PartRecord, UploadRecord
 from engine.store import Store
 from engine.tree import Resolved
@@ -88,11 +89,7 @@ class UploadRequests:
         return Reply(await self._decisions.look(look))
 
     async def parts(self, client: Client, request: m.UploadParts, body: Body, _: Sequence[int]) -> Reply:
-        if request.limit < 1 or not 0 <= request.after <= PART_NUMBER_MAX:
-            raise InvalidArgument(
-                f"a page of {request.limit} parts behind {request.after}; ask for 1 to {LIST_PAGE_MAX} "
-                f"behind 0 to {PART_NUMBER_MAX}"
-            )
+        check_page(request.after, request.limit)
         limit = min(request.limit, LIST_PAGE_MAX)
 
         def look(view: View) -> tuple[UploadRef, UploadRecord, list[tuple[int, PartRecord]]]:
@@ -161,6 +158,15 @@ class UploadRequests:
         await self._decisions.change(client, lambda txn: abort_upload(txn, _ref(txn, request)))
         return Reply(m.Done())
 
+    async def of_object(
+        self, client: Client, request: m.UploadedParts, body: Body, _: Sequence[int]
+    ) -> Reply:
+        check_page(request.after, request.limit)
+        limit = min(request.limit, LIST_PAGE_MAX)
+        return Reply(
+            await self._decisions.look(lambda view: find_parts(view, request.upload, request.after, limit))
+        )
+
     # --- below -------------------------------------------------------------------------------------
 
     @staticmethod
@@ -198,6 +204,14 @@ class UploadRequests:
         layout = await self._store.manifests.layout(top, PART_CHUNKS_MAX)
         assert layout is not None, "a part's chunks were counted when it was recorded"
         return layout
+
+
+def check_page(after: int, limit: int) -> None:
+    """InvalidArgument for what is no page of parts."""
+    if limit < 1 or not 0 <= after <= PART_NUMBER_MAX:
+        raise InvalidArgument(
+            f"a page of {limit} parts behind {after}; ask for 1 to {LIST_PAGE_MAX} behind 0 to {PART_NUMBER_MAX}"
+        )
 
 
 def _ref(view: View, request: _Named) -> UploadRef:

@@ -25,6 +25,7 @@ from engine.held_blobs import HeldBlob
 from engine.name_keys import check_key, lookup_path
 from engine.name_refusals import shown_name, subject
 from engine.names import bind, resolve
+from engine.object_parts import keep_parts
 from engine.object_stat import check_record_size, new_object
 from engine.records import PartRecord, UploadRecord
 from engine.tree import Resolved
@@ -214,6 +215,8 @@ def complete_upload(
 ) -> Resolved:
     """Bind the name to the whole and remove the upload with all its parts; the node as bound.
 
+    Where its parts begin, and their checksums, are kept.
+
     `listed` are (number, ETag).  UploadNotFound, InvalidPart, InvalidPartOrder, PartTooSmall, InvalidArgument (the
     blob is not as long as its parts), and what `bind` raises.
     """
@@ -231,6 +234,7 @@ def complete_upload(
     check_checksums(checksums)
     node = _whole_node(unpack_node(record.node), ref, listed, held, checksums, now_ns)
     bound = bind(txn, ref.bucket, ref.key, node, condition, now_ns)
+    keep_parts(txn, ref.upload, bound.node_id, [(number, parts[number]) for number, _ in listed])
     _remove(txn, key, ref.upload, parts)
     return bound
 

@@ -55,11 +55,14 @@ from lakefs.wire.session_messages import (
     StoreFromSource as StoreFromSource,
 )
 from lakefs.wire.upload_messages import (
+    ObjectPart as ObjectPart,
+    ObjectParts as ObjectParts,
     Parts as Parts,
     PartStat as PartStat,
     UploadAbort as UploadAbort,
     UploadComplete as UploadComplete,
     UploadCreate as UploadCreate,
+    UploadedParts as UploadedParts,
     UploadEntry as UploadEntry,
     UploadList as UploadList,
     UploadParts as UploadParts,

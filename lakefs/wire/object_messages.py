@@ -67,7 +67,8 @@ class ObjectStat(Message, frozen=True):
     """What is known of a name.  kind: 1 folder, 2 object, 3 symlink.  `blob` is empty for a bare folder and a symlink.
 
     `ctime_ns`: when content, attributes or name were last changed.  `atime_ns`: None when it is the
-    modification time.  A symlink's size is that of its target.
+    modification time.  A symlink's size is that of its target.  `upload`: the multipart upload that it came from, 16
+    bytes, else empty.
     """
 
     bucket: str
@@ -91,6 +92,7 @@ class ObjectStat(Message, frozen=True):
     symlink_target: bytes = b""
     atime_ns: int | None = None
     tags: dict[str, str] = {}
+    upload: bytes = b""
 
 
 class NameResult(Message, frozen=True):

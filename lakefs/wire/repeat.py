@@ -36,6 +36,7 @@ from lakefs.wire.messages import (
     Status,
     StoreChunks,
     StoreFromSource,
+    UploadedParts,
     UploadList,
     UploadParts,
 )
@@ -63,6 +64,7 @@ REPEATABLE: Final[frozenset[type[Request]]] = frozenset(
         Status,
         StoreChunks,
         UploadList,
+        UploadedParts,
         UploadParts,
     )
 )

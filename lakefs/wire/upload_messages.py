@@ -154,3 +154,33 @@ class UploadAbort(Request, frozen=True):
     bucket: str
     key: str
     upload: bytes
+
+
+class ObjectPart(Message, frozen=True):
+    """A part of an object that came from a multipart upload: `size_bytes` from `offset` on."""
+
+    number: int
+    offset: int
+    size_bytes: int
+    checksums: dict[str, bytes] = {}
+
+
+class ObjectParts(Message, frozen=True):
+    """A page of an object's parts by number.  `part_count` 0: none are known.  `next_after` is 0 on the last page."""
+
+    part_count: int
+    parts: list[ObjectPart]
+    next_after: int = 0
+
+
+class UploadedParts(Request, frozen=True):
+    """The parts, with numbers above `after` and at most `limit`, of the object that came from an upload.
+
+    `upload` is the object's, from its stat.  They are known while the object is there.
+    """
+
+    OP = 76
+    REPLY = ObjectParts
+    upload: bytes
+    after: int = 0
+    limit: int = 1000

@@ -19,7 +19,7 @@ from engine.format import ReadOnlyFeature, Table, chunk_key
 from engine.held_blobs import HeldBlob
 from engine.store import Store
 from engine.superblock import read_superblock
-from engine.upload_keys import part_key, upload_key
+from engine.upload_keys import object_parts_key, part_key, upload_key
 from engine.uploads import UploadRef, put_part as decide_part
 from engine.views import Transaction
 from lakefs.client.trio_lake import TrioLake
@@ -362,5 +362,109 @@ def test_parts_of_an_upload_that_ended_are_garbage() -> None:
             assert (await gc(client))["freed_chunks"] == 1
             with pytest.raises(ChunkNotFound):
                 await read(client, data_chunk_id(PAYLOAD))
+
+    run(main)
+
+
+# --- the parts of what was completed -------------------------------------------------------------------
+
+
+async def fill_upload(store: Store, upload: UploadName, numbers: list[int]) -> None:
+    """Parts of four bytes with these numbers; the odd ones have a checksum."""
+    client = client_of(store)
+    session = await session_of(client)
+    (chunk,) = await store_chunks(client, session, [b"part"])
+    held = HeldBlob(BlobId(chunk), 4, 1)
+
+    def fill(chosen: list[int], txn: Transaction) -> None:
+        ref = UploadRef(find_bucket(txn, "bkt"), upload.key, upload.upload)
+        for number in chosen:
+            sums = {"CRC32": number.to_bytes(4, "big")} if number % 2 else {}
+            decide_part(txn, ref, number, held, md5(b"part"), sums, 1)
+
+    for first in range(0, len(numbers), 1000):
+        chosen = numbers[first : first + 1000]
+        await tamper(store, lambda txn, chosen=chosen: fill(chosen, txn))  # type: ignore[misc]
+    listed = [(number, md5(b"part")) for number in numbers]
+    await lake_of(store).complete_upload(upload, listed)
+    await ask(client, m.SessionEnd(session), m.Done)
+
+
+async def known_parts(store: Store, upload: bytes, after: int = 0, limit: int = 1000) -> m.ObjectParts:
+    return await ask(client_of(store), m.UploadedParts(upload, after, limit), m.ObjectParts)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [7],
+        list(range(1, 129)),
+        list(range(1, 130)),
+        [1, 2, 500, *range(600, 900), 9_999, 10_000],
+        list(range(1, PART_NUMBER_MAX + 1)),
+    ],
+)
+def test_each_part_of_an_object_is_found_and_all_of_them_in_pages(numbers: list[int]) -> None:
+    async def main() -> None:
+        async with simulated_store(sizes=SHORT_PARTS) as store:
+            upload = await begin(lake_of(store))
+            await fill_upload(store, upload, numbers)
+            assert (await lake_of(store).stat("bkt/k")).upload == upload.upload
+            found: list[m.ObjectPart] = []
+            page = await known_parts(store, upload.upload)
+            while True:
+                found += page.parts
+                if not page.next_after:
+                    break
+                page = await known_parts(store, upload.upload, page.next_after)
+            assert page.part_count == len(numbers)
+            assert [(part.number, part.offset, part.size_bytes) for part in found] == [
+                (number, 4 * place, 4) for place, number in enumerate(numbers)
+            ]
+            for part in (found[0], found[len(found) // 2], found[-1]):
+                assert (await known_parts(store, upload.upload, part.number - 1, 1)).parts == [part]
+                assert part.checksums == (
+                    {"CRC32": part.number.to_bytes(4, "big")} if part.number % 2 else {}
+                )
+            assert (await known_parts(store, upload.upload, numbers[-1])).parts == []
+            assert (await findings(client_of(store))) == []
+
+    run(main)
+
+
+def test_parts_are_known_after_a_crash_and_a_move_and_forgotten_with_the_object() -> None:
+    async def main() -> None:
+        disk = SimDisk(11)
+        async with crashing_store(disk) as store:
+            moved, copied = await begin(lake_of(store)), await begin(lake_of(store), "bkt/other")
+            await fill_upload(store, moved, [1, 2])
+            await fill_upload(store, copied, list(range(1, 200)))
+            await lake_of(store).move("bkt/k", "bkt/m")
+            await lake_of(store).copy("bkt/other", "bkt/copy")
+            assert (await lake_of(store).stat("bkt/copy")).upload == b""
+        async with simulated_store(disk.crash(), sizes=SHORT_PARTS) as store:
+            lake = lake_of(store)
+            await lake.gc()
+            assert (await known_parts(store, moved.upload)).part_count == 2
+            assert (await known_parts(store, copied.upload)).part_count == 199
+            await put(client_of(store), "m", b"over it")
+            await delete(client_of(store), "other")
+            await lake.gc()
+            for gone in (moved, copied):
+                assert await known_parts(store, gone.upload) == m.ObjectParts(0, [])
+            with store.metadata.view() as view:
+                assert list(view.scan(Table.UPLOADS, b"", b"\xff")) == []
+
+    run(main)
+
+
+def test_fsck_says_when_the_parts_of_an_object_are_not_its_content() -> None:
+    async def main() -> None:
+        async with simulated_store(sizes=SHORT_PARTS) as store:
+            upload = await begin(lake_of(store))
+            await fill_upload(store, upload, list(range(1, 200)))
+            await tamper(store, lambda txn: txn.delete(Table.UPLOADS, object_parts_key(upload.upload, 2)))
+            [(subject, _)] = await findings(client_of(store))
+            assert subject == f"the parts of the object of upload {upload.upload.hex()}"
 
     run(main)
