@@ -1,6 +1,6 @@
 """Pages of a bucket's unfinished uploads, in byte order of (key, upload id), as S3's ListMultipartUploads has them.
 
-Elements are uploads to keys with the prefix; with the delimiter `/` all whose keys have one behind the prefix become
+Elements are uploads to keys with the prefix; with a delimiter all whose keys have it behind the prefix become
 one element, the key up to it.  A page costs its own elements, but for uploads whose keys agree in 480 bytes and are
 longer: those are read all, and sorted, at most a page of them kept.
 """
@@ -66,9 +66,7 @@ class _Start(NamedTuple):
 
 
 def list_uploads(view: View, bucket: BucketRef, request: UploadList) -> Uploads:
-    """One page.  InvalidArgument for another delimiter than "" and "/", a bad id, and a limit under 1."""
-    if request.delimiter not in ("", "/"):
-        raise InvalidArgument(f"delimiter {request.delimiter!r} is not supported; use '/' or none")
+    """One page.  InvalidArgument for a bad id, and a limit under 1."""
     if request.limit < 1:
         raise InvalidArgument(f"a page of {request.limit} uploads; ask for 1 to {LIST_PAGE_MAX}")
     if len(request.after_upload) not in (0, UPLOAD_ID_BYTES):
@@ -84,13 +82,13 @@ def list_uploads(view: View, bucket: BucketRef, request: UploadList) -> Uploads:
 def _elements(view: View, bucket: BucketRef, request: UploadList, count: int) -> Iterator[UploadEntry]:
     """The elements of a page, at most about `count` of them."""
     prefix, after = lookup_path(request.prefix), lookup_path(request.after)
-    roll_up = request.delimiter == "/"
-    below = roll_up and after != b"" and not request.after_upload and _rolled_up(after, prefix) == after
+    delimiter = lookup_path(request.delimiter)
+    below = after != b"" and not request.after_upload and _rolled_up(after, prefix, delimiter) == after
     start = _Start(after, request.after_upload, below)
     while True:
         common = b""
         for found in _uploads_behind(view, bucket, prefix, start, count):
-            common = _rolled_up(found.path, prefix) if roll_up else b""
+            common = _rolled_up(found.path, prefix, delimiter)
             if common:
                 break
             record = found.record
@@ -101,12 +99,12 @@ def _elements(view: View, bucket: BucketRef, request: UploadList, count: int) ->
         start = _Start(common, below=True)
 
 
-def _rolled_up(path: bytes, prefix: bytes) -> bytes:
-    """The key up to the first delimiter behind the prefix; empty when there is none."""
-    if not path.startswith(prefix):
+def _rolled_up(path: bytes, prefix: bytes, delimiter: bytes) -> bytes:
+    """The key up to the end of the first delimiter behind the prefix; empty when there is none."""
+    if not delimiter or not path.startswith(prefix):
         return b""
-    end = path.find(b"/", len(prefix))
-    return path[: end + 1] if end >= 0 else b""
+    begin = path.find(delimiter, len(prefix))
+    return path[: begin + len(delimiter)] if begin >= 0 else b""
 
 
 def _uploads_behind(

@@ -5,7 +5,7 @@ characters, two Content-Lengths, Content-Length beside Transfer-Encoding, and an
 What it lets through and we do not:
 - request lines with more than one space, a protocol other than HTTP/1.0 and HTTP/1.1 (it takes RTSP, ICE, HTTP/0.9 and
   HTTP/2.0), empty lines before the request: the first line must be exactly what llhttp understood of it;
-- repeated fields: a list is joined by ", ", any other repetition is refused, however the names are spelled;
+- repeated fields: a list is joined by ",", any other repetition is refused, however the names are spelled;
 - white space behind a value: cut off;
 - an absolute-form target whose authority is not the Host: what was signed and what is served must be the same.
 
@@ -48,10 +48,11 @@ _LISTS: Final = frozenset(
         b"trailer",
         b"upgrade",
         b"via",
+        b"x-amz-object-attributes",
         b"x-forwarded-for",
     )
 )
-"""Fields that may be repeated (RFC 9110); their values are one list."""
+"""Fields that may be repeated (RFC 9110; the last but one by S3); their values are one list."""
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
 
 
@@ -180,7 +181,7 @@ def _joined(head: bytes) -> dict[bytes, bytes]:
         if name not in headers:
             headers[name] = value
         elif name in _LISTS:
-            headers[name] = b"%b, %b" % (headers[name], value)
+            headers[name] = b"%b,%b" % (headers[name], value)  # as signers join what they repeat
         else:
             raise bad_request(f"the header {name.decode('latin-1')} may not be repeated")
     return headers

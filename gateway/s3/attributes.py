@@ -104,14 +104,21 @@ def kept_composite(algorithm: Algorithm, text: str) -> dict[str, bytes]:
     return {f"{algorithm.value}/{count}": checksums.decoded(algorithm, digest.encode())}
 
 
-def checksum_headers(sums: Mapping[str, bytes]) -> list[tuple[bytes, bytes]]:
-    """x-amz-checksum-* of what is kept."""
+def is_composite(sums: Mapping[str, bytes]) -> bool:
+    """Whether the checksum that is kept is that of the parts' digests."""
+    return any("/" in name for name in sums)
+
+
+def checksum_headers(
+    sums: Mapping[str, bytes], *, is_of_composite: bool = False
+) -> list[tuple[bytes, bytes]]:
+    """x-amz-checksum-* of what is kept.  `is_of_composite`: of a part of an object whose own checksum is composite."""
     found: list[tuple[bytes, bytes]] = []
     for name, digest in sums.items():
         algorithm, _, count = name.partition("/")
         value = checksums.encoded(digest) + (f"-{count}" if count else "")
         found.append((checksums.HEADERS[Algorithm(algorithm)], value.encode()))
-        found.append((b"x-amz-checksum-type", b"COMPOSITE" if count else b"FULL_OBJECT"))
+        found.append((b"x-amz-checksum-type", b"COMPOSITE" if count or is_of_composite else b"FULL_OBJECT"))
     return found
 
 

@@ -179,11 +179,9 @@ async def list_multipart_uploads(call: Call) -> Response:
     limit = min(_number(call, "max-uploads", _PAGE), _PAGE)
     key_marker, upload_marker = call.parameter("key-marker"), call.parameter("upload-id-marker")
     delimiter = call.parameter("delimiter")
-    if delimiter not in ("", "/"):
-        raise invalid_argument("the delimiter of uploads is / here", "delimiter", delimiter)
     encoding = call.parameter("encoding-type")
     shown = url_encoded if encoding == "url" else str
-    after_upload = _upload_id(upload_marker) if key_marker and upload_marker else b""
+    after_upload = _upload_marker(upload_marker) if key_marker and upload_marker else b""
     request = UploadList(
         call.bucket, call.parameter("prefix"), key_marker, after_upload, delimiter, max(1, limit)
     )
@@ -330,6 +328,13 @@ def _upload_id(text: str) -> bytes:
             404, "NoSuchUpload", "The specified upload does not exist.", details={"UploadId": text[:256]}
         )
     return upload
+
+
+def _upload_marker(text: str) -> bytes:
+    try:
+        return _upload_id(text)
+    except S3Error:
+        raise invalid_argument("Invalid uploadId marker", "upload-id-marker", text[:256]) from None
 
 
 def _part_number(call: Call) -> int:

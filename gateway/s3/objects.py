@@ -22,6 +22,7 @@ from gateway.http.ranges import (
 from gateway.s3.attributes import OVERRIDES, object_headers
 from gateway.s3.call import Call
 from gateway.s3.errors import S3Error
+from gateway.s3.object_parts import PARAMETER, AskedPart, asked_part
 from lakefs.getting import Opened
 from lakefs.names import Name
 from lakefs.wire.messages import DeleteNames, NameResults, ObjectStat, StatNames
@@ -50,8 +51,8 @@ async def head_object(call: Call) -> Response:
     refused = _condition_refusal(call, stat)
     if refused is not None:
         return refused
-    selected = _selected(call, stat)
-    status, headers, chosen = _headers(call, stat, selected)
+    part = await asked_part(call, stat)
+    status, headers, chosen = _headers(call, stat, part)
     return Response(status, headers, length=chosen.stop - chosen.first)
 
 
@@ -66,20 +67,21 @@ async def _answered(call: Call, opened: Opened) -> Response | None:
     """The answer, which closes what was opened; None when it has to be opened with a lease."""
     response: Response | None = None
     try:
-        response = _answer(call, opened)
+        part = await asked_part(call, opened.stat) if PARAMETER in call.target.parameters else None
+        response = _answer(call, opened, part)
     finally:
         if opened.lease and (response is None or response.stream is None):
             await call.lakes.contents.close(opened)
     return response
 
 
-def _answer(call: Call, opened: Opened) -> Response | None:
+def _answer(call: Call, opened: Opened, part: AskedPart | None) -> Response | None:
     stat = opened.stat
     refused = _condition_refusal(call, stat)
     if refused is not None:
         return refused
     contents = call.lakes.contents
-    status, headers, chosen = _headers(call, stat, _selected(call, stat))
+    status, headers, chosen = _headers(call, stat, part)
     content = contents.at_hand(opened, chosen)
     if content is not None:
         return Response(status, headers, [content])
@@ -116,9 +118,10 @@ def _condition_refusal(call: Call, stat: ObjectStat) -> Response | None:
 
 
 def _headers(
-    call: Call, stat: ObjectStat, selected: ByteRange | NoRange
+    call: Call, stat: ObjectStat, part: AskedPart | None
 ) -> tuple[int, list[tuple[bytes, bytes]], ByteRange]:
     """Status, headers, and the bytes to answer.  S3Error InvalidRange."""
+    selected = _selected(call, stat) if part is None else part.selected
     if selected is NoRange.UNSATISFIABLE:
         raise S3Error(
             416,
@@ -127,9 +130,11 @@ def _headers(
             headers={"Content-Range": content_range(selected, stat.size_bytes)},
             details={"ActualObjectSize": str(stat.size_bytes)},
         )
-    is_whole = not isinstance(selected, ByteRange)
+    is_whole = part is None and not isinstance(selected, ByteRange)
     with_checksums = is_whole and call.header(b"x-amz-checksum-mode").upper() == "ENABLED"
     headers = object_headers(stat, with_checksums=with_checksums)
+    if part is not None:
+        headers += part.headers
     if call.target.parameters:
         headers = _overridden(call, headers)
     if isinstance(selected, ByteRange):

@@ -19,7 +19,17 @@ import structlog
 
 from gateway.http.messages import Request, Response
 from gateway.http.refusal import HttpRefusal
-from gateway.s3 import buckets, copying, deleting, listing, multipart, objects, storing, tagging
+from gateway.s3 import (
+    buckets,
+    copying,
+    deleting,
+    listing,
+    multipart,
+    object_attributes,
+    objects,
+    storing,
+    tagging,
+)
 from gateway.s3.access import KnownKeys, check_key, check_stranger
 from gateway.s3.call import XML, Call, Lakes
 from gateway.s3.errors import S3Error, error_body, from_lake, internal_error, not_implemented
@@ -45,6 +55,7 @@ OPERATIONS: Final[Mapping[Operation, Callable[[Call], Awaitable[Response]]]] = {
     Operation.PUT_OBJECT: storing.put_object,
     Operation.COPY_OBJECT: copying.copy_object,
     Operation.DELETE_OBJECT: objects.delete_object,
+    Operation.GET_OBJECT_ATTRIBUTES: object_attributes.get_object_attributes,
     Operation.GET_OBJECT_TAGGING: tagging.get_object_tagging,
     Operation.PUT_OBJECT_TAGGING: tagging.put_object_tagging,
     Operation.DELETE_OBJECT_TAGGING: tagging.delete_object_tagging,

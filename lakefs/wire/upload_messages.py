@@ -81,7 +81,7 @@ class Uploads(Message, frozen=True):
 
 
 class UploadList(Request, frozen=True):
-    """Unfinished uploads to keys with the prefix, rolled up at `delimiter` ("" or "/"), at most `limit`.
+    """Unfinished uploads to keys with the prefix, rolled up at `delimiter` (any text, or ""), at most `limit`.
 
     Behind the upload `after_upload` of the key `after`, or without it behind all of that key, which may be a
     rolled-up prefix: everything below it is skipped.

@@ -89,10 +89,57 @@ def test_uploads_are_rolled_up_at_the_delimiter(kind: Kind) -> None:
             if not after:
                 break
         assert paged == await listed()
-        await refused(client, InvalidArgument, m.UploadList("bkt", delimiter="-"))
         await refused(client, InvalidArgument, m.UploadList("bkt", limit=0))
         await refused(client, InvalidArgument, m.UploadList("bkt", after="a", after_upload=b"short"))
         await refused(client, BucketNotFound, m.UploadList("nowhere"))
+
+    kind.run(body)
+
+
+def test_uploads_are_rolled_up_at_any_delimiter(kind: Kind) -> None:
+    keys = [
+        "a",
+        "a--b",
+        "a--c/d",
+        "a-b",
+        "b--",
+        "bé--x",
+        "bé/y",
+        LONG + "--x",
+        LONG + "--y",
+        LONG + "-z",
+        "z",
+    ]
+
+    def expected(prefix: str, delimiter: str) -> list[str]:
+        found: list[str] = []
+        for key in sorted(keys, key=str.encode):
+            rest = key.removeprefix(prefix)
+            if not key.startswith(prefix):
+                continue
+            begin = rest.find(delimiter)
+            name = key if begin < 0 else prefix + rest[: begin + len(delimiter)]
+            if name not in found[-1:]:
+                found.append(name)
+        return found
+
+    async def body(engine: Engine) -> None:
+        client = engine.client
+        await make_bucket(client)
+        for key in keys:
+            await begin(client, key)
+        for prefix in ("", "a", "a-", "b", LONG, "no"):
+            for delimiter in ("-", "--", "/", "é", "a--", "z", "nn", "absent"):
+                for limit in (1, 3, 1000):
+                    paged, after, after_upload = [], "", b""
+                    while True:
+                        request = m.UploadList("bkt", prefix, after, after_upload, delimiter, limit)
+                        page = await ask(client, request, m.Uploads)
+                        paged += [entry.key for entry in page.entries]
+                        after, after_upload = page.next_after, page.next_upload
+                        if not after:
+                            break
+                    assert paged == expected(prefix, delimiter), (prefix, delimiter, limit)
 
     kind.run(body)
 

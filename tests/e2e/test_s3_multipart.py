@@ -209,3 +209,31 @@ def test_an_upload_outlives_the_engine(served: Served, s3: Any) -> None:
     assert [part["ETag"] for part in s3.list_parts(**NAME, UploadId=upload)["Parts"]] == [told[0]["ETag"]]
     s3.complete_multipart_upload(**NAME, UploadId=upload, MultipartUpload={"Parts": told})
     assert s3.get_object(**NAME)["Body"].read() == b"kept"
+
+
+def test_uploads_are_listed_in_pages_rolled_up_at_any_delimiter(s3: Any) -> None:
+    s3.create_bucket(Bucket="uploads")
+    keys = ["a--b", "a--c", "b/x/y", "b/é", "c"]
+    uploads = [s3.create_multipart_upload(Bucket="uploads", Key=key)["UploadId"] for key in [*keys, "c"]]
+
+    def listed(**options: Any) -> list[str]:
+        found: list[str] = []
+        pages = s3.get_paginator("list_multipart_uploads").paginate(
+            Bucket="uploads", PaginationConfig={"PageSize": 1}, **options
+        )
+        for page in pages:
+            entries = [entry["Key"] for entry in page.get("Uploads", [])]
+            entries += [entry["Prefix"] for entry in page.get("CommonPrefixes", [])]
+            assert len(entries) <= 1
+            found += entries
+        return found
+
+    assert listed() == [*keys, "c"]
+    assert listed(Delimiter="--") == ["a--", "b/x/y", "b/é", "c", "c"]
+    assert listed(Delimiter="/", Prefix="b/") == ["b/x/", "b/é"]
+    assert refused(s3.list_multipart_uploads, Bucket="uploads", KeyMarker="a", UploadIdMarker="odd") == (
+        400,
+        "InvalidArgument",
+    )
+    for key, upload in zip([*keys, "c"], uploads, strict=True):
+        s3.abort_multipart_upload(Bucket="uploads", Key=key, UploadId=upload)

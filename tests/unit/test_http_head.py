@@ -180,7 +180,7 @@ def test_repeated_lists_are_joined_and_padded_and_empty_values_are_cleaned() -> 
     )
     assert head.headers == {
         b"host": b"lake:9000",
-        b"if-match": b"a, b",
+        b"if-match": b"a,b",
         b"empty": b"",
         b"blank": b"",
         b"x-amz-meta-inner": b"a  b",
