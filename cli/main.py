@@ -26,6 +26,7 @@ EXIT_BROKEN_PIPE: Final = 141
 
 COMMANDS: Final = {
     "serve": "cli.serve:serve",
+    "gateway": "cli.gateway:gateway",
     "ls": "cli.listing:ls",
     "put": "cli.put:put",
     "get": "cli.get:get",

@@ -19,21 +19,15 @@ import trio
 
 from engine.embedded import EmbeddedEngine
 from engine.process import RunningEngine
-from gateway.http.server import HttpServer
+from gateway.face import S3Face, listen_s3
 from gateway.s3.call import Lakes
-from gateway.s3.service import S3Options, S3Service
 from lakefs.client.trio_lake import TrioLake
-from lakefs.config import Address
-from lakefs.errors import AddressInUse, LakeError
-from lakefs.limits import HTTP_CONNECTIONS_MAX
+from lakefs.errors import LakeError
 from lakefs.movers import Check
-from lakefs.net import TrioNetwork
-from lakefs.ports import Listener
+from lakefs.net import PortUse
 from lakefs.service import EngineClient
 from lakefs.wire.access_messages import AccessKeyCreate, AccessKeyList, AccessKeys
 
-S3_DRAIN_TIMEOUT_S: Final = 20.0
-"""How long answers under way may take when the process stops."""
 _NO_KEY: Final = "s3 key  none yet; make one with: lake key create"
 _log: Final = structlog.get_logger(__name__)
 
@@ -48,27 +42,13 @@ async def serve_s3_port(
         return
     client = EmbeddedEngine(engine.service)
     offload = engine.store.offload
-    lakes = Lakes(client, TrioLake(client, offload, check=Check.CRC32C), offload)
-    service = S3Service(lakes, S3Options(engine.config.s3_region, engine.config.s3_domains))
-    server = HttpServer(service.handle, service.refused, connections_max=HTTP_CONNECTIONS_MAX)
-    listener = await listen_s3(address)
+    face = S3Face(Lakes(client, TrioLake(client, offload, check=Check.CRC32C), offload), engine.config)
+    listener = await listen_s3(address, PortUse.ALONE, "--s3 off")
     key_lines = await first_key(client, may_make=engine.is_untouched and not stdout_is_journal(os.environ))
     async with trio.open_nursery() as nursery:
-        bound = str(await nursery.start(server.serve, listener))
-        task_status.started("\n".join([f"s3      http://{bound.removeprefix('tcp://')}", *key_lines]))
-        await engine.stopping.wait()
-        await server.drain(S3_DRAIN_TIMEOUT_S)
-
-
-async def listen_s3(address: Address) -> Listener:
-    """A listener for S3 clients.  AddressInUse that says what to do, PermissionDenied, InvalidArgument."""
-    try:
-        return await TrioNetwork().listen(f"tcp://{address}")
-    except AddressInUse as error:
-        raise AddressInUse(
-            f"S3 port {address} is taken; stop what listens there, choose another with --s3 HOST:PORT, or --s3 off",
-            subject=str(address),
-        ) from error
+        url = str(await nursery.start(face.serve, listener))
+        engine.drains.append(face.drain)
+        task_status.started("\n".join([f"s3      {url}", *key_lines]))
 
 
 async def first_key(engine: EngineClient, *, may_make: bool) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
+
+from cli.process import run_loop, say
 
 
 @click.command()
@@ -53,8 +53,6 @@ def serve(
     """
     from functools import partial
 
-    import trio
-
     from cli.faces import notify_manager, serve_admin_port
     from cli.logs import log_to_stderr
     from cli.s3_face import serve_s3_port
@@ -76,20 +74,4 @@ def serve(
     config = load(file=file, flags=flags)
     log_to_stderr(config.log_level)
     faces = (serve_s3_port, serve_admin_port, notify_manager)
-    try:
-        trio.run(partial(run_engine, config, printer=_say, faces=faces))
-    except BaseExceptionGroup as group:
-        raise _only(group) from group
-
-
-def _say(line: str) -> None:
-    """One line, at once: whoever starts an engine waits for it."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def _only(error: BaseException) -> BaseException:
-    """What a nursery wrapped, when that is one error; else the group."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+    run_loop(partial(run_engine, config, printer=say, faces=faces))

@@ -44,6 +44,8 @@ class RunningEngine:
     service: Service
     server: Server
     addresses: list[str] = field(default_factory=list)
+    drains: list[Callable[[float], Awaitable[None]]] = field(default_factory=list)
+    """What other faces have to finish when the stop begins, in that many seconds."""
     stopping: trio.Event = field(default_factory=trio.Event)
     """Set when the stop begins: what is in flight is finished, and nothing new is begun."""
 
@@ -80,7 +82,9 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
                 printer("stopping: finishing what is in flight")
                 with trio.CancelScope() as drain:
                     nursery.start_soon(_cancel_on_signal, signals, drain)
-                    await server.drain(DRAIN_TIMEOUT_S)
+                    async with trio.open_nursery() as drains:
+                        for finish in (server.drain, *engine.drains):
+                            drains.start_soon(finish, DRAIN_TIMEOUT_S)
                 nursery.cancel_scope.cancel()
     printer("stopped")
 

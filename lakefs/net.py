@@ -10,6 +10,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import enum
 import errno
 import os
 import socket
@@ -48,6 +49,14 @@ _EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 _PEER_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _SO_PEERGROUPS: Final = 59  # linux/socket.h; not in the socket module
 _GROUPS_MAX: Final = 65536
+
+
+class PortUse(enum.Enum):
+    """Whether a TCP address is ours alone."""
+
+    ALONE = "nobody else listens there"
+    FIRST = "nobody else listens there yet; later ones of the same user may join"
+    JOIN = "others of the same user may listen there already; the kernel spreads connections over all (SO_REUSEPORT)"
 
 
 class SocketStream:
@@ -221,8 +230,9 @@ class TrioNetwork:
     `group`: members may use Unix sockets made here (mode 0660); without it only the owner and root (0600).
     """
 
-    def __init__(self, *, group: int | None = None) -> None:
+    def __init__(self, *, group: int | None = None, port_use: PortUse = PortUse.ALONE) -> None:
         self._group = group
+        self._port_use = port_use
 
     async def listen(self, address: str) -> Listener:
         """Bind an address.  AddressInUse, PermissionDenied, InvalidArgument."""
@@ -230,7 +240,7 @@ class TrioNetwork:
         if isinstance(parsed, UnixAddress):
             sock = _bind_unix(parsed, self._group)
         else:
-            parsed, sock = await _bind_tcp(parsed)
+            parsed, sock = await bind_tcp(parsed, self._port_use)
         try:
             sock.listen(LISTEN_BACKLOG)
         except OSError as error:
@@ -305,18 +315,33 @@ def _clear_stale(address: UnixAddress) -> None:
     )
 
 
-async def _bind_tcp(address: TcpAddress) -> tuple[TcpAddress, socket.socket]:
+async def bind_tcp(address: TcpAddress, port_use: PortUse) -> tuple[TcpAddress, socket.socket]:
+    """A bound socket that does not listen yet, and its address with the real port.
+
+    AddressInUse, PermissionDenied, InvalidArgument, EngineUnreachable for an unknown host.
+    """
     target, sockaddr = (await _resolve(address))[0]
+    if port_use is PortUse.FIRST and address.port:
+        # With SO_REUSEPORT nobody would say that others listen there.
+        _bound_tcp(address, target, sockaddr, shared=False).close()
+    sock = _bound_tcp(address, target, sockaddr, shared=port_use is not PortUse.ALONE)
+    return TcpAddress(address.host, sock.getsockname()[1]), sock
+
+
+def _bound_tcp(
+    address: TcpAddress, target: Address, sockaddr: str | tuple[str, int], *, shared: bool
+) -> socket.socket:
     sock = new_socket(target)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(sockaddr)
         sock.setblocking(False)
-        port = sock.getsockname()[1]
     except OSError as error:
         sock.close()
         raise _bind_error(address, error) from error
-    return TcpAddress(address.host, port), sock
+    return sock
 
 
 def _bind_error(address: Address, error: OSError) -> LakeError:

@@ -100,10 +100,10 @@ class HttpServer:
     def _discard(self, connection: Connection) -> None:
         self.connections.discard(connection)
         self._one_ended.set()
+        self._one_ended = trio.Event()  # for each who waits: a drain, and each listener
 
     async def _all_ended(self) -> None:
         while self.connections:
-            self._one_ended = trio.Event()
             await self._one_ended.wait()
 
     async def _sweep(self, scope: trio.CancelScope) -> None:

@@ -49,6 +49,7 @@ class Row(NamedTuple):
     shown: bool = True
 
 
+_RETRY: Final[Mapping[str, str]] = MappingProxyType({"Retry-After": "1"})
 _INTERNAL: Final = Row(500, "InternalError", shown=False)
 _UNAVAILABLE: Final = Row(503, "ServiceUnavailable")
 _INTERNAL_MESSAGE: Final = "We encountered an internal error. Please try again; the server's log says more."
@@ -108,7 +109,8 @@ TABLE: Final[Mapping[type[lake.LakeError], Row]] = MappingProxyType(
 def from_lake(error: lake.LakeError, resource: str = "") -> S3Error:
     """What the store's error is to an S3 client; a class that is not in the table is what its parent is."""
     row = next(TABLE[parent] for parent in type(error).__mro__ if parent in TABLE)
-    return S3Error(row.status, row.code, error.message if row.shown else _INTERNAL_MESSAGE, resource)
+    message = error.message if row.shown else _INTERNAL_MESSAGE
+    return S3Error(row.status, row.code, message, resource, _RETRY if row.status == 503 else _NONE)
 
 
 def internal_error(resource: str = "") -> S3Error:

@@ -1,4 +1,4 @@
-"""The unit as systemd judges it."""
+"""The units of the engine and the gateway as systemd judges them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from pathlib import Path
 
 import pytest
 
+from cli.gateway_process import DRAIN_TIMEOUT_S
 from tests.e2e.served import Served
 from tests.style.source_tree import ROOT
 
 UNIT = ROOT / "systemd" / "lake-engine.service"
+GATEWAY = ROOT / "systemd" / "lake-gateway.service"
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def _directives(section: str) -> dict[str, str]:
+def _directives(section: str, unit: Path = UNIT) -> dict[str, str]:
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
-    parser.read(UNIT)
+    parser.read(unit)
     return dict(parser[section])
 
 
-@pytest.fixture
-def unit(tmp_path: Path) -> Path:
-    """The unit with a command that exists here."""
-    copy = tmp_path / UNIT.name
-    copy.write_text(UNIT.read_text().replace("/opt/lake/bin/lake", sys.executable))
+@pytest.fixture(params=[UNIT, GATEWAY], ids=lambda path: path.name)
+def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A unit with a command that exists here."""
+    copy = tmp_path / request.param.name
+    copy.write_text(request.param.read_text().replace("/opt/lake/bin/lake", sys.executable))
     return copy
 
 
@@ -68,6 +70,15 @@ def test_the_unit_waits_watches_and_drains() -> None:
     assert (service["KillSignal"], service["User"]) == ("SIGTERM", "lake")
     assert (service["StateDirectory"], service["RuntimeDirectory"]) == ("lake", "lake")
     assert service["ExecStart"].endswith("/lake serve")
+
+
+def test_the_gateway_s_unit_reloads_and_waits_for_its_drain() -> None:
+    service = _directives("Service", GATEWAY)
+    assert service["Type"] == "notify"
+    assert service["ExecStart"] == "/opt/lake/bin/lake gateway $LAKE_GATEWAY_FLAGS"
+    assert "-HUP" in service["ExecReload"]
+    assert int(service["TimeoutStopSec"]) >= DRAIN_TIMEOUT_S + 20
+    assert (service["KillSignal"], service["KillMode"], service["User"]) == ("SIGTERM", "mixed", "lake")
 
 
 def test_the_user_can_be_made() -> None:

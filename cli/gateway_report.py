@@ -1,0 +1,62 @@
+"""What the processes of a gateway tell their leader: one line of JSON a second, over a pair of sockets.
+
+Rules kept here:
+- A member whose leader is gone stops: nobody would start it again, or stop it.
+- A leader takes a line of at most REPORT_BYTES_MAX; a member that sends more, or no JSON, is not believed.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+import trio
+
+REPORT_EVERY_S: Final = 1.0
+REPORT_BYTES_MAX: Final = 256 << 10
+"""A few hundred figures take some 20 KiB."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """How one process does.  `figures`: for each metric its value, or the value of each label."""
+
+    not_ready: str | None
+    figures: Mapping[str, float | dict[str, float]]
+
+
+_DECODER: Final = msgspec.json.Decoder(Report)
+
+
+async def send_reports(descriptor: int, report: Callable[[], Report], leader_gone: trio.Event) -> None:
+    """Report until the leader is gone, and say so."""
+    with socket.socket(fileno=descriptor) as raw:
+        raw.setblocking(False)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(raw.dup()))
+    try:
+        async with stream:
+            while True:
+                await stream.send_all(msgspec.json.encode(report()) + b"\n")
+                with trio.move_on_after(REPORT_EVERY_S):
+                    if not await stream.receive_some(1):
+                        break
+    except trio.BrokenResourceError:
+        pass  # as good as its end
+    leader_gone.set()
+
+
+async def receive_reports(stream: trio.abc.ReceiveStream, heard: Callable[[Report], None]) -> None:
+    """Hear each report until the member has ended, or sends something else."""
+    received = bytearray()
+    try:
+        async for piece in stream:
+            received += piece
+            *lines, rest = received.split(b"\n")
+            for line in lines:
+                heard(_DECODER.decode(line))
+            received = rest
+            if len(received) > REPORT_BYTES_MAX:
+                return
+    except (trio.BrokenResourceError, msgspec.DecodeError):
+        return
