@@ -32,8 +32,9 @@ def _directives(section: str, unit: Path = UNIT) -> dict[str, str]:
 @pytest.fixture(params=[UNIT, GATEWAY], ids=lambda path: path.name)
 def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A unit with a command that exists here."""
-    copy = tmp_path / request.param.name
-    copy.write_text(request.param.read_text().replace("/opt/lake/bin/lake", sys.executable))
+    original: Path = request.param
+    copy = tmp_path / original.name
+    copy.write_text(original.read_text().replace("/opt/lake/bin/lake", sys.executable))
     return copy
 
 

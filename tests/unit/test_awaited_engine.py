@@ -14,12 +14,16 @@ from tests.fake_service import FakeService
 from tests.sim.network import SimulatedNetwork
 
 
+def is_ready(awaited: AwaitedEngine) -> bool:
+    return awaited.not_ready is None
+
+
 def test_it_starts_without_its_engine_and_calls_fail_at_once_until_it_is_there() -> None:
     async def main(network: SimulatedNetwork) -> None:
         async with trio.open_nursery() as nursery:
             awaited = AwaitedEngine(SIMULATED, "secret", network)
             await nursery.start(awaited.run)
-            assert awaited.not_ready is not None
+            assert not is_ready(awaited)
             assert awaited.epoch == 0
             began = trio.current_time()
             with pytest.raises(EngineUnreachable) as caught:
@@ -29,7 +33,7 @@ def test_it_starts_without_its_engine_and_calls_fail_at_once_until_it_is_there()
             engine = Restarting(nursery, network, SIMULATED)
             await engine.start(FakeService())
             await trio.sleep(2)
-            assert awaited.not_ready is None
+            assert is_ready(awaited)
             await awaited.call(Ping())
             assert awaited.epoch == 1
             await engine.stop()
@@ -43,14 +47,14 @@ def test_a_lost_engine_is_waited_for_once_and_then_calls_fail_at_once() -> None:
         async with restarting(network, SIMULATED, FakeService()) as engine, trio.open_nursery() as nursery:
             awaited = AwaitedEngine(SIMULATED, "secret", network)
             await nursery.start(awaited.run)
-            assert awaited.not_ready is None
+            assert is_ready(awaited)
             await engine.stop()
             began = trio.current_time()
             with pytest.raises(EngineUnreachable):
                 await awaited.call(Ping())
             assert ENGINE_WAIT_S - 1 <= trio.current_time() - began <= ENGINE_WAIT_S + 1
             await trio.sleep(ENGINE_WAIT_S + 2)
-            assert awaited.not_ready is not None
+            assert not is_ready(awaited)
             began = trio.current_time()
             with pytest.raises(EngineUnreachable):
                 await awaited.call(Ping())
@@ -58,7 +62,8 @@ def test_a_lost_engine_is_waited_for_once_and_then_calls_fail_at_once() -> None:
             await engine.start(FakeService())
             await trio.sleep(2)
             await awaited.call(Ping())
-            assert (awaited.not_ready, awaited.epoch) == (None, 2)
+            assert is_ready(awaited)
+            assert awaited.epoch == 2
             nursery.cancel_scope.cancel()
 
     in_simulated_time(main)
