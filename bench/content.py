@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -36,18 +37,25 @@ def payload(size: int) -> bytes:
     return (_stamp() + _base[: size - 16]) if size <= PAGE else bytes(block(size))
 
 
-class Restamped:
-    """Content of any size in memory, that `renew` makes unlike any other once more, in place."""
+WINDOW_MAX: Final = 64 << 20
+_WINDOW_ROOM: Final = 16 << 20
+_WINDOW_STEP: Final = 16
+_windows: Final = itertools.count()
 
-    def __init__(self, size: int) -> None:
-        self.content = bytearray(_base * (size // BLOCK) + _base[: size % BLOCK])
-        self.renew()
 
-    def renew(self) -> None:
-        """A new stamp in every page."""
-        content = self.content
-        for offset in range(0, len(content), PAGE):
-            content[offset : offset + 16] = _stamp()[: len(content) - offset]
+@cache
+def _random() -> memoryview:
+    return memoryview(os.urandom(WINDOW_MAX + _WINDOW_ROOM))
+
+
+def window(size: int) -> memoryview:
+    """`size` bytes, at most 64 MiB, made in no time: of one run of random bytes, each time from another offset.
+
+    So no two have a chunk in common, wherever they are cut; there are a million before they come again.
+    """
+    assert size <= WINDOW_MAX
+    begin = next(_windows) * _WINDOW_STEP % (WINDOW_MAX + _WINDOW_ROOM - size)
+    return _random()[begin : begin + size]
 
 
 def write_file(path: Path, size: int) -> None:

@@ -58,6 +58,8 @@ def main() -> int:
                 results[name] = {"rows": [asdict(row) for row in found], **measured}
                 for row in found:
                     print(_line(row), flush=True)
+                if "table" in measured:
+                    print(_table(**measured["table"]), flush=True)
                 print(f"{'':10}({time.monotonic() - begin:.0f} s)", file=sys.stderr)
         finally:
             for prepared in shared.values():
@@ -98,6 +100,14 @@ def _line(row: Row) -> str:
     if row.detail:
         parts.append(f"  ({row.detail})")
     return "".join(parts)
+
+
+def _table(title: str, lines: list[list[str]]) -> str:
+    """A scenario's own table; as documents have it, with its columns in line."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    padded.insert(1, ["-" * width for width in widths])
+    return "\n".join([f"\n{title}\n", *(f"| {' | '.join(line)} |" for line in padded), ""])
 
 
 def _machine() -> dict[str, Any]:

@@ -57,6 +57,11 @@ class Outcome:
         """Requests that were answered."""
         return len(self.latencies_s)
 
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.moved_bytes / self.elapsed_s
+
     def percentile_s(self, share: float) -> float:
         """Of the time to the last byte; infinite when that many were not answered in the time there was."""
         begun = self.count + len(self.unfinished_s)

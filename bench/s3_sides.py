@@ -6,7 +6,6 @@ All listen on loopback and have their data on the bench's disk.  Each lives as l
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.cpu import cpu_s, process_tree, resident_bytes
-from bench.process import ROOT, EngineProcess, clean_environment, lake_command
+from bench.process import EngineProcess
 from bench.s3_load import ask
 from bench.s3_requests import BUCKET, Endpoint, Request, Signer
 from bench.s3_stores import OPENLAKED, StoreUnavailable, free_port, last_line, peer_environment, running
@@ -71,21 +70,12 @@ class Server:
 
 @contextmanager
 def ours(folder: Path, *flags: str) -> Iterator[Server]:
-    """`lake serve --s3`, with a new store and an access key for everything."""
+    """`lake serve --s3`, with a new store, and the access key that its first start prints."""
     folder.mkdir(exist_ok=True)
     with EngineProcess(folder, "--s3", "127.0.0.1:0", *flags) as engine:
-        [url] = [line.split()[1] for line in engine.printed if line.startswith("s3 ")]
-        made = subprocess.run(
-            [*lake_command(), "--server", engine.address, "key", "create", "--json"],
-            env=clean_environment(),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        key = json.loads(made.stdout)
-        endpoint = Endpoint(int(url.rpartition(":")[2]), key["access_key"], key["secret_key"])
-        server = Server("ours", endpoint, engine.pid)
+        said = dict(line.rsplit(None, 1) for line in engine.printed if line and not line.startswith(" "))
+        port = int(said["s3"].rpartition(":")[2])
+        server = Server("ours", Endpoint(port, said["access key"], said["secret key"]), engine.pid)
         _make_bucket(server)
         yield server
 
@@ -102,7 +92,7 @@ def openlaked(folder: Path, *, fetch: bool) -> Iterator[Server]:
 
 
 def _make_bucket(server: Server) -> None:
-    """When it serves, and knows the key: a key is known within a second of its making."""
+    """When it serves."""
     until = time.monotonic() + READY_S
     while True:
         try:

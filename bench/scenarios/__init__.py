@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from bench.measure import Scenario
-from bench.scenarios import client, dedup, large, million, mount, mount_peers, s3_cpu, small, space, startup
+from bench.scenarios import (
+    client,
+    dedup,
+    large,
+    million,
+    mount,
+    mount_peers,
+    s3_cpu,
+    s3_rates,
+    small,
+    space,
+    startup,
+)
 
 SCENARIOS: Final[dict[str, Scenario]] = {
     scenario.name: scenario
@@ -19,6 +31,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         *mount.SCENARIOS,
         *mount_peers.SCENARIOS,
         *s3_cpu.SCENARIOS,
+        *s3_rates.SCENARIOS,
         *large.MEMORY_SCENARIOS,
         *million.SCENARIOS,
     )

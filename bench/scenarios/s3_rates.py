@@ -1,0 +1,168 @@
+"""GET and PUT at 1, 8, 64 and 512 connections: bytes a second, and the time to the last byte.
+
+In each cell of the table every connection sends its next request when the answer to its last has come, for a time; then
+answers under way are waited for.  Those of large objects are not, but given up after as long again: their bytes count,
+of a PUT those that went into the socket, and in the percentiles they count as slower than all that was answered
+(`> 1600`: more was still under way).  Bytes a second are the median of the rounds, percentiles those of all rounds
+together.  Every PUT is of new content.  The servers are new for each number of connections.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, count, cycle
+from typing import Any, Final
+
+from bench.content import window
+from bench.measure import Bench, Row, Scenario, at_least, spread_of
+from bench.s3_contest import OURS, absent_row, race, servers
+from bench.s3_load import Load, Outcome
+from bench.s3_requests import BUCKET, UNSIGNED, Request, Signer
+from bench.s3_sides import Server
+
+CONNECTIONS: Final = (1, 8, 64, 512)
+KEYS: Final = 1000
+"""That PUTs go to, again and again."""
+GOT_BYTES: Final = 128 << 20
+"""Of all objects together that are read, and at most 100 objects: they stay in the page cache."""
+AHEAD: Final = at_least(1, "x")
+QUICK_S: Final = 0.2
+PATIENCE_S: Final = 10.0
+"""As long all answers of a round are waited for, but not those of large objects."""
+QUICK_BYTES: Final = 4 << 20
+SIGNED_AHEAD: Final = 4000
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The cells of one operation and size."""
+
+    name: str
+    title: str
+    peers: tuple[str, ...]
+    size: int
+    window_s: float
+    put: bool = False
+    patience_s: float = PATIENCE_S
+
+    def run(self, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
+        """A row for each number of connections and peer; the table has the figures."""
+        if bench.scale.quick:
+            quick = replace(self, size=min(self.size, QUICK_BYTES), window_s=QUICK_S)
+            return quick._cells(bench, CONNECTIONS[:2])
+        return self._cells(bench, CONNECTIONS)
+
+    def _cells(self, bench: Bench, counts: Sequence[int]) -> tuple[list[Row], dict[str, Any]]:
+        rows: list[Row] = []
+        cells: dict[str, Any] = {}
+        table = [["connections", *(f"{who}: MiB/s, p50, p99 ms" for who in (OURS, *self.peers))]]
+        for connections in counts:
+            folder = bench.folder / str(connections)
+            folder.mkdir()
+            results, absent = race(self._sides(Bench(folder, bench.scale), connections), bench.scale.rounds)
+            what = f"{self.title}, {connections} connections, bytes/s"
+            rows += [self._row(what, results, peer) for peer in self.peers if peer in results]
+            rows += [
+                absent_row(self.name, f"{what} / {peer}", AHEAD, reason) for peer, reason in absent.items()
+            ]
+            table.append(
+                [str(connections)]
+                + [_told(results[who]) if who in results else "-" for who in (OURS, *self.peers)]
+            )
+            cells[str(connections)] = {who: _recorded(found) for who, found in results.items()}
+        return rows, {"unit": "B/s", "cells": cells, "table": {"title": self.title, "lines": table}}
+
+    def _row(self, what: str, results: Mapping[str, Sequence[Outcome]], peer: str) -> Row:
+        ratios = [a.rate / max(1.0, b.rate) for a, b in zip(results[OURS], results[peer], strict=True)]
+        ratio = statistics.median(ratios)
+        return Row(self.name, f"{what} / {peer}", ratio, "x", AHEAD.text, AHEAD.met(ratio), spread_of(ratios))
+
+    def _sides(
+        self, bench: Bench, connections: int
+    ) -> dict[str, Callable[[], AbstractContextManager[Callable[[], Outcome]]]]:
+        made = servers(bench)
+        return {who: partial(self._side, made[who], connections) for who in (OURS, *self.peers)}
+
+    @contextmanager
+    def _side(
+        self, make: Callable[[], AbstractContextManager[Server]], connections: int
+    ) -> Iterator[Callable[[], Outcome]]:
+        numbers = count()
+        with make() as server:
+            keys = self._filled(server)
+            with Load(server.endpoint, connections) as load:
+
+                def run() -> Outcome:
+                    signer = Signer(server.endpoint)
+                    requests = self._puts(signer, numbers) if self.put else self._gets(signer, keys)
+                    return load.run(requests, for_s=self.window_s, give_up_s=self.patience_s)
+
+                run()
+                yield run
+
+    def _filled(self, server: Server) -> list[str]:
+        if self.put:
+            return []
+        keys = [f"get/{number}" for number in range(min(100, GOT_BYTES // self.size))]
+        for key in keys:
+            server.put(key, bytes(window(self.size)))
+        return keys
+
+    def _gets(self, signer: Signer, keys: Sequence[str]) -> Iterator[Request]:
+        return cycle([signer.request("GET", f"/{BUCKET}/{key}", answer_bytes=self.size) for key in keys])
+
+    def _puts(self, signer: Signer, numbers: Iterator[int]) -> Iterator[Request]:
+        """Signed before they are sent, as many as small ones may need; the rest on the way."""
+
+        def one(number: int) -> Request:
+            path = f"/{BUCKET}/put/{number % KEYS:04}"
+            return signer.request("PUT", path, body=window(self.size), payload_hash=UNSIGNED)
+
+        ahead = [one(next(numbers)) for _ in range(SIGNED_AHEAD)]
+        return chain(ahead, map(one, numbers))
+
+
+def _told(rounds: Sequence[Outcome]) -> str:
+    rate = statistics.median(found.rate for found in rounds)
+    return f"{rate / MIB:.4g}, {_percentile(rounds, 0.5)}, {_percentile(rounds, 0.99)}"
+
+
+def _percentile(rounds: Sequence[Outcome], share: float) -> str:
+    """In milliseconds, of all rounds together; what it is more than, when that is all that is known."""
+    every = Outcome(
+        latencies_s=[value for found in rounds for value in found.latencies_s],
+        unfinished_s=[value for found in rounds for value in found.unfinished_s],
+    )
+    value_s = every.percentile_s(share)
+    return f"> {max(every.unfinished_s) * 1e3:.0f}" if math.isinf(value_s) else f"{value_s * 1e3:.3g}"
+
+
+def _recorded(rounds: Sequence[Outcome]) -> dict[str, Any]:
+    return {
+        "rates": [found.rate for found in rounds],
+        "p50_ms": _percentile(rounds, 0.5),
+        "p99_ms": _percentile(rounds, 0.99),
+        "answered": [found.count for found in rounds],
+        "given_up": [len(found.unfinished_s) for found in rounds],
+        "generator": [found.own_cpu_s / found.elapsed_s for found in rounds],
+    }
+
+
+_STORES: Final = ("openlaked",)
+_READERS: Final = ("openlaked", "nginx")
+
+SCENARIOS: Final[tuple[Scenario, ...]] = (
+    Rates("s3-rate-get-4k", "S3 GET of 4 KiB", _READERS, 4 * KIB, 0.5),
+    Rates("s3-rate-get-1m", "S3 GET of 1 MiB", _READERS, MIB, 0.5),
+    Rates("s3-rate-get-64m", "S3 GET of 64 MiB", _READERS, 64 * MIB, 0.8, patience_s=1.6),
+    Rates("s3-rate-put-4k", "S3 PUT of 4 KiB", _STORES, 4 * KIB, 0.5, put=True),
+    Rates("s3-rate-put-1m", "S3 PUT of 1 MiB", _STORES, MIB, 0.5, put=True),
+    Rates("s3-rate-put-64m", "S3 PUT of 64 MiB", _STORES, 64 * MIB, 0.8, put=True, patience_s=1.6),
+)
