@@ -13,6 +13,8 @@ from bench.scenarios import (
     mount,
     mount_peers,
     s3_cpu,
+    s3_crowd,
+    s3_memory,
     s3_rates,
     small,
     space,
@@ -32,6 +34,8 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         *mount_peers.SCENARIOS,
         *s3_cpu.SCENARIOS,
         *s3_rates.SCENARIOS,
+        *s3_crowd.SCENARIOS,
+        *s3_memory.SCENARIOS,
         *large.MEMORY_SCENARIOS,
         *million.SCENARIOS,
     )
