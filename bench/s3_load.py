@@ -194,7 +194,10 @@ class Load:
         connection.request = request = next(self._left, None) if now < self._last_begin_s else None
         if request is not None:
             self._under_way += 1
-            self._begin(connection, request)
+            try:
+                self._begin(connection, request)
+            except ConnectionError:
+                self._ended(connection)
 
     def _begin(self, connection: _Connection, request: Request) -> None:
         connection.left = -1
@@ -222,6 +225,8 @@ class Load:
                     break
         except BlockingIOError:
             pass
+        except ConnectionError:
+            body = body[:0]  # it may have said why
         connection.body = body if len(body) else None
         request = connection.request
         if connection.body is None and request is not None and len(request.body) > _SMALL_BYTES:
@@ -238,6 +243,8 @@ class Load:
             count = connection.sock.recv_into(self._buffer)
         except BlockingIOError:
             return
+        except ConnectionError:
+            count = 0
         if not count:
             self._ended(connection)
         elif connection.left < 0:

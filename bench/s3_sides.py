@@ -11,14 +11,14 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from bench.cpu import cpu_s, process_tree, resident_bytes
-from bench.process import EngineProcess
+from bench.process import ROOT, EngineProcess, clean_environment, lake_command
 from bench.s3_load import ask
 from bench.s3_requests import BUCKET, Endpoint, Request, Signer
 from bench.s3_stores import OPENLAKED, StoreUnavailable, free_port, last_line, peer_environment, running
@@ -32,17 +32,20 @@ NGINX_WORKERS: Final = 2
 class Server:
     """A server that runs, with the bucket BUCKET.  `pid`: the process above all of its processes.
 
-    `files`: the folder whose files it serves, when it is one that takes no PUT.
+    `files`: the folder whose files it serves, when it is one that takes no PUT.  `behind`: the process that it is a
+    face of, when that is another.
     """
 
     name: str
     endpoint: Endpoint
     pid: int
     files: Path | None = None
+    behind: int | None = None
 
     def cpu_s(self) -> float:
-        """Of all its processes, so far."""
-        return cpu_s(process_tree(self.pid))
+        """Of all its processes, so far, and of what is behind it."""
+        behind = () if self.behind is None else (self.behind,)
+        return cpu_s((*process_tree(self.pid), *behind))
 
     def resident_bytes(self) -> int:
         """Of all its processes."""
@@ -78,6 +81,57 @@ def ours(folder: Path, *flags: str) -> Iterator[Server]:
         server = Server("ours", Endpoint(port, said["access key"], said["secret key"]), engine.pid)
         _make_bucket(server)
         yield server
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine without a face, and an access key of its store."""
+
+    process: EngineProcess
+    access_key: str
+    secret_key: str
+
+
+@contextmanager
+def engine_alone(folder: Path) -> Iterator[Engine]:
+    """`lake serve --s3 off`, with a new store, for gateways to stand before."""
+    folder.mkdir(exist_ok=True)
+    with EngineProcess(folder) as process, process.connect() as lake:
+        key = lake.create_access_key()
+        yield Engine(process, key.access_key, key.secret_key)
+
+
+@contextmanager
+def gateway(engine: Engine, *, processes: int) -> Iterator[Server]:
+    """`lake gateway` before an engine."""
+    command = [*lake_command(), "--server", engine.process.address, "gateway", "--s3", "127.0.0.1:0"]
+    process = subprocess.Popen(
+        [*command, "--processes", str(processes), "--admin", "off", "--log-level", "error"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+        cwd=ROOT,
+    )
+    assert process.stdout is not None
+    try:
+        ports = [int(line.rpartition(":")[2]) for line in _said_first(process.stdout) if line[:3] == "s3 "]
+        endpoint = Endpoint(ports[0], engine.access_key, engine.secret_key)
+        server = Server(f"{processes} of lake gateway", endpoint, process.pid, behind=engine.process.pid)
+        _make_bucket(server)
+        yield server
+    finally:
+        process.terminate()
+        process.stdout.close()
+        process.wait()
+
+
+def _said_first(stdout: Iterable[str]) -> Iterator[str]:
+    """The lines before it serves."""
+    for line in stdout:
+        if line == "ready\n":
+            return
+        yield line
+    raise StoreUnavailable("lake gateway ended before it served")
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def no_renewal() -> None:
 
 
 @contextmanager
-def _getting(size: int, keys: int, requests: int, ranged: tuple[int, ...] = ()) -> Iterator[Work]:
+def getting(size: int, keys: int, requests: int, ranged: tuple[int, ...] = ()) -> Iterator[Work]:
     """GETs of `keys` objects in turn; `ranged`: of 4 KiB at each of these offsets."""
     contents = {f"get/{number:04}": bytes(window(size)) for number in range(keys)}
     spans = [(offset % size, 4 * KIB) for offset in ranged] or [(0, size)]
@@ -67,7 +67,7 @@ def _getting(size: int, keys: int, requests: int, ranged: tuple[int, ...] = ()) 
 
 
 @contextmanager
-def _putting(size: int, requests: int, *, signed: bool) -> Iterator[Work]:
+def putting(size: int, requests: int, *, signed: bool) -> Iterator[Work]:
     """PUTs of new content, each to a key of its own."""
     bodies: list[memoryview] = []
     hashes = [UNSIGNED] * requests
@@ -99,7 +99,7 @@ def _path(number: int) -> str:
 @contextmanager
 def _listing(bench: Bench) -> Iterator[Work]:
     """The first page of 1,000 keys, of 100,000 small objects in one folder."""
-    names = [f"list/{number:09}" for number in range(bench.scale.pick(LISTED, 3000))]
+    names = [f"list/{number:09}" for number in range(bench.scale.pick(LISTED, 1100))]
 
     def fill(server: Server) -> None:
         signer = Signer(server.endpoint)
@@ -126,7 +126,7 @@ def _listing(bench: Bench) -> Iterator[Work]:
 def _get(size: int, keys: int, requests: int, **more: tuple[int, ...]) -> _SetUp:
     def set_up(bench: Bench) -> AbstractContextManager[Work]:
         few = bench.scale.pick(size, min(size, QUICK_BYTES))
-        return _getting(few, keys, bench.scale.pick(requests, 8), **more)
+        return getting(few, keys, bench.scale.pick(requests, 8), **more)
 
     return set_up
 
@@ -134,7 +134,7 @@ def _get(size: int, keys: int, requests: int, **more: tuple[int, ...]) -> _SetUp
 def _put(size: int, requests: int, *, signed: bool) -> _SetUp:
     def set_up(bench: Bench) -> AbstractContextManager[Work]:
         few = bench.scale.pick(size, min(size, QUICK_BYTES))
-        return _putting(few, bench.scale.pick(requests, 8), signed=signed)
+        return putting(few, bench.scale.pick(requests, 8), signed=signed)
 
     return set_up
 
