@@ -55,17 +55,26 @@ def list_(context: click.Context, as_json: bool) -> None:
     default=None,
     help="Whether S3 clients without an access key may read and list it.",
 )
+@click.option(
+    "--versioning",
+    type=click.Choice(["enabled", "suspended"]),
+    default=None,
+    help="Whether what is overwritten or removed is kept as an old version; it can be suspended, not undone.",
+)
 @json_option
 @engine_options
 @click.pass_context
-def set_(context: click.Context, name: str, anonymous_read: bool | None, as_json: bool) -> None:
+def set_(
+    context: click.Context, name: str, anonymous_read: bool | None, versioning: str | None, as_json: bool
+) -> None:
     """Change settings of a bucket; without options, show them."""
     with target_of(context).open() as lake:
-        found = lake.set_bucket(_bucket_name(name), anonymous_read=anonymous_read)
+        found = lake.set_bucket(_bucket_name(name), anonymous_read=anonymous_read, versioning=versioning)
     if as_json:
         write_json(_shown(found))
-    elif anonymous_read is None:
+    elif anonymous_read is None and versioning is None:
         write_line(f"anonymous-read {'yes' if found.anonymous_read else 'no'}")
+        write_line(f"versioning     {found.versioning or 'never enabled'}")
 
 
 @bucket.command()
@@ -87,6 +96,7 @@ def _shown(found: BucketStat) -> dict[str, object]:
         "name": found.name,
         "created": iso_time(found.created_ns),
         "anonymous_read": found.anonymous_read,
+        "versioning": found.versioning,
     }
 
 

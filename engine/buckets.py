@@ -14,6 +14,7 @@ from engine.format import Node, NodeKind, Table, node_key, pack_name, unpack_nam
 from engine.name_keys import check_bucket_name, name_key, range_end, shown
 from engine.records import BucketRecord
 from engine.tree import NameEvent, child, has_children, new_folder
+from engine.version_keys import end_of, first_key
 from engine.views import Transaction, View
 from lakefs.errors import (
     AlreadyExists,
@@ -133,6 +134,13 @@ def remove_bucket(txn: Transaction, name: str) -> BucketRef:
     if has_children(txn, bucket.node):
         raise BucketNotEmpty(
             f"bucket {shown(name)} is not empty; remove what is in it first: lake rm -r {name}/", subject=name
+        )
+    start, end = first_key(bucket.node), end_of(bucket.node)
+    if bucket.versioning and any(True for _ in txn.scan(Table.VERSIONS, start, end)):
+        raise BucketNotEmpty(
+            f"bucket {shown(name)} has no names, and versions of some that were; remove those first, "
+            "with an S3 client (ListObjectVersions, DeleteObjects)",
+            subject=name,
         )
     txn.delete(Table.NAMES, name_key(ROOT_NODE, name.encode() + b"/"))
     txn.delete(Table.BUCKETS, node_key(bucket.node))

@@ -39,6 +39,7 @@ from engine.node_paths import paths_of
 from engine.number_set import NumberSet
 from engine.segments import Segments
 from engine.upload_check import UploadCheck
+from engine.version_check import VersionCheck
 from engine.views import View
 from lakefs.errors import CorruptionError, LakeError, StaleGrant
 from lakefs.ids import (
@@ -131,6 +132,7 @@ class _Check:
         self._damaged: dict[NodeId, str] = {}
         self._bad_names: list[tuple[NodeId, bytes, str]] = []
         self._uploads = UploadCheck(metadata, self._blob_problem)
+        self._versions = VersionCheck(metadata)
 
     async def index_and_journal(self) -> None:
         """The index against its sums, the journal and the checkpoint against their checksums."""
@@ -265,10 +267,11 @@ class _Check:
             self._whole = NumberSet()
             await self._walk_nodes(self._content_of)
             await self._uploads.parts_again()
-        for subject, problem in await self._uploads.findings():
+        for subject, problem in [*await self._uploads.findings(), *await self._versions.findings()]:
             self.report.found("damage", subject, problem)
         wanted = {*self._damaged, *(parent for parent, _, _ in self._bad_names)}
         paths = await paths_of(self._metadata, wanted) if wanted else {}
+        paths |= await self._versions.paths_of(self._damaged.keys() - paths.keys()) if self._damaged else {}
         for node_id, problem in self._damaged.items():
             self.report.found("damage", paths.get(node_id, f"node {node_id}"), problem)
         for parent, name, problem in self._bad_names:
@@ -276,14 +279,18 @@ class _Check:
             self.report.found("damage", path + name.decode(errors="replace"), problem)
 
     async def names(self) -> None:
-        """Every name's node exists and is of its kind; every node has one name."""
+        """Every name's node exists and is of its kind, every version's too; every node has a name, or is a version."""
         named = NumberSet()
         await self._walk_names(named, self._name)
+        await self._versions.run(named)
+        self.report.count("versions", self._versions.count)
         for _ in range(_LOOKS_FOR_NAMES):
             if not await self._unnamed(named):
                 return
             # A name that was moved while the walk went on may have been missed: from behind it to before it.
+            # And an old version that became what its key is bound to, as a node that was overwritten.
             await self._walk_names(named, _note_named)
+            await self._versions.note_named(named)
         for node_id in await self._unnamed(named):
             self.report.found("damage", f"node {node_id}", "has no name")
 

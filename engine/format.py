@@ -45,10 +45,13 @@ class ReadOnlyFeature(IntEnum):
     UPLOADS = (
         1 << 0
     )  # the table `uploads` refers to chunks: gc of a release that does not know it would free them
+    VERSIONS = (
+        1 << 1
+    )  # nodes without a name are old versions: a release that does not know them would lose the newest by a put
 
 
 KNOWN_COMPAT: Final = 0
-KNOWN_READ_ONLY: Final = int(ReadOnlyFeature.UPLOADS)
+KNOWN_READ_ONLY: Final = int(ReadOnlyFeature.UPLOADS | ReadOnlyFeature.VERSIONS)
 KNOWN_INCOMPAT: Final = 0
 
 
@@ -62,7 +65,7 @@ class Table(IntEnum):
     BUCKETS = 5
     SEGMENTS = 6  # reserved
     UPLOADS = 7
-    VERSIONS = 8  # reserved
+    VERSIONS = 8
     KEYED = 9  # reserved
     ACCESS_KEYS = 10
     QUARANTINE = 11
@@ -363,6 +366,7 @@ class Attributes(
         "atime_ns": "a",
         "upload": "u",
         "tags": "g",
+        "version": "v",
     },
 ):
     """What a node has beyond its head; absent from the record when all are defaults.
@@ -371,6 +375,8 @@ class Attributes(
     access time that somebody set, None when nobody did, or when it is the modification time.
     `upload` is the multipart upload that the node came from.
     `tags` are texts under texts, beside the metadata.
+    `version` is the number of the version that the node is, of a version `null` with a minus; 0 for one that was made
+    where no versions were kept.
     """
 
     etag: bytes = b""
@@ -384,6 +390,7 @@ class Attributes(
     atime_ns: int | None = None
     upload: bytes = b""
     tags: dict[str, str] = {}
+    version: int = 0
 
 
 NO_ATTRIBUTES: Final = Attributes()
@@ -404,6 +411,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     ctime_ns: int = 0
     etag_kind: EtagKind = EtagKind.DERIVED
     attributes: Attributes = NO_ATTRIBUTES
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether it is a delete marker."""
+        return self.blob is None and self.kind is NodeKind.OBJECT
 
     def pack(self) -> bytes:
         """Head, then the attributes in msgpack when there are any."""

@@ -56,7 +56,7 @@ def list_names(
     limit = min(limit, LIST_PAGE_MAX)
     if limit == 0:
         return [], ""
-    walk = _elements(view, bucket.node, lookup_path(prefix), lookup_path(after), delimiter == "/", folders)
+    walk = walk_names(view, bucket.node, lookup_path(prefix), lookup_path(after), delimiter == "/", folders)
     with closing(walk) as elements:
         page = list(islice(elements, limit + 1))
     if len(page) <= limit:
@@ -65,10 +65,10 @@ def list_names(
     return page, page[-1].key
 
 
-def _elements(
+def walk_names(
     view: View, top: NodeId, prefix: bytes, after: bytes, roll_up: bool, folders: bool
 ) -> Generator[ListEntry, None, None]:
-    """All elements behind `after`, in order."""
+    """All elements of a listing behind `after`, in order; see `list_names`."""
     if after > prefix and not after.startswith(prefix):
         return
     steps, rest = split_path(prefix)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from engine.buckets import BucketRef
 from engine.name_keys import shown, subject_of
-from lakefs.errors import AlreadyExists, FolderNotEmpty, KeyNotFound, NotAFolder
+from lakefs.errors import (
+    AlreadyExists,
+    FolderNotEmpty,
+    KeyDeleted,
+    KeyNotFound,
+    NotAFolder,
+    VersionIsMarker,
+)
 
 
 def subject(bucket: BucketRef, key: str) -> str:
@@ -21,6 +28,22 @@ def not_found(bucket: BucketRef, key: str) -> KeyNotFound:
     """Nothing has this name."""
     return KeyNotFound(
         f"{shown_name(bucket, key)} does not exist; see what does with: lake ls {bucket.name}/",
+        subject=subject(bucket, key),
+    )
+
+
+def deleted(bucket: BucketRef, key: str) -> KeyDeleted:
+    """A delete marker is on top of what the name was bound to."""
+    return KeyDeleted(
+        f"{shown_name(bucket, key)} is deleted; its bucket keeps versions, and may have some of it",
+        subject=subject(bucket, key),
+    )
+
+
+def is_a_marker(bucket: BucketRef, key: str, version: str) -> VersionIsMarker:
+    """The version has no content."""
+    return VersionIsMarker(
+        f"version {version[:64]} of {shown_name(bucket, key)} is a delete marker and has no content",
         subject=subject(bucket, key),
     )
 

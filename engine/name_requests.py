@@ -8,6 +8,7 @@ Batches give every item its own result; what failed has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from engine.buckets import (
     BucketRef,
@@ -20,14 +21,18 @@ from engine.buckets import (
     to_bucket_stat,
 )
 from engine.decisions import Decisions
+from engine.format import ReadOnlyFeature
 from engine.holds import Client
 from engine.listing import list_names
-from engine.names import copy, make_folder, remove_folder, rename, require, unbind
+from engine.names import copy, make_folder, rename, require
 from engine.node_changes import make_symlink, set_attributes
 from engine.object_stat import to_object_stat
-from engine.puts import failed
+from engine.puts import failed, versions_of
+from engine.removing import remove, remove_folder, remove_version
 from engine.store import Store
 from engine.tree import Resolved
+from engine.version_listing import list_versions
+from engine.versions import shown_version, version_id
 from engine.views import Transaction, View
 from lakefs.errors import RequestTooLarge, UserError
 from lakefs.limits import BATCH_MAX, DELETE_BATCH
@@ -47,8 +52,10 @@ class NameRequests:
     async def stat_names(self, client: Client, request: m.StatNames, body: Body, _: Sequence[int]) -> Reply:
         _check_count(request.names, BATCH_MAX)
 
+        wanted = list(zip(request.names, versions_of(request), strict=True))
+
         def look(view: View) -> list[m.NameResult]:
-            return [_each(name, lambda name: _stat(view, *name)) for name in request.names]
+            return [_each(partial(_stat, view, *name, version)) for name, version in wanted]
 
         return Reply(m.NameResults(await self._decisions.look(look, request.durable)))
 
@@ -68,6 +75,14 @@ class NameRequests:
 
         return Reply(await self._decisions.look(look, request.durable))
 
+    async def list_versions(
+        self, client: Client, request: m.ListVersions, body: Body, _: Sequence[int]
+    ) -> Reply:
+        def look(view: View) -> m.ListedVersions:
+            return list_versions(view, find_bucket(view, request.bucket), request)
+
+        return Reply(await self._decisions.look(look))
+
     async def bucket_list(self, client: Client, request: m.BucketList, body: Body, _: Sequence[int]) -> Reply:
         def look(view: View) -> list[BucketRef]:
             return [find_bucket(view, request.name)] if request.name else list_buckets(view)
@@ -83,12 +98,21 @@ class NameRequests:
 
         now_ns = self._store.clock.wall_ns()
 
-        def remove(txn: Transaction, bucket: str, key: str) -> m.NameResult:
-            gone = unbind(txn, find_bucket(txn, bucket), key, request.condition, now_ns, request.keep_folder)
-            return m.NameResult(None if gone is None else _stat_of(bucket, key, gone))
+        wanted = list(zip(request.names, versions_of(request), strict=True))
+
+        def remove_one(txn: Transaction, name: str, key: str, version: str) -> m.NameResult:
+            bucket = find_bucket(txn, name)
+            if version:
+                gone = remove_version(
+                    txn, bucket, key, version, now_ns, request.condition, request.keep_folder
+                )
+                return m.NameResult(None if gone is None else _stat_of(bucket, key, gone))
+            removal = remove(txn, bucket, key, request.condition, now_ns, request.keep_folder)
+            stat = None if removal.found is None else _stat_of(bucket, key, removal.found)
+            return m.NameResult(stat, marker=removal.marker)
 
         def decide(txn: Transaction) -> list[m.NameResult]:
-            return [_each(name, lambda name: remove(txn, *name)) for name in request.names]
+            return [_each(partial(remove_one, txn, *name, version)) for name, version in wanted]
 
         return Reply(m.NameResults(await self._decisions.change(client, decide, request.durable)))
 
@@ -127,6 +151,7 @@ class NameRequests:
                 request.condition,
                 now_ns,
                 request.tags,
+                request.version,
             )
 
         return one_name(request.to_bucket, request.to_key, await self._decisions.change(client, decide))
@@ -191,6 +216,9 @@ class NameRequests:
         return Reply(m.Done())
 
     async def bucket_set(self, client: Client, request: m.BucketSet, body: Body, _: Sequence[int]) -> Reply:
+        if request.versioning is not None:
+            await self._store.begin_to_use(ReadOnlyFeature.VERSIONS)
+
         def decide(txn: Transaction) -> BucketRef:
             return set_bucket(txn, request.name, request.anonymous_read, request.versioning)
 
@@ -208,24 +236,28 @@ def _check_count(names: Sequence[object], limit: int) -> None:
         raise RequestTooLarge(f"{len(names)} names in one request; the limit is {limit}")
 
 
-def _each(name: tuple[str, str], call: Callable[[tuple[str, str]], m.NameResult]) -> m.NameResult:
+def _each(call: Callable[[], m.NameResult]) -> m.NameResult:
     try:
-        return call(name)
+        return call()
     except UserError as error:
         return failed(error)
 
 
-def _stat(view: View, bucket: str, key: str) -> m.NameResult:
-    return m.NameResult(_stat_of(bucket, key, require(view, find_bucket(view, bucket), key)))
+def _stat(view: View, name: str, key: str, version: str) -> m.NameResult:
+    bucket = find_bucket(view, name)
+    return m.NameResult(_stat_of(bucket, key, require(view, bucket, key, version)))
 
 
-def _stat_of(bucket: str, key: str, found: Resolved) -> m.ObjectStat:
-    return to_object_stat(bucket, key, found.node_id, found.node)
+def _stat_of(bucket: BucketRef, key: str, found: Resolved) -> m.ObjectStat:
+    return to_object_stat(bucket.name, key, found.node_id, found.node, version_id(bucket, found.node))
 
 
 def one_name(bucket: str, key: str, found: Resolved) -> Reply:
     """The reply about one name."""
-    return Reply(m.NameResults([m.NameResult(_stat_of(bucket, key, found))]))
+    version = shown_version(found.node) if found.node.attributes.version else ""
+    return Reply(
+        m.NameResults([m.NameResult(to_object_stat(bucket, key, found.node_id, found.node, version))])
+    )
 
 
 def _buckets(found: Sequence[BucketRef]) -> Reply:

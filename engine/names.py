@@ -1,10 +1,11 @@
-"""Names: binding keys to nodes, moving and removing them, on one view or transaction.
+"""Names: looking keys up, binding them to nodes and moving them, on one view or transaction (`removing`: the rest).
 
 Pure decisions: no I/O of their own, no `await`.  Rules kept here:
 - A function that raises has changed nothing in the transaction: it decides first and changes then.  So one
   failed item of a batch leaves the others of its transaction whole.
-- A binding makes a new node, and removes the one it replaces.  Only folders keep their node (a key that ends in
-  `/` sets the blob that the folder itself has), and the object whose id the caller gives (`keep_node`).
+- A binding makes a new node, and removes the one it replaces, or keeps it as a version (`versions`).  Only folders
+  keep their node (a key that ends in `/` sets the blob that the folder itself has), and the object whose id the caller
+  gives (`keep_node`).
 - Object `a` and folder `a/` may coexist: they are two keys.
 - Folders that nobody made come with the first name below them and go with the last; who removes that one may ask
   for the folder to stay (`keep_folder`), as one that was made.
@@ -22,9 +23,17 @@ from dataclasses import dataclass, field
 import msgspec
 
 from engine.buckets import BucketRef
-from engine.format import NO_ATTRIBUTES, EtagKind, Node, NodeKind, Table, node_key, pack_name, unpack_node
+from engine.format import Node, NodeKind, Table, node_key, pack_name, unpack_node
 from engine.name_keys import check_key, lookup_path, shown
-from engine.name_refusals import already_there, not_empty, not_found, object_instead, shown_name, subject
+from engine.name_refusals import (
+    already_there,
+    deleted,
+    is_a_marker,
+    not_empty,
+    not_found,
+    shown_name,
+    subject,
+)
 from engine.object_stat import check_condition, check_record_size, with_attributes, with_owner
 from engine.tree import (
     NameEvent,
@@ -40,11 +49,23 @@ from engine.tree import (
     names_changed,
     new_folder,
     prune,
-    remove_at,
     resolved_at,
 )
+from engine.version_keys import group_of
+from engine.versions import (
+    add_marker,
+    checked_version,
+    find_old,
+    is_deleted,
+    make_room,
+    newest_old,
+    node_of,
+    numbered,
+    version_not_found,
+    with_number,
+)
 from engine.views import Transaction, View
-from lakefs.errors import InvalidArgument, InvalidName, PreconditionFailed, UserError
+from lakefs.errors import InvalidArgument, PreconditionFailed, UserError
 from lakefs.ids import EMPTY_BLOB, NodeId
 from lakefs.limits import COMPONENT_SPLIT_BYTES
 from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes
@@ -86,12 +107,31 @@ def resolve(view: View, bucket: BucketRef, key: str) -> Resolved | None:
     return resolved_at(view, find_place(view, bucket.node, lookup_path(key)))
 
 
-def require(view: View, bucket: BucketRef, key: str) -> Resolved:
-    """As `resolve`; KeyNotFound when there is none."""
+def require(view: View, bucket: BucketRef, key: str, version: str = "") -> Resolved:
+    """As `resolve`; KeyNotFound when there is none, KeyDeleted where a delete marker says so.
+
+    With a `version` that one, be it a delete marker: VersionNotFound, InvalidArgument (no id of a version).
+    """
+    if version:
+        return _require_version(view, bucket, key, version)
     found = resolve(view, bucket, key)
     if found is None:
-        raise not_found(bucket, key)
+        raise deleted(bucket, key) if is_deleted(view, bucket, key) else not_found(bucket, key)
     return found
+
+
+def _require_version(view: View, bucket: BucketRef, key: str, version: str) -> Resolved:
+    number = checked_version(version)
+    present = resolve(view, bucket, key)
+    if (
+        present is not None
+        and (max(present.node.attributes.version, 0) if bucket.versioning else 0) == number
+    ):
+        return present
+    old = find_old(view, bucket, key, number) if bucket.versioning else None
+    if old is None:
+        raise version_not_found(bucket, key, version)
+    return node_of(view, old)
 
 
 def iter_nodes(view: View, after: NodeId, limit: int) -> list[tuple[NodeId, Node]]:
@@ -153,7 +193,7 @@ def _bind(txn: Transaction, binding: Binding, now_ns: int, batch: _Batch) -> Res
     place = find_place(txn, bucket.node, path) if known is None else find_place(txn, known, path[cut:])
     old = child_at(txn, place)
     if condition != NO_CONDITION:
-        check_condition(condition, _condition_subject(txn, old, is_folder), bucket.name, key)
+        check_condition(condition, condition_subject(txn, old, is_folder), bucket.name, key)
     if binding.keep_node:
         _check_kept(txn, binding, old)
 
@@ -163,6 +203,9 @@ def _bind(txn: Transaction, binding: Binding, now_ns: int, batch: _Batch) -> Res
     make_parents(txn, bucket.name, place, now_ns)
     if known is None and len(path) - cut < COMPONENT_SPLIT_BYTES:
         batch.folders[folder] = place.parent
+    if bucket.versioning and not is_folder:
+        node = _as_version(txn, binding, path, old, node)
+        record = node.pack()
     if old is None:
         node_id = add_node(txn, place.key, node.kind, record)
     elif is_folder or binding.keep_node:
@@ -170,11 +213,25 @@ def _bind(txn: Transaction, binding: Binding, now_ns: int, batch: _Batch) -> Res
         txn.put(Table.NODES, node_key(node_id), record)
     else:
         node_id = txn.new_node_id()
-        txn.delete(Table.NODES, node_key(old))
+        if not bucket.versioning:
+            txn.delete(Table.NODES, node_key(old))
         txn.insert(Table.NODES, node_key(node_id), record)
         txn.put(Table.NAMES, place.key, pack_name(node.kind, node_id))
     txn.note(NameEvent("put", bucket.name, key, node_id, blob=node.blob))
     return Resolved(node_id, node)
+
+
+def _as_version(txn: Transaction, binding: Binding, path: bytes, old: NodeId | None, node: Node) -> Node:
+    """The record as that of a new version, for which the present one makes room.
+
+    A node that is kept and gets the content that it has stays the version that it is: attributes make none.
+    """
+    present = None if old is None else Resolved(old, load_node(txn, old))
+    is_kept = binding.keep_node != 0
+    if is_kept and present is not None and present.node.blob == node.blob:
+        return with_number(node, present.node.attributes.version)
+    make_room(txn, binding.bucket, path, present, is_kept=is_kept)
+    return numbered(txn, binding.bucket, node)
 
 
 def _check_kept(view: View, binding: Binding, node_id: NodeId | None) -> None:
@@ -202,7 +259,7 @@ def _record_for(node: Node, bucket: BucketRef, key: str, is_folder: bool) -> Nod
     return msgspec.structs.replace(node, kind=NodeKind.FOLDER, mode=mode, blob=node.blob or EMPTY_BLOB)
 
 
-def _condition_subject(view: View, node_id: NodeId | None, is_folder: bool) -> Resolved | None:
+def condition_subject(view: View, node_id: NodeId | None, is_folder: bool) -> Resolved | None:
     """What a condition looks at: a folder that nobody made is, as a key, not there."""
     if node_id is None:
         return None
@@ -220,105 +277,30 @@ def copy(
     condition: Condition,
     now_ns: int,
     tags: dict[str, str] | None = None,
+    version: str = "",
 ) -> Resolved:
-    """Bind `to_key` to the blob that `key` has.  No byte moves, and the ETag stays.
+    """Bind `to_key` to the blob that `key` has, or that version of it.  No byte moves, and the ETag stays.
 
     `attributes`, when given, replace mode, owner, content type, user metadata, headers and xattrs; what was computed
     from the content is kept.  The copy's modification time is theirs, or `now_ns`; its tags are `tags` or the
     source's.
-    KeyNotFound, InvalidArgument (another domain), and what `bind` raises.
+    KeyNotFound, VersionNotFound, VersionIsMarker, InvalidArgument (another domain), and what `bind` raises.
     """
     _check_same_domain(source, target)
-    found = _condition_subject_at(txn, source, key)
-    if found is None:
+    found = require(txn, source, key, version) if key else None
+    if found is None or (found.kind is NodeKind.FOLDER and found.node.blob is None):
         raise not_found(source, key)
+    if found.node.is_marker:
+        raise is_a_marker(source, key, version)
     node = msgspec.structs.replace(found.node, mtime_ns=now_ns, ctime_ns=now_ns)
     if attributes is not None:
         node = with_attributes(node, attributes, now_ns)
     if tags is not None:
         node = msgspec.structs.replace(node, attributes=msgspec.structs.replace(node.attributes, tags=tags))
-    if node.attributes.upload:  # this node does not come from the upload that the source came from
-        node = msgspec.structs.replace(node, attributes=msgspec.structs.replace(node.attributes, upload=b""))
+    if node.attributes.upload or node.attributes.version:  # of the source, of which this node is not a part
+        own = msgspec.structs.replace(node.attributes, upload=b"", version=0)
+        node = msgspec.structs.replace(node, attributes=own)
     return bind(txn, target, to_key, node, condition, now_ns)
-
-
-def _condition_subject_at(view: View, bucket: BucketRef, key: str) -> Resolved | None:
-    if not key:
-        return None
-    place = find_place(view, bucket.node, lookup_path(key))
-    return _condition_subject(view, child_at(view, place), key.endswith("/"))
-
-
-# --- removing ----------------------------------------------------------------------------------------
-
-
-def unbind(
-    txn: Transaction,
-    bucket: BucketRef,
-    key: str,
-    condition: Condition,
-    now_ns: int,
-    keep_folder: bool = False,
-) -> Resolved | None:
-    """Remove a key; what it was bound to, changed now; None when it was not there.
-
-    For a key that ends in `/` the folder loses its own blob: it goes when it is empty, and else stays as one that
-    nobody made.  Parents that nobody made go with their last child, or with `keep_folder` the first of them stays.
-    InvalidName (empty key), PreconditionFailed.
-    """
-    if not key:
-        raise InvalidName(
-            f"no key was given; to remove a bucket: lake bucket rm {bucket.name}", subject=bucket.name
-        )
-    place = find_place(txn, bucket.node, lookup_path(key))
-    is_folder = key.endswith("/")
-    found = _condition_subject(txn, child_at(txn, place), is_folder)
-    check_condition(condition, found, bucket.name, key)
-    if found is None:
-        return None
-    txn.note(NameEvent("delete", bucket.name, key, found.node_id))
-    if is_folder and has_children(txn, found.node_id):
-        bare = msgspec.structs.replace(
-            found.node, blob=None, size_bytes=0, etag_kind=EtagKind.DERIVED, attributes=NO_ATTRIBUTES
-        )
-        txn.put(Table.NODES, node_key(found.node_id), bare.pack())
-    else:
-        remove_at(txn, bucket.name, place, found.node_id, now_ns, keep_folder)
-    return _removed(found, now_ns)
-
-
-def remove_folder(
-    txn: Transaction,
-    bucket: BucketRef,
-    key: str,
-    condition: Condition,
-    now_ns: int,
-    keep_folder: bool = False,
-) -> Resolved:
-    """Remove an empty folder; what it was, changed now.  `key` may lack its final `/`.  `keep_folder` as in `unbind`.
-
-    KeyNotFound, NotAFolder, FolderNotEmpty, PreconditionFailed, InvalidName (empty key).
-    """
-    if not key:
-        raise InvalidName(
-            f"no key was given; to remove a bucket: lake bucket rm {bucket.name}", subject=bucket.name
-        )
-    key = _folder_key(key)
-    place = find_place(txn, bucket.node, lookup_path(key))
-    found = resolved_at(txn, place)
-    if found is None:
-        raise object_instead(bucket, key) if _same_named_object(txn, place) else not_found(bucket, key)
-    check_condition(condition, found, bucket.name, key)
-    if has_children(txn, found.node_id):
-        raise not_empty(bucket, key)
-    txn.note(NameEvent("delete", bucket.name, key, found.node_id))
-    remove_at(txn, bucket.name, place, found.node_id, now_ns, keep_folder)
-    return _removed(found, now_ns)
-
-
-def _removed(found: Resolved, now_ns: int) -> Resolved:
-    """What is left of a node without a name, for those who have it open."""
-    return Resolved(found.node_id, msgspec.structs.replace(found.node, ctime_ns=now_ns))
 
 
 # --- folders and moves -------------------------------------------------------------------------------
@@ -342,10 +324,10 @@ def make_folder(
         if exclusive:
             raise already_there(bucket, key)
         return require(txn, bucket, key)
-    key = _folder_key(key)
+    key = folder_key(key)
     place = find_place(txn, bucket.node, check_key(key))
     found = resolved_at(txn, place)
-    if exclusive and (found is not None or _same_named_object(txn, place)):
+    if exclusive and (found is not None or same_named_object(txn, place)):
         raise already_there(bucket, key)
     if found is not None and found.node.blob is not None:
         return found
@@ -380,7 +362,8 @@ def rename(
 
     One name record moves, and the node's change time is now.  A target object is replaced, and so is an empty target
     folder, unless `replace` is false.  Onto itself: nothing happens.  Missing parents of the target are made; those
-    of the source may vanish, `keep_folder` as in `unbind`.
+    of the source may vanish, `keep_folder` as in `removing.remove`.  Versions that keys had before stay with the keys:
+    below a delete marker where an object moved (`versions` says what a folder leaves).
     KeyNotFound, InvalidName, AlreadyExists, FolderNotEmpty, InvalidArgument (folder with object, below itself,
     another domain, a bucket).
     """
@@ -405,16 +388,38 @@ def rename(
     make_parents(txn, target.name, to_place, now_ns)
     name = pack_name(moved.kind, moved.node_id)
     moved = Resolved(moved.node_id, msgspec.structs.replace(moved.node, ctime_ns=now_ns))
+    if not key.endswith("/"):
+        moved = _between_versions(txn, source, key, target, to_path, moved, old, now_ns)
     txn.put(Table.NODES, node_key(moved.node_id), moved.node.pack())
     txn.delete(Table.NAMES, place.key)
     if old is None:
         txn.insert(Table.NAMES, to_place.key, name)
     else:
-        txn.delete(Table.NODES, node_key(old))
+        if key.endswith("/") or not target.versioning:
+            txn.delete(Table.NODES, node_key(old))
         txn.put(Table.NAMES, to_place.key, name)
     txn.note(NameEvent("rename", source.name, key, moved.node_id, target.name, to_key))
     prune(txn, source.name, place, now_ns, keep_folder)
     return moved
+
+
+def _between_versions(
+    txn: Transaction,
+    source: BucketRef,
+    key: str,
+    target: BucketRef,
+    to_path: bytes,
+    moved: Resolved,
+    old: NodeId | None,
+    now_ns: int,
+) -> Resolved:
+    """What moves is a new version of its target, and none of its source any more, where other versions stay."""
+    if target.versioning:
+        make_room(txn, target, to_path, None if old is None else Resolved(old, load_node(txn, old)))
+    path = lookup_path(key)
+    if source.versioning and newest_old(txn, group_of(source.node, path)) is not None:
+        add_marker(txn, source, path, now_ns, always_numbered=True)
+    return Resolved(moved.node_id, numbered(txn, target, moved.node))
 
 
 def _check_move(source: BucketRef, key: str, target: BucketRef, to_key: str) -> bytes:
@@ -448,10 +453,11 @@ def _check_same_domain(source: BucketRef, target: BucketRef) -> None:
 # --- what both use -----------------------------------------------------------------------------------
 
 
-def _folder_key(key: str) -> str:
+def folder_key(key: str) -> str:
+    """The key with the final `/` of a folder."""
     return key if key.endswith("/") else key + "/"
 
 
-def _same_named_object(view: View, folder: Place) -> bool:
+def same_named_object(view: View, folder: Place) -> bool:
     """Whether the name of a folder's place, without its slash, is taken by an object."""
     return folder.complete and child(view, folder.parent, folder.name[:-1]) is not None

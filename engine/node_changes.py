@@ -13,6 +13,7 @@ from engine.name_refusals import already_there, shown_name, subject
 from engine.names import require, resolve
 from engine.object_stat import changed, check_condition, check_record_size, new_symlink
 from engine.tree import NameEvent, Resolved, add_node, find_place, make_parents, names_changed
+from engine.versions import make_room, numbered
 from engine.views import Transaction
 from lakefs.errors import InvalidArgument
 from lakefs.wire.messages import ObjectAttributes, SetAttributes
@@ -55,6 +56,10 @@ def make_symlink(
     if resolve(txn, bucket, key) is not None or resolve(txn, bucket, key + "/") is not None:
         raise already_there(bucket, key)
     place = find_place(txn, bucket.node, path)
+    if bucket.versioning:
+        make_room(txn, bucket, path, None)
+        node = numbered(txn, bucket, node)
+        record = node.pack()
     names_changed(txn, place, now_ns)
     make_parents(txn, bucket.name, place, now_ns)
     node_id = add_node(txn, place.key, node.kind, record)

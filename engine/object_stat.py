@@ -275,8 +275,8 @@ def _failed_part(condition: Condition, present: Resolved | None) -> str:
     return ""
 
 
-def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node) -> ObjectStat:
-    """The message that describes a name."""
+def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node, version: str = "") -> ObjectStat:
+    """The message that describes a name, or the version of that id."""
     attributes = node.attributes
     return ObjectStat(
         bucket=bucket,
@@ -301,6 +301,8 @@ def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node) -> Object
         atime_ns=attributes.atime_ns,
         tags=attributes.tags,
         upload=attributes.upload,
+        version=version,
+        is_marker=node.is_marker,
     )
 
 

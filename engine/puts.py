@@ -23,6 +23,7 @@ from engine.payloads import ReceivedBody
 from engine.sources import check_source, filler
 from engine.store import Store
 from engine.tree import ChangedBy, Resolved
+from engine.versions import version_id
 from engine.views import Transaction
 from lakefs.errors import (
     ChunkNotFound,
@@ -238,7 +239,7 @@ class Puts:
             except (UserError, ChunkNotFound) as error:
                 results[index] = failed(error)
         for index, outcome in zip(places, bind_many(txn, bindings, now_ns), strict=True):
-            results[index] = _result(changes[index], outcome)
+            results[index] = _result(changes[index], buckets.of(changes[index]), outcome)
             if isinstance(outcome, Resolved):
                 buckets.planned.make(changes[index].bucket)
         return [result for result in results if result is not None]
@@ -285,10 +286,18 @@ def failure_of(error: LakeError) -> m.Failure:
     return m.Failure(error.wire_code, error.message, error.subject)
 
 
-def _result(change: m.NameChange, outcome: Resolved | UserError) -> m.NameResult:
+def versions_of(request: m.StatNames | m.OpenObjects | m.DeleteNames) -> Sequence[str]:
+    """The version that a batch wants of each of its names, "" for none.  InvalidArgument when they are not as many."""
+    if len(request.versions) not in (0, len(request.names)):
+        raise InvalidArgument(f"{len(request.versions)} versions for {len(request.names)} names")
+    return request.versions or [""] * len(request.names)
+
+
+def _result(change: m.NameChange, bucket: BucketRef, outcome: Resolved | UserError) -> m.NameResult:
     if isinstance(outcome, UserError):
         return failed(outcome)
-    return m.NameResult(to_object_stat(change.bucket, change.key, outcome.node_id, outcome.node))
+    version = version_id(bucket, outcome.node)
+    return m.NameResult(to_object_stat(change.bucket, change.key, outcome.node_id, outcome.node, version))
 
 
 def _stored(results: list[tuple[ChunkId, bool]]) -> Reply:

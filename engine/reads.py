@@ -25,10 +25,12 @@ from engine.extents import Place
 from engine.format import ChunkRecord, NodeKind
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
+from engine.name_refusals import is_a_marker
 from engine.names import require
 from engine.object_stat import to_object_stat
-from engine.puts import failure_of
+from engine.puts import failure_of, versions_of
 from engine.store import Store
+from engine.versions import version_id
 from engine.views import View
 from lakefs.errors import (
     ChunkDamaged,
@@ -98,8 +100,12 @@ class Reads:
     async def open_objects(self, client: Client, request: m.OpenObjects, body: Body, _: Seq[int]) -> Reply:
         if len(request.names) > BATCH_MAX:
             raise RequestTooLarge(f"{len(request.names)} names in one request; the limit is {BATCH_MAX}")
+        wanted = versions_of(request)
         with self._metadata.view() as view:
-            opening = [self._open(view, client, bucket, key, request) for bucket, key in request.names]
+            opening = [
+                self._open(view, client, bucket, key, version, request)
+                for (bucket, key), version in zip(request.names, wanted, strict=True)
+            ]
             is_complete = not any(isinstance(item, _Opening) and item.needs_layout for item in opening)
             if is_complete:
                 _grant_all(view, opening, request)
@@ -127,10 +133,13 @@ class Reads:
         return Reply(m.Done())
 
     def _open(
-        self, view: View, client: Client, bucket: str, key: str, request: m.OpenObjects
+        self, view: View, client: Client, bucket: str, key: str, version: str, request: m.OpenObjects
     ) -> _Opening | LakeError:
         try:
-            found = require(view, find_bucket(view, bucket), key)
+            ref = find_bucket(view, bucket)
+            found = require(view, ref, key, version)
+            if found.node.is_marker:
+                raise is_a_marker(ref, key, version)
             if found.kind is NodeKind.FOLDER and (found.node.blob is None or not key.endswith("/")):
                 raise IsAFolder(
                     f"{bucket}/{key} is a folder; use -r, or name an object in it", subject=f"{bucket}/{key}"
@@ -142,7 +151,8 @@ class Reads:
                 )
             if found.node.blob is None:
                 raise InvalidArgument(f"{bucket}/{key} has no content to read", subject=f"{bucket}/{key}")
-            opening = _Opening(to_object_stat(bucket, key, found.node_id, found.node))
+            stat = to_object_stat(bucket, key, found.node_id, found.node, version_id(ref, found.node))
+            opening = _Opening(stat)
             comes_inline = opening.add_only_chunk()
             if request.lease and (request.lease_inline or not comes_inline):
                 opening.lease = self._store.holds.lease(client, found.node.blob)

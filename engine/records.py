@@ -68,3 +68,15 @@ class ObjectPartsPage(msgspec.Struct, frozen=True, array_like=True):
     version: int
     offset_bytes: int
     parts: list[tuple[int, int, dict[str, bytes]]]
+
+
+class VersionRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What a key was bound to before: a node.  `key` is the object's key where the table's key does not hold all of it.
+
+    `order` says which of two versions of a key is newer; it is a number of the counter `node`.
+    """
+
+    version: int
+    node: int
+    order: int
+    key: bytes = b""

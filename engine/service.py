@@ -69,6 +69,7 @@ class Service:
             m.MakeSymlink: names.make_symlink,
             m.SetAttributes: names.set_attributes,
             m.ListNames: names.list_names,
+            m.ListVersions: names.list_versions,
             m.BucketList: names.bucket_list,
             m.BucketCreate: names.bucket_create,
             m.BucketRemove: names.bucket_remove,

@@ -41,6 +41,9 @@ ERRNO_BY_ERROR: Final[Mapping[type[errors.LakeError], int]] = MappingProxyType(
         errors.InvalidPart: errno.EINVAL,
         errors.InvalidPartOrder: errno.EINVAL,
         errors.PartTooSmall: errno.EINVAL,
+        errors.KeyDeleted: errno.ENOENT,
+        errors.VersionNotFound: errno.ENOENT,
+        errors.VersionIsMarker: errno.EINVAL,
         # It was waited for; ENOTCONN would say that the mount itself has died.
         errors.EngineUnreachable: errno.EIO,
         errors.EngineBusy: errno.EBUSY,

@@ -57,6 +57,18 @@ class KeyNotFound(UserError):
     """No such object or folder in the bucket."""
 
 
+class KeyDeleted(KeyNotFound):
+    """The key is not there because a delete marker says so; its bucket keeps versions."""
+
+
+class VersionNotFound(KeyNotFound):
+    """The key has no such version."""
+
+
+class VersionIsMarker(UserError):
+    """The version that was named is a delete marker, which has no content."""
+
+
 class AlreadyExists(UserError):
     """The name is taken and the request asked for a new one."""
 
@@ -243,6 +255,9 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(InvalidPart, 18, 65, 400),
     ErrorRow(InvalidPartOrder, 19, 65, 400),
     ErrorRow(PartTooSmall, 20, 65, 400),
+    ErrorRow(KeyDeleted, 21, 66, 404),
+    ErrorRow(VersionNotFound, 22, 66, 404),
+    ErrorRow(VersionIsMarker, 23, 65, 405),
     ErrorRow(EngineUnreachable, 32, 69, 503),
     ErrorRow(EngineBusy, 33, 75, 503),
     ErrorRow(DeadlineExceeded, 34, 75, 504),

@@ -4,7 +4,7 @@
 `array_like`): fields may be appended with defaults, never moved.  Raw payload travels in a frame's body, never
 in a message.  The embedded engine takes the same messages without frames.
 
-What is about sessions, uploads and access keys has modules of its own; all messages are to be had from here.
+What is about sessions, uploads, versions and access keys has modules of its own; all messages are to be had from here.
 
 Decoding checks shape and types only; sizes, ranges and ids are checked by whoever serves the request.
 """
@@ -70,6 +70,11 @@ from lakefs.wire.upload_messages import (
     Uploads as Uploads,
     UploadStat as UploadStat,
 )
+from lakefs.wire.version_messages import (
+    ListedVersions as ListedVersions,
+    ListVersions as ListVersions,
+    VersionEntry as VersionEntry,
+)
 
 # --- names -------------------------------------------------------------------------------------------
 
@@ -104,19 +109,24 @@ class PutObjects(Request, frozen=True):
 class StatNames(Request, frozen=True):
     """Look names up: (bucket, key) pairs.  A key ending in `/`, or empty, asks for a folder.
 
-    With `durable` false the answer may rest on what is visible and not durable yet.
+    With `durable` false the answer may rest on what is visible and not durable yet.  `versions`, when given, are as
+    many as names: the id of a version, also of a delete marker, or "" for what the name is bound to.  VersionNotFound.
     """
 
     OP = 22
     REPLY = NameResults
     names: list[tuple[str, str]]
     durable: bool = True
+    versions: list[str] = []
 
 
 class DeleteNames(Request, frozen=True):
     """Remove names; a missing one is no failure (no `stat`).  A key `F/` is the folder's own blob; names in F stay.
 
-    `keep_folder`: the folder that loses its last name stays, as an empty one.  `durable` as in Commit.
+    `keep_folder`: the folder that loses its last name stays, as an empty one.  `durable` as in Commit.  In a bucket
+    that keeps versions a delete marker comes in the place of the name (or of nothing), and the result has its id.
+    `versions`, when given, are as many as names: that version goes for good (a missing one is no failure), or "" as
+    before; the condition is about the version then.
     """
 
     OP = 23
@@ -125,6 +135,7 @@ class DeleteNames(Request, frozen=True):
     condition: Condition = NO_CONDITION
     keep_folder: bool = False
     durable: bool = True
+    versions: list[str] = []
 
 
 class Rename(Request, frozen=True):
@@ -151,6 +162,7 @@ class Copy(Request, frozen=True):
     """Bind another name to the blob of an object; no byte moves.  Attributes are kept unless given.
 
     So are tags, by themselves: those of the `attributes` are not looked at.
+    `version` is the id of the version to copy, "" for what the name is bound to.  VersionNotFound, VersionIsMarker.
     """
 
     OP = 25
@@ -163,6 +175,7 @@ class Copy(Request, frozen=True):
     condition: Condition = NO_CONDITION
     create_bucket: bool = False
     tags: dict[str, str] | None = None
+    version: str = ""
 
 
 class MakeFolder(Request, frozen=True):
@@ -327,7 +340,7 @@ class BucketRemove(Request, frozen=True):
 class BucketSet(Request, frozen=True):
     """Change settings of a bucket; None: as it is.  BucketNotFound.
 
-    `versioning` is "enabled" or "suspended"; it is stored, and no version is kept by this engine yet.
+    `versioning` is "enabled" or "suspended"; a bucket that kept versions never goes back to not knowing them.
     """
 
     OP = 34
@@ -391,7 +404,8 @@ class OpenObjects(Request, frozen=True):
     Payloads under 64 KiB come inline while `inline_bytes` lasts.  `lease` false: no lease is taken (lease 0), for
     readers that finish with this answer or retry; `lease_inline` false: none for objects whose payload comes inline
     (should it not come after all, there is no lease, either: open it again).  `grants_bytes` above 0: places only of
-    chunks with bytes in [grants_from, grants_from + grants_bytes), medium 0 for others.  `durable` as in StatNames.
+    chunks with bytes in [grants_from, grants_from + grants_bytes), medium 0 for others.  `durable` and
+    `versions` as in StatNames; VersionIsMarker.
     """
 
     OP = 40
@@ -404,6 +418,7 @@ class OpenObjects(Request, frozen=True):
     lease_inline: bool = True
     grants_from: int = 0
     grants_bytes: int = 0
+    versions: list[str] = []
 
 
 class CloseLeases(Request, frozen=True):

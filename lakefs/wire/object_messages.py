@@ -68,7 +68,8 @@ class ObjectStat(Message, frozen=True):
 
     `ctime_ns`: when content, attributes or name were last changed.  `atime_ns`: None when it is the
     modification time.  A symlink's size is that of its target.  `upload`: the multipart upload that it came from, 16
-    bytes, else empty.
+    bytes, else empty.  `version`: the version's id, "null" for one that was written while none were kept; empty in a
+    bucket that never kept any.  `is_marker`: a delete marker, without content.
     """
 
     bucket: str
@@ -93,13 +94,19 @@ class ObjectStat(Message, frozen=True):
     atime_ns: int | None = None
     tags: dict[str, str] = {}
     upload: bytes = b""
+    version: str = ""
+    is_marker: bool = False
 
 
 class NameResult(Message, frozen=True):
-    """One item of a batch: what the name is now, or why it could not be changed or read."""
+    """One item of a batch: what the name is now (what it was, where it was removed), or why that could not be done.
+
+    `marker` is the id of the delete marker that a removal left.
+    """
 
     stat: ObjectStat | None = None
     failure: Failure | None = None
+    marker: str = ""
 
 
 class NameResults(Message, frozen=True):

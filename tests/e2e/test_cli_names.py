@@ -36,9 +36,9 @@ def test_buckets_are_made_listed_and_removed(served: Served) -> None:
 
 def test_a_bucket_s_settings_are_shown_and_changed(served: Served) -> None:
     served.good("bucket", "create", "open")
-    assert served.good("bucket", "set", "open").lines == ["anonymous-read no"]
-    served.good("bucket", "set", "open", "--anonymous-read")
-    assert served.good("bucket", "set", "open").lines == ["anonymous-read yes"]
+    assert served.good("bucket", "set", "open").lines == ["anonymous-read no", "versioning     never enabled"]
+    served.good("bucket", "set", "open", "--anonymous-read", "--versioning", "enabled")
+    assert served.good("bucket", "set", "open").lines == ["anonymous-read yes", "versioning     enabled"]
     found = json.loads(served.good("bucket", "ls", "--json").out)["buckets"]
     assert {bucket["name"]: bucket["anonymous_read"] for bucket in found}["open"]
     told = json.loads(served.good("bucket", "set", "open", "--no-anonymous-read", "--json").out)

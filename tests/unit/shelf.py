@@ -9,8 +9,9 @@ import pytest
 
 from engine.buckets import BucketRef, create_bucket, initialise
 from engine.format import Node
-from engine.names import Binding, bind, bind_many, copy, make_folder, remove_folder, rename, resolve, unbind
+from engine.names import Binding, bind, bind_many, copy, make_folder, rename, resolve
 from engine.object_stat import new_object
+from engine.removing import remove_folder, unbind
 from engine.tree import NameEvent, Resolved
 from lakefs.errors import UserError
 from lakefs.ids import BlobId, blob_of, data_chunk_id

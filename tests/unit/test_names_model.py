@@ -15,12 +15,11 @@ from engine.names import (
     bind_many,
     copy,
     make_folder,
-    remove_folder,
     rename,
     resolve,
-    unbind,
 )
 from engine.node_changes import make_symlink
+from engine.removing import remove_folder, unbind
 from engine.tree import Resolved
 from engine.views import Transaction
 from lakefs.errors import (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from engine.format import NodeKind, Table, node_key, unpack_name, unpack_node
+from engine.format import Node, NodeKind, Table, node_key, unpack_name, unpack_node
+from engine.version_keys import bucket_of, group_of, group_of_key, is_null, order_key, path_of
+from engine.versions import unpack_version
 from engine.views import View
 from lakefs.ids import ROOT_NODE, NodeId
 from lakefs.limits import COMPONENT_SPLIT_BYTES
@@ -50,9 +52,31 @@ def check_tree(view: View) -> list[bytes]:
             walk(node_id, path + name)
 
     walk(ROOT_NODE, b"")
-    assert set(named) == set(nodes), f"nodes without a name: {sorted(set(nodes) - set(named))}"
+    old = _check_versions(view, nodes)
+    assert not set(named) & old, "a node has a name and is an old version"
+    assert set(named) | old == set(nodes), f"nodes without a name: {sorted(set(nodes) - set(named) - old)}"
     name_count = sum(1 for _ in view.scan(Table.NAMES, b"\0", _END))
     assert name_count == len(named) - 1, "names under nodes that are not there"
     buckets = {int.from_bytes(key, "big") for key, _ in view.scan(Table.BUCKETS, b"\0", _END)}
     assert buckets == {node for node, path in named.items() if path.count(b"/") == 1 and path.endswith(b"/")}
     return keys
+
+
+def _check_versions(view: View, nodes: dict[int, Node]) -> set[int]:
+    """The nodes that are old versions; AssertionError when a rule of `engine.versions` does not hold."""
+    old: set[int] = set()
+    for key, value in view.scan(Table.VERSIONS, b"\0", _END):
+        record = unpack_version(value)
+        path = path_of(key) or record.key
+        assert group_of(bucket_of(key), path) == group_of_key(key), f"{path!r} under the key of another"
+        assert node_key(bucket_of(key)) in dict(view.scan(Table.BUCKETS, b"\0", _END))
+        assert record.node not in old, f"two versions of {path!r} are node {record.node}"
+        old.add(record.node)
+        node = nodes[record.node]
+        number = node.attributes.version
+        assert (number <= 0) == is_null(key)
+        assert record.order == (abs(number) or record.node)
+        assert is_null(key) or order_key(group_of_key(key), record.order) == key
+        assert node.kind in (NodeKind.OBJECT, NodeKind.SYMLINK)
+        assert not path.endswith(b"/")
+    return old
