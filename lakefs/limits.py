@@ -174,6 +174,10 @@ HTTP_STALL_TIMEOUT_S: Final = 60.0
 """For the next bytes of a body to come, or to be taken: up to 1 MiB that way, 17 KiB/s at the least."""
 GATEWAY_PROCESSES_MAX: Final = 64
 """Of one `lake gateway`; each takes some 60 MiB and a connection to the engine."""
+HTTP_LINGER_S: Final = 5.0
+"""How long a refused client's bytes are read and dropped, so that the refusal reaches it before a reset."""
+HTTP_LINGER_BYTES_MAX: Final = 64 * MIB
+"""The same in bytes: a PUT of that size that is refused is told why."""
 HTTP_CONNECTIONS_MAX: Final = 4096
 """When full, the one that has been idle longest makes room; 4096 x 8 KiB of buffers = 32 MiB."""
 HTTP_DATES_CACHED: Final = 4096

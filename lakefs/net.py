@@ -17,6 +17,7 @@ import socket
 import stat
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -131,6 +132,11 @@ class SocketStream:
                 left, descriptors = after(left, count), ()
             else:
                 await self.wait_writable()
+
+    def send_end(self) -> None:
+        """Close the socket's sending half."""
+        with suppress(OSError):  # the peer is gone, and knows
+            self._sock.shutdown(socket.SHUT_WR)
 
     async def aclose(self) -> None:
         """Close the socket and whatever descriptors nobody took."""

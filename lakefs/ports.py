@@ -195,6 +195,10 @@ class Stream(Protocol):
         """Send all parts; descriptors go with the first byte.  A cancelled send leaves the stream unusable."""
         ...
 
+    def send_end(self) -> None:
+        """Tell the peer that nothing more is sent; what it sends can still be received.  Never raises."""
+        ...
+
     async def aclose(self) -> None:
         """Close at once; never raises."""
         ...

@@ -9,6 +9,8 @@ Rules kept here:
 - What a handler leaves of a body is read and dropped when it is short; else the connection ends.
 - `100 Continue` is sent when the body is first asked for, not before: a refused request costs no payload.
 - What HTTP forbids is answered once and ends the connection, since nobody knows where the next request begins.
+- A connection that ends while its client still sends is read for a while, and dropped: closing a socket with unread
+  bytes resets it, and the client would lose the answer.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from lakefs.limits import (
     HTTP_HEAD_BYTES_MAX,
     HTTP_HEAD_TIMEOUT_S,
     HTTP_IDLE_TIMEOUT_S,
+    HTTP_LINGER_BYTES_MAX,
+    HTTP_LINGER_S,
     HTTP_STALL_TIMEOUT_S,
 )
 from lakefs.ports import Stream
@@ -38,6 +42,7 @@ _SKIP_BYTES_MAX: Final = 256 << 10
 """Of an unread body: as much is dropped to keep the connection."""
 _BUFFER_BYTES: Final = 8 << 10
 """Of a new connection; it grows with a longer head."""
+_DROPPED_BYTES: Final = 64 << 10
 _REQUESTS_IN_A_ROW: Final = 64
 """A client that always has its next request ready lets others in after so many."""
 
@@ -57,6 +62,7 @@ class Connection:
         self._fixed = fixed
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._begin = self._end = 0  # of what was received and is not used yet
+        self._is_unread = False  # more may come of the last request
 
     async def serve(self) -> None:
         """Until the connection has ended; closes the stream."""
@@ -66,6 +72,8 @@ class Connection:
                 served += 1
                 if served % _REQUESTS_IN_A_ROW == 0:
                     await trio.lowlevel.checkpoint()
+            if self._is_unread:
+                await self._linger()
         except EngineUnreachable:
             pass  # the client is gone, or took too long
         finally:
@@ -84,6 +92,7 @@ class Connection:
                 return False
             body = Body(self, body_framing(head), head)
         except HttpRefusal as refusal:
+            self._is_unread = True
             await self._answer(self._refused(refusal), keep_alive=False, with_body=True)
             return False
         try:
@@ -97,7 +106,18 @@ class Connection:
         finally:
             if response.done is not None:
                 await response.done()
-        return keep_alive and await self._skipped(body)
+        if keep_alive:
+            keep_alive = await self._skipped(body)
+        self._is_unread = not keep_alive and not body.has_ended
+        return keep_alive
+
+    async def _linger(self) -> None:
+        self.deadline = trio.current_time() + HTTP_LINGER_S
+        self._stream.send_end()
+        dropped = memoryview(bytearray(_DROPPED_BYTES))
+        left_bytes = HTTP_LINGER_BYTES_MAX
+        while left_bytes > 0 and (count := await self._stream.receive_into(dropped)):
+            left_bytes -= count
 
     async def _skipped(self, body: Body) -> bool:
         try:
@@ -303,7 +323,7 @@ class Body:
         """Read and drop the rest; whether it ended."""
         if self.has_ended:
             return True
-        dropped = memoryview(bytearray(64 << 10))
+        dropped = memoryview(bytearray(_DROPPED_BYTES))
         while await self.receive_into(dropped):
             pass
         return True

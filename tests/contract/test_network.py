@@ -63,6 +63,18 @@ def test_bytes_arrive_in_order_both_ways_at_once(kind: Kind) -> None:
     with_pair(kind, body)
 
 
+def test_who_has_ended_its_half_still_receives(kind: Kind) -> None:
+    async def body(client: Stream, server: Stream) -> None:
+        await server.send([b"the last"])
+        server.send_end()
+        server.send_end()
+        assert await receive_to_end(client) == b"the last"
+        await client.send([b"an answer"])
+        assert await receive_exactly(server, 9) == b"an answer"
+
+    with_pair(kind, body)
+
+
 def test_more_parts_than_one_system_call_takes_arrive(kind: Kind) -> None:
     async def body(client: Stream, server: Stream) -> None:
         parts: Sequence[Buffer] = [bytes([number % 256]) * 3 for number in range(5000)]

@@ -96,6 +96,10 @@ class SimulatedStream:
         if len(self._outgoing.held) >= self._outgoing.capacity_bytes:
             await self._outgoing.changed.wait()
 
+    def send_end(self) -> None:
+        self._outgoing.finished = True
+        self._outgoing.notify()
+
     async def aclose(self) -> None:
         self._closed = True
         for pipe in (self._incoming, self._outgoing):

@@ -15,7 +15,14 @@ from gateway.http.messages import Request, Response, ResponseSender
 from gateway.http.refusal import HttpRefusal
 from gateway.http.server import HttpServer
 from lakefs.errors import EngineUnreachable
-from lakefs.limits import HTTP_HEAD_BYTES_MAX, HTTP_HEAD_TIMEOUT_S, HTTP_IDLE_TIMEOUT_S, HTTP_STALL_TIMEOUT_S
+from lakefs.limits import (
+    HTTP_HEAD_BYTES_MAX,
+    HTTP_HEAD_TIMEOUT_S,
+    HTTP_IDLE_TIMEOUT_S,
+    HTTP_LINGER_BYTES_MAX,
+    HTTP_LINGER_S,
+    HTTP_STALL_TIMEOUT_S,
+)
 from lakefs.ports import Stream
 from tests.sim.network import SimulatedNetwork
 
@@ -389,3 +396,41 @@ def test_a_connection_that_always_has_a_request_ready_lets_others_run() -> None:
             assert (await answer(other))[0].startswith(b"HTTP/1.1 200 ")
 
     run(body)
+
+
+def test_a_refused_client_that_still_sends_is_answered_and_then_read_for_a_while_only() -> None:
+    async def main() -> None:
+        async with serving(ignore) as served:
+            client = await served.client()
+            await client.send([b"PUT /x HTTP/1.1\r\nHost: h\r\nContent-Length: 999999999999\r\n\r\n"])
+            assert await received(client) == await one_refusal(), "the server has ended its half"
+            began = trio.current_time()
+            with pytest.raises(EngineUnreachable):
+                while True:
+                    await client.send([bytes(1000)])
+                    await trio.sleep(0.1)
+            assert HTTP_LINGER_S / 2 < trio.current_time() - began < 2 * HTTP_LINGER_S
+
+    async def one_refusal() -> bytes:
+        async with serving(ignore) as served:
+            client = await served.client()
+            await client.send([b"GET /x HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"])
+            return await received(client)
+
+    run(main)
+
+
+def test_a_refused_client_that_sends_without_end_is_read_up_to_a_bound() -> None:
+    async def main() -> None:
+        async with serving(ignore) as served:
+            client = await served.client()
+            await client.send([b"not HTTP\r\n\r\n"])
+            assert b"BadRequest" in await received(client)
+            sent = 0
+            with pytest.raises(EngineUnreachable):
+                while sent < 2 * HTTP_LINGER_BYTES_MAX:
+                    await client.send([bytes(1 << 20)])
+                    sent += 1 << 20
+            assert HTTP_LINGER_BYTES_MAX <= sent <= HTTP_LINGER_BYTES_MAX + (4 << 20)
+
+    run(main)
