@@ -156,7 +156,17 @@ class Signer:
             _send(connection, raw)
             if end:
                 connection.shutdown(socket.SHUT_WR)
-            return read_answer(connection, head_only=raw.startswith(b"HEAD "))
+            return _Received(connection).answer(head_only=raw.startswith(b"HEAD "))
+
+    def send_all(self, raw: bytes) -> list[Answer]:
+        """Send these bytes, and read answers until the server ends the connection."""
+        answers: list[Answer] = []
+        with socket.create_connection(self.address, timeout=_WAIT_S) as connection:
+            _send(connection, raw)
+            received = _Received(connection)
+            while not answers or not answers[-1].closed:
+                answers.append(received.answer())
+        return answers
 
 
 @dataclass(frozen=True)
@@ -205,25 +215,47 @@ def encoded(key: str) -> str:
     return quote(key.encode(), safe="/~")
 
 
-def read_answer(connection: socket.socket, *, head_only: bool = False) -> Answer:
-    """One answer, and whether the connection ended behind it."""
-    received = b""
-    while b"\r\n\r\n" not in received:
-        piece = connection.recv(1 << 16)
-        assert piece, f"the connection ended before an answer: {received!r}"
-        received += piece
-    head, _, body = received.partition(b"\r\n\r\n")
-    status, *lines = head.decode("latin-1").split("\r\n")
-    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-    length = 0 if head_only else int(headers.get("content-length", "0"))
-    while len(body) < length:
-        piece = connection.recv(1 << 16)
-        assert piece, "the body was cut short"
-        body += piece
-    closed = headers.get("connection") == "close"
-    if closed:
-        assert connection.recv(1) == b"", "more came behind the last answer"
-    return Answer(int(status.split()[1]), headers, body, closed)
+def nothing_else_is_left(served: Served, kept: Mapping[str, bytes]) -> None:
+    """Nothing but these objects of `bucket`, each of one chunk of its own, is in the store, after gc."""
+    assert sorted(served.good("ls", "-r", "bucket").text.splitlines()) == sorted(kept)
+    for key, content in kept.items():
+        assert served.good("cat", f"bucket/{key}").out == content
+    served.good("gc")
+    report = json.loads(served.good("fsck", "--json").text)
+    checked = report["checked"]
+    assert report["damage"] == 0, report
+    assert (checked["chunks"], checked["uploads"], checked["parts"]) == (len(kept), 0, 0), checked
+    clients = json.loads(served.good("status", "--json").text)["clients"]
+    assert (clients["sessions"], clients["leases"]) == (0, 0), clients
+
+
+class _Received:
+    """What comes from the server, answer by answer."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._left = b""
+
+    def answer(self, *, head_only: bool = False) -> Answer:
+        """The next answer, and whether the connection ended behind it."""
+        while b"\r\n\r\n" not in self._left:
+            self._more()
+        head, _, self._left = self._left.partition(b"\r\n\r\n")
+        status, *lines = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        length = 0 if head_only else int(headers.get("content-length", "0"))
+        while len(self._left) < length:
+            self._more()
+        body, self._left = self._left[:length], self._left[length:]
+        closed = headers.get("connection") == "close"
+        if closed:
+            assert not self._left + self._connection.recv(1), "more came behind the last answer"
+        return Answer(int(status.split()[1]), headers, body, closed)
+
+    def _more(self) -> None:
+        piece = self._connection.recv(1 << 16)
+        assert piece, f"the connection ended early: {self._left!r}"
+        self._left += piece
 
 
 def _send(connection: socket.socket, raw: bytes) -> None:
