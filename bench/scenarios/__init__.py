@@ -15,6 +15,7 @@ from bench.scenarios import (
     s3_cpu,
     s3_crowd,
     s3_memory,
+    s3_processes,
     s3_rates,
     small,
     space,
@@ -36,6 +37,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         *s3_rates.SCENARIOS,
         *s3_crowd.SCENARIOS,
         *s3_memory.SCENARIOS,
+        *s3_processes.SCENARIOS,
         *large.MEMORY_SCENARIOS,
         *million.SCENARIOS,
     )
