@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import trio
 
-from engine.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
 from engine.chunks import Payload, is_small
 from engine.extents import large_extent_bytes
+from lakefs.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
 from lakefs.errors import InvalidArgument, RequestTooLarge
 from lakefs.ids import ChunkKind
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES

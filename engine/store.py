@@ -25,7 +25,6 @@ import trio
 
 from engine import superblock as superblocks
 from engine.buckets import initialise
-from engine.buffers import BufferPool
 from engine.check import check_store
 from engine.chunks import Chunks
 from engine.format import ReadOnlyFeature
@@ -43,6 +42,7 @@ from engine.superblock import OpenedStore, Superblock
 from engine.tasks import plain_errors
 from engine.upload_expiry import UploadExpiry
 from engine.watch import Watchers
+from lakefs.buffers import BufferPool
 from lakefs.errors import IndexDamaged, LakeError, StoreFull, StoreReadOnly
 from lakefs.ids import SegmentId
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, GC_GRACE_S, INFLIGHT_PER_CONNECTION

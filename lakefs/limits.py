@@ -197,5 +197,7 @@ S3_XML_ELEMENTS_MAX: Final = 100_000
 S3_PARTS_MAX: Final = 10_000
 S3_DOMAINS_MAX: Final = 16
 """Host suffixes of virtual-host style; each is compared with every new Host."""
+S3_RECEIVE_BYTES: Final = 192 * MIB
+"""Payloads of PUTs on their way through a gateway: 47 buffers of a chunk."""
 S3_TAGS_MAX: Final = 10
 S3_QUERY_PARAMETERS_MAX: Final = 64

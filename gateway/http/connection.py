@@ -284,6 +284,15 @@ class Body:
             return not self.is_broken and self.has_ended
         return self.has_ended or (self._decoder is None and self._left_bytes <= _SKIP_BYTES_MAX)
 
+    @property
+    def waits_since(self) -> float:
+        """See `RequestBody`."""
+        return self._connection.deadline - HTTP_STALL_TIMEOUT_S
+
+    async def end(self) -> None:
+        """See `RequestBody`."""
+        await self._connection.end()
+
     async def receive_into(self, target: memoryview) -> int:
         """See `RequestBody`."""
         if not len(target) or self.has_ended:

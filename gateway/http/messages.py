@@ -26,6 +26,15 @@ class RequestBody(Protocol):
         """At least one byte of the body into `target`, 0 at its end.  HttpRefusal when the client breaks off."""
         ...
 
+    @property
+    def waits_since(self) -> float:
+        """When, on trio's clock, the wait for the client's next bytes began; infinite while there is none."""
+        ...
+
+    async def end(self) -> None:
+        """Break the connection off: whoever receives from it gets EngineUnreachable."""
+        ...
+
 
 class ResponseSender(Protocol):
     """Where a long body goes."""

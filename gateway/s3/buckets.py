@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 from gateway.http.messages import Response
@@ -12,6 +13,7 @@ from gateway.s3.errors import S3Error, not_implemented
 from gateway.s3.proven_body import read_proven_body
 from gateway.s3.xml import document, element
 from lakefs.errors import AlreadyExists
+from lakefs.limits import HTTP_DATES_CACHED
 from lakefs.wire.messages import BucketCreate, BucketList, BucketRemove, Buckets, Done
 
 FIRST_REGION: Final = "us-east-1"
@@ -86,4 +88,9 @@ async def require_bucket(call: Call) -> None:
 def iso_time(epoch_ns: int) -> str:
     """Time in XML: `2026-11-21T09:00:00.000Z`."""
     seconds, rest_ns = divmod(epoch_ns, 1_000_000_000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest_ns // 1_000_000:03}Z"
+    return f"{_iso_second(seconds)}.{rest_ns // 1_000_000:03}Z"
+
+
+@lru_cache(maxsize=HTTP_DATES_CACHED)
+def _iso_second(epoch_s: int) -> str:
+    return f"{datetime.fromtimestamp(epoch_s, UTC):%Y-%m-%dT%H:%M:%S}"

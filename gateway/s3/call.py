@@ -9,10 +9,12 @@ from typing import Final, TypeVar
 from gateway.http.messages import Request, Response
 from gateway.s3.content import Contents
 from gateway.s3.errors import S3Error, from_lake
+from gateway.s3.receiving import ReceiveMemory
 from gateway.s3.signing import Signature
 from gateway.s3.targets import Target
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError
+from lakefs.limits import S3_RECEIVE_BYTES
 from lakefs.ports import Offload
 from lakefs.service import EngineClient
 from lakefs.wire import messages as m
@@ -24,13 +26,14 @@ XML: Final = (b"Content-Type", b"application/xml")
 class Lakes:
     """The store, as the operations use it: requests, whole operations, content, and threads for long computations."""
 
-    __slots__ = ("contents", "engine", "lake", "offload")
+    __slots__ = ("contents", "engine", "lake", "memory", "offload")
 
     def __init__(self, engine: EngineClient, lake: TrioLake, offload: Offload) -> None:
         self.engine = engine
         self.lake = lake
         self.offload = offload
         self.contents = Contents(engine, lake)
+        self.memory = ReceiveMemory(S3_RECEIVE_BYTES)
 
 
 @dataclass(slots=True)

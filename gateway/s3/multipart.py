@@ -86,7 +86,7 @@ async def upload_part(call: Call) -> Response:
     cuts = CutPlan(incoming.length_bytes)
     store = await lake.run(open_upload(lake.steps.transfer(None), cuts.cut_kind))
     try:
-        await store_chunks(call, incoming, store, memoryview(b""), cuts.lengths())
+        await store_chunks(call, incoming, store, None, cuts.lengths())
         sums = await incoming.finish()
         part = await lake.run(commit_part(store, upload, number, incoming.md5, sums))
     except BaseException:

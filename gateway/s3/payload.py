@@ -18,6 +18,7 @@ from gateway.s3.aws_chunked import AwsChunkedDecoder
 from gateway.s3.call import Call
 from gateway.s3.checksums import Algorithm, Expected
 from gateway.s3.errors import S3Error
+from gateway.s3.receiving import Received
 from gateway.s3.signing import Payload
 from lakefs.ports import Offload
 
@@ -40,6 +41,8 @@ class Incoming:
         """
         headers = call.headers
         self.offload: Offload = call.lakes.offload
+        self._memory = call.lakes.memory
+        self._body = call.request.body
         self._source = _source(call)
         self.length_bytes = self._source.length_bytes
         self._md5 = checksums.start_md5()
@@ -57,6 +60,10 @@ class Incoming:
     def md5(self) -> bytes:
         """MD5 of what was received so far."""
         return self._md5.digest()
+
+    async def take(self, length: int) -> Received:
+        """Memory for the next `length` bytes, at most a chunk; waits while other payloads have all that there is."""
+        return await self._memory.take(self._body, length)
 
     async def fill(self, target: memoryview) -> None:
         """The next bytes of the payload into all of `target`, digested."""

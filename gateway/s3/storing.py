@@ -17,6 +17,7 @@ from gateway.s3.attributes import attributes_of, checksum_headers
 from gateway.s3.call import Call, stat_of
 from gateway.s3.errors import S3Error, not_implemented
 from gateway.s3.payload import Incoming
+from gateway.s3.receiving import Received
 from lakefs.chunking import CutPlan, plan
 from lakefs.ids import Buffer, ChunkKind
 from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES
@@ -59,20 +60,28 @@ def write_condition(call: Call) -> Condition:
 
 
 async def _put_one_chunk(call: Call, incoming: Incoming, condition: Condition) -> ObjectStat:
-    payload = memoryview(bytearray(incoming.length_bytes))
-    await incoming.fill(payload)
-    change = await _proven_change(call, incoming, condition)
-    message = (await call.lakes.engine.call(PutObjects([len(payload)], [change]), [payload])).message
+    received = await incoming.take(incoming.length_bytes)
+    try:
+        payload = received.memory
+        await incoming.fill(payload)
+        change = await _proven_change(call, incoming, condition)
+        message = (await call.lakes.engine.call(PutObjects([len(payload)], [change]), [payload])).message
+    finally:
+        received.let_go()
     assert isinstance(message, NameResults)
     return stat_of(message.results[0], call.key)
 
 
 async def _put_chunks(call: Call, incoming: Incoming, condition: Condition) -> ObjectStat:
     lake = call.lakes.lake
-    prefix, cuts = await _planned(incoming)
-    upload = await lake.run(open_upload(lake.steps.transfer(None), cuts.cut_kind))
+    first, cuts = await _planned(incoming)
     try:
-        await store_chunks(call, incoming, upload, prefix, cuts.lengths())
+        upload = await lake.run(open_upload(lake.steps.transfer(None), cuts.cut_kind))
+    except BaseException:
+        first.let_go()
+        raise
+    try:
+        await store_chunks(call, incoming, upload, first, cuts.lengths())
         change = await _proven_change(call, incoming, condition)
         return (await lake.run(commit_upload(upload, change))).stat
     except BaseException:
@@ -89,29 +98,37 @@ async def _proven_change(call: Call, incoming: Incoming, condition: Condition) -
     return NameChange(call.bucket, call.key, b"", attributes, condition)
 
 
-async def _planned(incoming: Incoming) -> tuple[memoryview, CutPlan]:
+async def _planned(incoming: Incoming) -> tuple[Received, CutPlan]:
     """The first bytes, at least as many as tell where a payload of that length is cut; and where it is."""
     size_bytes = incoming.length_bytes
-    prefix = memoryview(bytearray(min(size_bytes, CHUNK_BYTES)))
-    await incoming.fill(prefix)
-    needed = header_bytes(prefix, size_bytes) if size_bytes >= SMALLEST_FILE_BYTES else None
-    if needed is None:
-        return prefix, CutPlan(size_bytes)
-    if needed > len(prefix):
-        longer = memoryview(bytearray(needed))
-        longer[: len(prefix)] = prefix
-        await incoming.fill(longer[len(prefix) :])
-        prefix = longer
-    return prefix, await incoming.offload.run(plan, prefix, size_bytes)
+    first = await incoming.take(min(size_bytes, CHUNK_BYTES))
+    try:
+        await incoming.fill(first.memory)
+        needed = header_bytes(first.memory, size_bytes) if size_bytes >= SMALLEST_FILE_BYTES else None
+        if needed is None:
+            return first, CutPlan(size_bytes)
+        if needed > len(first.memory):
+            longer = memoryview(bytearray(needed))
+            longer[: len(first.memory)] = first.memory
+            first.let_go()
+            first = Received(longer)
+            await incoming.fill(longer[CHUNK_BYTES:])
+        return first, await incoming.offload.run(plan, first.memory, size_bytes)
+    except BaseException:
+        first.let_go()
+        raise
 
 
 async def store_chunks(
-    call: Call, incoming: Incoming, upload: Upload, prefix: memoryview, lengths: Iterator[int]
+    call: Call, incoming: Incoming, upload: Upload, first: Received | None, lengths: Iterator[int]
 ) -> None:
-    """Store a payload's chunks while they come, `prefix` first; they are noted in the upload, in order."""
-    storing = _Storing(call, upload)
+    """Store a payload's chunks while they come, `first` is what was received before; they are noted in order.
+
+    `first` is let go, however this ends.
+    """
+    storing = _Storing(call, upload, incoming, first)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(storing.run, incoming, prefix, lengths, nursery)
+        nursery.start_soon(storing.run, lengths, nursery)
     if storing.failure is not None:
         raise storing.failure
 
@@ -119,31 +136,52 @@ async def store_chunks(
 class _Storing:
     """Chunks on their way to the store; they are noted in the blob's order."""
 
-    def __init__(self, call: Call, upload: Upload) -> None:
+    def __init__(self, call: Call, upload: Upload, incoming: Incoming, first: Received | None) -> None:
         self.failure: Exception | None = None
         """Raised by the caller: not wrapped in the nursery's group."""
         self._engine = call.lakes.engine
         self._upload = upload
+        self._incoming = incoming
+        self._received = first or Received(memoryview(b""))
+        self._rest = self._received.memory  # of it, what is not stored yet
         self._window = trio.Semaphore(WINDOW)
 
-    async def run(
-        self, incoming: Incoming, prefix: memoryview, lengths: Iterator[int], nursery: trio.Nursery
-    ) -> None:
+    async def run(self, lengths: Iterator[int], nursery: trio.Nursery) -> None:
         """Receive, and begin to store."""
         before = trio.Event()
         before.set()
         try:
             for length in lengths:
                 await self._window.acquire()
-                chunk, prefix = await _next_chunk(incoming, prefix, length)
+                if len(self._rest) < length:
+                    await self._receive(length)
+                chunk, self._rest = self._rest[:length], self._rest[length:]
                 noted = trio.Event()
-                nursery.start_soon(self._store, chunk, before, noted, nursery.cancel_scope)
+                self._received.retain()
+                nursery.start_soon(self._store, self._received, chunk, before, noted, nursery.cancel_scope)
                 before = noted
         except Exception as error:  # noqa: BLE001 - the caller raises it
             self._fail(error, nursery.cancel_scope)
+        finally:
+            self._received.let_go()
+
+    async def _receive(self, length: int) -> None:
+        """Have the next chunk, whose first bytes may be there already."""
+        begun = bytes(self._rest)
+        self._received.let_go()
+        self._received = Received(memoryview(b""))
+        self._received = await self._incoming.take(length)
+        self._rest = self._received.memory
+        self._rest[: len(begun)] = begun
+        await self._incoming.fill(self._rest[len(begun) :])
 
     async def _store(
-        self, chunk: memoryview, before: trio.Event, noted: trio.Event, scope: trio.CancelScope
+        self,
+        received: Received,
+        chunk: memoryview,
+        before: trio.Event,
+        noted: trio.Event,
+        scope: trio.CancelScope,
     ) -> None:
         try:
             stored = await self._send(ChunkKind.DATA, chunk)
@@ -154,6 +192,8 @@ class _Storing:
                 await self._send(ChunkKind.MANIFEST, payload)
         except Exception as error:  # noqa: BLE001 - the caller raises it
             self._fail(error, scope)
+        finally:
+            received.let_go()
         noted.set()
         self._window.release()
 
@@ -166,13 +206,3 @@ class _Storing:
     def _fail(self, error: Exception, scope: trio.CancelScope) -> None:
         self.failure = self.failure or error
         scope.cancel()
-
-
-async def _next_chunk(incoming: Incoming, prefix: memoryview, length: int) -> tuple[memoryview, memoryview]:
-    """The next chunk, and what is left of what had been received before."""
-    if len(prefix) >= length:
-        return prefix[:length], prefix[length:]
-    chunk = memoryview(bytearray(length))
-    chunk[: len(prefix)] = prefix
-    await incoming.fill(chunk[len(prefix) :])
-    return chunk, prefix[:0]

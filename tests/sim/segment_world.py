@@ -13,10 +13,10 @@ from dataclasses import replace
 import trio
 from crc32c import crc32c
 
-from engine.buffers import BufferPool
 from engine.extents import Place
 from engine.format import ChunkRecord, SegmentKind, StoreIdentity
 from engine.segments import Segments, SegmentSizes, seal_payload
+from lakefs.buffers import BufferPool
 from lakefs.ids import Birth, BootId, SegmentId
 from lakefs.limits import KIB, MIB
 from lakefs.offload import InlineOffload, ThreadOffload

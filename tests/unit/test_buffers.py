@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from engine.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
+from lakefs.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
 from lakefs.limits import BUFFER_POOL_BYTES, CHUNK_BYTES, PAGE_BYTES
 
 

@@ -9,9 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from engine.buffers import BUFFER_BYTES, BufferPool
 from engine.extents import large_extent_bytes
 from engine.payloads import BUFFERS_PER_REQUEST_MAX, PayloadMemory, ReceivedBody
+from lakefs.buffers import BUFFER_BYTES, BufferPool
 from lakefs.errors import InvalidArgument
 from lakefs.ids import ChunkKind
 from lakefs.limits import BODY_BYTES_MAX, BUFFER_POOL_BYTES, CHUNK_BYTES, MIB, PAGE_BYTES

@@ -1,0 +1,87 @@
+"""Memory that payloads of PUTs are received into: pooled, bounded, and never kept from others by a stalled client.
+
+Rules kept here:
+- Payloads of more than 64 KiB take buffers of one chunk from a pool that all requests share; who finds none waits, and
+  its client with it.  A fresh buffer costs as much to fill as an MD5 of its content, a used one nearly nothing.
+- While somebody waits, the connection that has sent nothing for longest, and for `STALLED_S` at least, is ended.
+- Nobody waits for a second buffer while it keeps the first from being given back: what is in one is being stored, or
+  copied out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+import trio
+
+from gateway.http.messages import RequestBody
+from lakefs.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
+
+STALLED_S: Final = 5.0
+_LOOK_AGAIN_S: Final = 1.0
+_PLAIN_BYTES_MAX: Final = 64 << 10
+_log: Final = structlog.get_logger(__name__)
+
+
+class Received:
+    """Memory with payload in it, given back when the last that uses it has let go."""
+
+    __slots__ = ("_release", "_users", "memory")
+
+    def __init__(self, memory: memoryview, release: Callable[[], None] | None = None) -> None:
+        self.memory = memory
+        self._release = release
+        self._users = 1
+
+    def retain(self) -> None:
+        """One more uses it."""
+        self._users += 1
+
+    def let_go(self) -> None:
+        """One less uses it."""
+        self._users -= 1
+        if not self._users and self._release is not None:
+            self._release()
+
+
+class ReceiveMemory:
+    """The memory of one gateway."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._pool = BufferPool(total_bytes)
+        self._holders: dict[PooledBuffer, RequestBody] = {}
+
+    @property
+    def in_use(self) -> int:
+        """Pooled buffers that hold payload."""
+        return self._pool.in_use
+
+    async def take(self, body: RequestBody, length: int) -> Received:
+        """Memory for `length` bytes of this body, at most a chunk; waits its turn."""
+        assert length <= BUFFER_BYTES
+        if length <= _PLAIN_BYTES_MAX:
+            return Received(memoryview(bytearray(length)))
+        buffer = self._pool.try_acquire()
+        while buffer is None:
+            with trio.move_on_after(_LOOK_AGAIN_S):
+                buffer = await self._pool.acquire()
+            if buffer is None:
+                await self._end_stalled()
+        self._holders[buffer] = body
+        taken = buffer
+
+        def release() -> None:
+            del self._holders[taken]
+            taken.release()
+
+        return Received(buffer.view[:length], release)
+
+    async def _end_stalled(self) -> None:
+        """End the connection that has made its buffer wait longest."""
+        now = trio.current_time()
+        stalled = [body for body in self._holders.values() if now - body.waits_since >= STALLED_S]
+        if stalled:
+            _log.warning("upload_ended", reason="it stalled while others waited for memory")
+            await min(stalled, key=lambda body: body.waits_since).end()
