@@ -110,6 +110,10 @@ class Reads:
             if is_complete:
                 _grant_all(view, opening, request)
             sequence = view.sequence
+        if is_complete and len(opening) == 1 and sequence <= self._metadata.durable_sequence:
+            reply = self._small_at_once(opening[0], request)
+            if reply is not None:
+                return reply
         leases = {item.lease for item in opening if isinstance(item, _Opening) and item.lease}
         try:
             if not is_complete:
@@ -127,6 +131,16 @@ class Reads:
             if leases:
                 self._store.holds.end_leases(client, leases)  # nobody is told of them
         return Reply(m.OpenResults([_open_result(item) for item in opening]), Body(parts))
+
+    def _small_at_once(self, item: _Opening | LakeError, request: m.OpenObjects) -> Reply | None:
+        """The answer about one small object whose payload is in memory; what most requests ask for."""
+        if isinstance(item, LakeError) or item.small is None or item.lengths[0] > request.inline_bytes:
+            return None
+        payload = self._segments.small_at_once(item.small)
+        if payload is None:
+            return None
+        item.grants = [_inline_grant(item.small, 0, len(payload))]
+        return Reply(m.OpenResults([_open_result(item)]), Body([payload]))
 
     async def close_leases(self, client: Client, request: m.CloseLeases, body: Body, _: Seq[int]) -> Reply:
         self._store.holds.end_leases(client, request.leases)
@@ -198,7 +212,7 @@ class Reads:
                 if not isinstance(error, StaleGrant):
                     opening[index] = _damaged(item, error)
                 continue
-            item.grants = [m.Grant(2, 0, offset, len(payload), len(payload), 0, record.crc, 0)]
+            item.grants = [_inline_grant(record, offset, len(payload))]
             parts.append(payload)
             offset += len(payload)
         return parts
@@ -327,6 +341,10 @@ def grant_of(record: ChunkRecord | None) -> m.Grant:
         record.crc,
         record.birth,
     )
+
+
+def _inline_grant(record: ChunkRecord, offset: int, length: int) -> m.Grant:
+    return m.Grant(2, 0, offset, length, length, 0, record.crc, 0)
 
 
 def _open_result(item: _Opening | LakeError) -> m.OpenResult:

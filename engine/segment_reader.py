@@ -93,14 +93,14 @@ class SegmentReader:
         """
         found: list[bytes | LakeError | None] = [None] * len(records)
         if sum(record.extent_bytes for record in records) <= READ_AT_ONCE_BYTES:
-            found = [self._cached(record) for record in records]
+            found = [self.small_at_once(record) for record in records]
         missing = [record for record, payload in zip(records, found, strict=True) if payload is None]
         if not missing:
             return [payload for payload in found if payload is not None]
         read = iter(await self._offload.run(self._read_batch, missing))
         return [next(read) if payload is None else payload for payload in found]
 
-    def _cached(self, record: ChunkRecord) -> bytes | None:
+    def small_at_once(self, record: ChunkRecord) -> bytes | None:
         """The payload, when it is in memory and matches; whatever else there is to say of it is a thread's to find."""
         held = self._unwritten.get(Place(record.segment, record.offset))
         if held is not None:

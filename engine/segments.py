@@ -180,6 +180,10 @@ class Segments:
         """The checked payload of each record, or its error as `read_chunk` raises it; one call for all."""
         return await self._reader.read_small(records)
 
+    def small_at_once(self, record: ChunkRecord) -> bytes | None:
+        """The checked payload of a small chunk, when it is in memory; does not wait."""
+        return self._reader.small_at_once(record)
+
     async def read_range(self, record: ChunkRecord, offset: int, length: int) -> RangeRead:
         """A range of the payload, widened to granules and checked: (start, bytes, CRCs of the granules)."""
         return await self._reader.read_range(record, offset, length)
