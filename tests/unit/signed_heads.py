@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import urlsplit
 
-from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
+from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
@@ -45,6 +45,13 @@ def signed_head(
         else S3SigV4Auth(Credentials(KEY.access_key, KEY.secret_key), "s3", REGION)
     )
     signer.add_auth(request)
+    return head_of(request)
+
+
+def head_without_hash(url: str, *, method: str = "GET", body: bytes = b"") -> RequestHead:
+    """Signed as for other services: no header says what the body's hash is."""
+    request = AWSRequest(method, url, data=body)
+    SigV4Auth(Credentials(KEY.access_key, KEY.secret_key), "s3", REGION).add_auth(request)
     return head_of(request)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from hashlib import sha256
 from urllib.parse import quote, unquote_to_bytes
 
 import pytest
@@ -15,7 +16,7 @@ from gateway.s3.errors import S3Error
 from gateway.s3.signing import AccessKey, Payload, Signature
 from gateway.s3.sigv4 import authenticate
 from lakefs.limits import S3_CLOCK_SKEW_S, S3_PRESIGN_S_MAX
-from tests.unit.signed_heads import KEY, REGION, presigned_head, signed_at, signed_head
+from tests.unit.signed_heads import KEY, REGION, head_without_hash, presigned_head, signed_at, signed_head
 
 URL = "http://lake:9000/bucket/a%20key%40home"
 
@@ -174,6 +175,22 @@ def test_one_byte_changed_anywhere_is_refused(data: st.DataObject) -> None:
             now_s=signed_at(head),
             find_key={KEY.access_key: KEY}.get,
         )
+
+
+def test_without_a_body_the_header_of_its_hash_may_be_missing() -> None:
+    plain = "http://lake:9000/bucket/key?prefix=a"
+    found = check(head_without_hash(plain))
+    assert (found.payload, found.payload_sha256) == (Payload.HASH, sha256(b"").hexdigest())
+    for body in (b"body", b""):
+        head = with_header(
+            head_without_hash(plain, method="PUT", body=body), b"transfer-encoding", b"chunked"
+        )
+        with pytest.raises(S3Error) as caught:
+            check(head)
+        assert (caught.value.status, caught.value.code) == (400, "InvalidRequest")
+    with pytest.raises(S3Error) as caught:
+        check(head_without_hash(plain, method="PUT", body=b"body"))
+    assert caught.value.code == "InvalidRequest"
 
 
 SIGNED = ["host", "range", "x-amz-meta-a", "x-amz-date", "x-amz-content-sha256"]
