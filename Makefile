@@ -8,7 +8,7 @@ BIN := .venv/bin
 SCENARIO ?=
 export PYTHON
 
-.PHONY: help setup lock demo check test bench torture docs clean
+.PHONY: help setup clients lock demo check test bench torture docs clean
 .PHONY: check-ruff check-format check-types check-imports check-tests
 
 help: ## what there is to make
@@ -16,6 +16,9 @@ help: ## what there is to make
 
 setup: ## Debian packages and .venv in the checkout
 	@scripts/setup.sh
+
+clients: ## .venv-clients: the S3 clients that the tests drive; 2.6 GB
+	@scripts/clients.sh
 
 lock: ## write requirements/*.txt anew from pyproject.toml
 	@scripts/lock.sh
@@ -41,7 +44,7 @@ check-imports:
 check-tests:
 	@$(BIN)/python -m pytest -q -m "not slow" tests/style tests/unit
 
-test: check ## check, then every test
+test: check clients ## check, then every test
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests
 
 bench: setup ## measure: make bench SCENARIO=name
@@ -54,4 +57,4 @@ docs: setup ## write the reference pages anew
 	@$(BIN)/python -m scripts.reference
 
 clean: ## remove what make made
-	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

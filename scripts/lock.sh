@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Writes requirements/runtime.txt and requirements/dev.txt: what the ranges of pyproject.toml resolve to today,
-# each from a clean virtual environment, as bare NAME==VERSION lines.
+# each from a clean virtual environment, as bare NAME==VERSION lines.  `scripts/lock.sh clients` writes
+# requirements/clients.txt instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scratch=$(mktemp -d)
@@ -32,5 +33,22 @@ lock() {
     } > "requirements/$target.txt"
 }
 
-lock runtime
-lock dev dev
+# The clients' ranges are wide and their pins many: resolving takes minutes, torch first and for the CPU where it can be.
+lock_clients() {
+    python3 -m venv "$scratch/clients"
+    local pip=("$scratch/clients/bin/python" -m pip --disable-pip-version-check)
+    "${pip[@]}" install --quiet torch==2.13.0
+    python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"], sep="\n")' > "$scratch/clients.in"
+    "${pip[@]}" install --quiet -r "$scratch/clients.in"
+    {
+        echo "# Written by scripts/lock.sh from pyproject.toml; do not edit."
+        "${pip[@]}" freeze | sed 's/+cpu$//' | grep -E '^[A-Za-z0-9._-]+=='
+    } > requirements/clients.txt
+}
+
+if [ "${1:-}" = clients ]; then
+    lock_clients
+else
+    lock runtime
+    lock dev dev
+fi
