@@ -193,13 +193,12 @@ class NameRequests:
     async def set_attributes(
         self, client: Client, request: m.SetAttributes, body: Body, _: Sequence[int]
     ) -> Reply:
-        def decide(txn: Transaction) -> Resolved:
-            now_ns = self._store.clock.wall_ns()
-            return set_attributes(txn, find_bucket(txn, request.bucket), request, now_ns)
+        def decide(txn: Transaction) -> list[m.NameResult]:
+            bucket = find_bucket(txn, request.bucket)
+            changed = set_attributes(txn, bucket, request, self._store.clock.wall_ns())
+            return [m.NameResult(_stat_of(bucket, request.key, changed))]
 
-        return one_name(
-            request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
-        )
+        return Reply(m.NameResults(await self._decisions.change(client, decide, request.durable)))
 
     async def bucket_create(
         self, client: Client, request: m.BucketCreate, body: Body, _: Sequence[int]

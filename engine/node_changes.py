@@ -9,7 +9,7 @@ from __future__ import annotations
 from engine.buckets import BucketRef
 from engine.format import Table, node_key
 from engine.name_keys import check_key
-from engine.name_refusals import already_there, shown_name, subject
+from engine.name_refusals import already_there, is_a_marker, shown_name, subject
 from engine.names import require, resolve
 from engine.object_stat import changed, check_condition, check_record_size, new_symlink
 from engine.tree import NameEvent, Resolved, add_node, find_place, make_parents, names_changed
@@ -26,13 +26,16 @@ def set_attributes(txn: Transaction, bucket: BucketRef, changes: SetAttributes, 
     KeyNotFound (also of an xattr, which is then the subject), AlreadyExists (of an xattr), PreconditionFailed,
     InvalidArgument, RequestTooLarge.
     """
-    found = require(txn, bucket, changes.key)
+    found = require(txn, bucket, changes.key, changes.version)
+    if found.node.is_marker:
+        raise is_a_marker(bucket, changes.key, changes.version)
     check_condition(changes.condition, found, bucket.name, changes.key)
     node = changed(found.node, changes, now_ns)
     record = node.pack()
     check_record_size(record)
     txn.put(Table.NODES, node_key(found.node_id), record)
-    txn.note(NameEvent("put", bucket.name, changes.key, found.node_id))
+    if not changes.version or resolve(txn, bucket, changes.key) == Resolved(found.node_id, node):
+        txn.note(NameEvent("put", bucket.name, changes.key, found.node_id))
     return Resolved(found.node_id, node)
 
 

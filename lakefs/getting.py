@@ -155,8 +155,9 @@ def open_objects(
     lease: bool = True,
     inline_bytes: int = 1 << 20,
     durable: bool = True,
+    version: str = "",
 ) -> Steps[list[Opened | LakeError]]:
-    """Open objects; an error stands in the place of a name that cannot be opened."""
+    """Open objects, or that version of one; an error stands in the place of a name that cannot be opened."""
     opened: list[Opened | LakeError] = []
     for start in range(0, len(names), BATCH_MAX):
         batch = names[start : start + BATCH_MAX]
@@ -165,6 +166,7 @@ def open_objects(
             inline_bytes=inline_bytes,
             lease=lease,
             durable=durable,
+            versions=[version] if version else [],
         )
         reply = yield from send(request)
         assert isinstance(reply.message, OpenResults)
@@ -201,10 +203,11 @@ def open_object(
     lease: bool = True,
     inline_bytes: int = 1 << 20,
     durable: bool = True,
+    version: str = "",
 ) -> Steps[Opened]:
-    """Open one object.  BucketNotFound, KeyNotFound, IsAFolder."""
+    """Open one object, or that version of it.  BucketNotFound, KeyNotFound, IsAFolder, VersionIsMarker."""
     (opened,) = yield from open_objects(
-        access, [name], lease=lease, inline_bytes=inline_bytes, durable=durable
+        access, [name], lease=lease, inline_bytes=inline_bytes, durable=durable, version=version
     )
     if isinstance(opened, LakeError):
         raise opened

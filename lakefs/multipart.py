@@ -208,15 +208,17 @@ def copy_part(
     offset: int = 0,
     length: int | None = None,
     if_match: str = "",
+    version: str = "",
 ) -> Steps[PartStat]:
-    """Make a range of an object a part.  Chunks that lie in it whole are taken over; only the ends are moved.
+    """Make a range of an object, or of that version of it, a part.
 
+    Chunks that lie in it whole are taken over; only the ends are moved.
     The part's ETag is the source's MD5 where that is known and all of it is taken; else it is made from the blob's id.
     `if_match`: the source's ETag must be this one.  KeyNotFound, PreconditionFailed, InvalidArgument (the range).
     """
 
     def attempt() -> Steps[PartStat]:
-        opened = yield from open_object(access, source, inline_bytes=0)
+        opened = yield from open_object(access, source, inline_bytes=0, version=version)
         try:
             return (
                 yield from _copy_opened(access, transfer, upload, number, opened, offset, length, if_match)

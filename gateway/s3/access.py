@@ -90,8 +90,9 @@ class KnownKeys:
 
 
 async def check_stranger(engine: EngineClient, target: Target) -> None:
-    """S3Error AccessDenied unless anybody may do this."""
-    if target.operation not in _OPEN_TO_STRANGERS or not await _is_public(engine, target.bucket):
+    """S3Error AccessDenied unless anybody may do this.  Old versions are not for strangers."""
+    is_open = target.operation in _OPEN_TO_STRANGERS and "versionId" not in target.parameters
+    if not is_open or not await _is_public(engine, target.bucket):
         raise _denied()
 
 

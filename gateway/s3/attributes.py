@@ -83,6 +83,8 @@ def object_headers(stat: ObjectStat, *, with_checksums: bool) -> list[tuple[byte
         (b"Accept-Ranges", b"bytes"),
         (b"Content-Type", _text(stat.content_type or DEFAULT_CONTENT_TYPE)),
     ]
+    if stat.version:
+        headers.append((b"x-amz-version-id", stat.version.encode()))
     headers += [(_text(name), _text(value)) for name, value in stat.headers.items()]
     headers += [(_META + _text(name), _text(value)) for name, value in stat.user_metadata.items()]
     if stat.tags:
@@ -90,12 +92,6 @@ def object_headers(stat: ObjectStat, *, with_checksums: bool) -> list[tuple[byte
     if with_checksums:
         headers += checksum_headers(stat.checksums)
     return headers
-
-
-def check_version(version: str) -> None:
-    """S3Error unless the `versionId` of a request, "" without one, is that of the only version there is."""
-    if version not in ("", "null"):
-        raise S3Error(404, "NoSuchVersion", "The specified version does not exist.")
 
 
 def kept_composite(algorithm: Algorithm, text: str) -> dict[str, bytes]:

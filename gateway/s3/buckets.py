@@ -9,7 +9,7 @@ from typing import Final
 from gateway.http.messages import Response
 from gateway.s3.bodies import read_create_bucket
 from gateway.s3.call import Call, xml_response
-from gateway.s3.errors import S3Error, not_implemented
+from gateway.s3.errors import S3Error
 from gateway.s3.proven_body import read_proven_body
 from gateway.s3.xml import document, element
 from lakefs.errors import AlreadyExists
@@ -67,17 +67,6 @@ async def get_bucket_location(call: Call) -> Response:
     await require_bucket(call)
     region = "" if call.region == FIRST_REGION else call.region
     return xml_response(document("LocationConstraint", region))
-
-
-async def get_bucket_versioning(call: Call) -> Response:
-    """Versions are not kept: as of a bucket that never had them."""
-    await require_bucket(call)
-    return xml_response(document("VersioningConfiguration", ""))
-
-
-async def put_bucket_versioning(call: Call) -> Response:
-    """Not offered."""
-    raise not_implemented("versioning")
 
 
 async def require_bucket(call: Call) -> None:

@@ -51,12 +51,12 @@ class Contents:
         self._lake = lake
         self._window = memoryview(bytearray(_WINDOW_BYTES))
 
-    async def open(self, name: Name, wanted: ByteRange | None = None) -> Opened:
+    async def open(self, name: Name, wanted: ByteRange | None = None, version: str = "") -> Opened:
         """An object, small ones with their payload.  KeyNotFound, IsAFolder, ...; `close` it.
 
         Of `wanted` the places are asked for; a granule of it may be read once without a lease: see `at_hand`.
         """
-        reply = await self._engine.call(_request(name, wanted))
+        reply = await self._engine.call(_request(name, wanted, version))
         message = reply.message
         assert isinstance(message, OpenResults)
         answer, failure = message.results[0].opened, message.results[0].failure
@@ -70,13 +70,15 @@ class Contents:
             opened is None
         ):  # a layout too long to come along, or a small payload that could not be read at once
             await self._end(answer.lease)
-            opened = await self.open_leased(name)
+            opened = await self.open_leased(name, version)
         return opened
 
-    async def open_leased(self, name: Name) -> Opened:
+    async def open_leased(self, name: Name, version: str = "") -> Opened:
         """An object with a lease, whatever its size.  Errors as `open`."""
         access = self._lake.access()
-        return await self._lake.run(open_object(access, name, inline_bytes=SMALL_PAYLOAD_BYTES))
+        return await self._lake.run(
+            open_object(access, name, inline_bytes=SMALL_PAYLOAD_BYTES, version=version)
+        )
 
     async def close(self, opened: Opened) -> None:
         """Give back what is held of the engine; also when cancelled."""
@@ -147,9 +149,10 @@ def _is_short(wanted: ByteRange | None) -> bool:
     return wanted is not None and wanted.stop - wanted.first <= GRANULE_BYTES
 
 
-def _request(name: Name, wanted: ByteRange | None) -> OpenObjects:
+def _request(name: Name, wanted: ByteRange | None, version: str) -> OpenObjects:
+    versions = [version] if version else []
     if wanted is None or wanted.first >= BLOB_BYTES_MAX:
-        return OpenObjects([name], inline_bytes=SMALL_PAYLOAD_BYTES, lease_inline=False)
+        return OpenObjects([name], inline_bytes=SMALL_PAYLOAD_BYTES, lease_inline=False, versions=versions)
     return OpenObjects(
         [name],
         inline_bytes=SMALL_PAYLOAD_BYTES,
@@ -157,6 +160,7 @@ def _request(name: Name, wanted: ByteRange | None) -> OpenObjects:
         lease_inline=False,
         grants_from=wanted.first,
         grants_bytes=min(wanted.stop, BLOB_BYTES_MAX) - wanted.first,
+        versions=versions,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Final, NamedTuple
 
 from gateway.http.messages import Response
 from gateway.http.ranges import Condition as Holds, check_conditions
@@ -14,18 +15,21 @@ from gateway.s3.errors import S3Error, invalid_argument
 from gateway.s3.storing import write_condition
 from gateway.s3.tags import tags_of_copy
 from gateway.s3.targets import parse_copy_source
+from gateway.s3.versions import checked_version, version_headers
 from gateway.s3.xml import document, element
 from lakefs.names import Name
 from lakefs.wire.messages import Copy, NameResults, ObjectAttributes, ObjectStat, StatNames
 
-_PREFIX = b"x-amz-copy-source-"
+_PREFIX: Final = b"x-amz-copy-source-"
+COPIED_VERSION_HEADER: Final = _PREFIX + b"version-id"
 
 
 async def copy_object(call: Call) -> Response:
     """The source's metadata are kept, or replaced by the request's; its ETag and checksums are the content's."""
-    name, source = await copy_source(call)
+    found = await copy_source(call)
+    name, source = found.name, found.stat
     replaced = _is_replaced(call)
-    if not replaced and name == (call.bucket, call.key):
+    if not replaced and not found.version and name == (call.bucket, call.key):
         raise S3Error(
             400,
             "InvalidRequest",
@@ -34,26 +38,44 @@ async def copy_object(call: Call) -> Response:
         )
     attributes = _replacement(call, source) if replaced else None
     tags = tags_of_copy(call.headers)
-    copying = Copy(*name, call.bucket, call.key, attributes, write_condition(call), tags=tags)
+    copying = Copy(
+        *name, call.bucket, call.key, attributes, write_condition(call), tags=tags, version=found.version
+    )
     stat = await call.ask_one(copying)
     fields = element("LastModified", iso_time(stat.mtime_ns)) + element("ETag", f'"{stat.etag}"')
-    return xml_response(document("CopyObjectResult", fields))
+    headers = version_headers(stat) + version_headers(source, COPIED_VERSION_HEADER)
+    return xml_response(document("CopyObjectResult", fields), headers)
 
 
-async def copy_source(call: Call) -> tuple[Name, ObjectStat]:
+class CopySource(NamedTuple):
+    """What a request copies from.  `version` is that of the request, "" for what the key is bound to."""
+
+    name: Name
+    stat: ObjectStat
+    version: str
+
+
+async def copy_source(call: Call) -> CopySource:
     """The object that a request copies from, which its key may read and whose conditions hold.  S3Error."""
     bucket, key, version = parse_copy_source(call.headers[b"x-amz-copy-source"])
-    if version not in ("", "null"):
-        raise S3Error(404, "NoSuchVersion", "The specified version does not exist.")
+    if version:
+        version = checked_version(version)
     if call.signature is not None:
         check_bucket(call.signature.key, bucket)
-    source = stat_of((await call.ask(StatNames([(bucket, key)]), NameResults)).results[0], key)
+    looking = StatNames([(bucket, key)], versions=[version] if version else [])
+    source = stat_of((await call.ask(looking, NameResults)).results[0], key)
+    if source.is_marker:
+        raise S3Error(
+            400,
+            "InvalidRequest",
+            "The source of a copy request may not specifically refer to a delete marker by version id.",
+        )
     modified_s = source.mtime_ns // 1_000_000_000
     if check_conditions(call.headers, source.etag, modified_s, _PREFIX) is not Holds.PROCEED:
         raise S3Error(
             412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold"
         )
-    return Name(bucket, key), source
+    return CopySource(Name(bucket, key), source, version)
 
 
 def _is_replaced(call: Call) -> bool:

@@ -1,4 +1,7 @@
-"""DeleteObjects: up to a thousand names in one request, each removed or not by itself."""
+"""Deletes: of one object, and of up to a thousand in one request, each removed or not by itself.
+
+In a bucket that keeps versions a delete leaves a delete marker; a delete of a version removes that one for good.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,24 @@ from gateway.s3.bodies import DeleteItem, read_delete
 from gateway.s3.call import Call, lake_error, xml_response
 from gateway.s3.errors import S3Error
 from gateway.s3.proven_body import read_proven_body
+from gateway.s3.versions import MARKER_HEADER, VERSION_HEADER, asked_version
 from gateway.s3.xml import document, element
 from lakefs.wire.messages import Condition, DeleteNames, NameResult, NameResults
+
+
+async def delete_object(call: Call) -> Response:
+    """204, whether it was there or not."""
+    version = asked_version(call)
+    request = DeleteNames([(call.bucket, call.key)], versions=[version] if version else [])
+    (result,) = (await call.ask(request, NameResults)).results
+    if result.failure is not None:
+        failure = result.failure
+        raise failure.as_error()
+    shown = version or result.marker
+    headers = [(VERSION_HEADER, shown.encode())] if shown else []
+    if result.marker or (result.stat is not None and result.stat.is_marker):
+        headers.append(MARKER_HEADER)
+    return Response(204, headers)
 
 
 async def delete_objects(call: Call) -> Response:
@@ -21,28 +40,32 @@ async def delete_objects(call: Call) -> Response:
     return xml_response(document("DeleteResult", "".join(lines)))
 
 
-async def _removed(call: Call, items: list[DeleteItem]) -> list[NameResult | S3Error]:
-    plain = [item for item in items if not item.etag and item.version_id in ("", "null")]
+async def _removed(call: Call, items: list[DeleteItem]) -> list[NameResult]:
+    plain = [item for item in items if not item.etag]
     names = [(call.bucket, item.key) for item in plain]
-    answers = iter((await call.ask(DeleteNames(names), NameResults)).results if names else [])
-    found: list[NameResult | S3Error] = []
+    request = DeleteNames(names, versions=[item.version_id for item in plain])
+    answers = iter((await call.ask(request, NameResults)).results if names else [])
+    found: list[NameResult] = []
     for item in items:
-        if item.version_id not in ("", "null"):
-            found.append(S3Error(404, "NoSuchVersion", "The specified version does not exist."))
-        elif item.etag:
-            condition = Condition(etags=[item.etag])
-            request = DeleteNames([(call.bucket, item.key)], condition)
-            found.append((await call.ask(request, NameResults)).results[0])
-        else:
+        if not item.etag:
             found.append(next(answers))
+            continue
+        condition = Condition(etags=[item.etag])
+        request = DeleteNames([(call.bucket, item.key)], condition, versions=[item.version_id])
+        found.append((await call.ask(request, NameResults)).results[0])
     return found
 
 
-def _line(call: Call, item: DeleteItem, result: NameResult | S3Error, quiet: bool) -> str:
-    if isinstance(result, NameResult) and result.failure is not None:
+def _line(call: Call, item: DeleteItem, result: NameResult, quiet: bool) -> str:
+    fields = element("Key", item.key) + (element("VersionId", item.version_id) if item.version_id else "")
+    if result.failure is not None:
         failure = result.failure
-        result = lake_error(failure.as_error(), call)
-    if isinstance(result, S3Error):
-        fields = element("Key", item.key) + element("Code", result.code) + element("Message", result.message)
+        error: S3Error = lake_error(failure.as_error(), call)
+        fields += element("Code", error.code) + element("Message", error.message)
         return f"<Error>{fields}</Error>"
-    return "" if quiet else f"<Deleted>{element('Key', item.key)}</Deleted>"
+    marker = result.marker
+    if result.stat is not None and result.stat.is_marker:
+        marker = item.version_id
+    if marker:
+        fields += element("DeleteMarker", True) + element("DeleteMarkerVersionId", marker)
+    return "" if quiet else f"<Deleted>{fields}</Deleted>"

@@ -47,8 +47,10 @@ class Row(NamedTuple):
     status: int
     code: str
     shown: bool = True
+    headers: Mapping[str, str] = _NONE
 
 
+_DELETED: Final[Mapping[str, str]] = MappingProxyType({"x-amz-delete-marker": "true"})
 _RETRY: Final[Mapping[str, str]] = MappingProxyType({"Retry-After": "1"})
 _INTERNAL: Final = Row(500, "InternalError", shown=False)
 _UNAVAILABLE: Final = Row(503, "ServiceUnavailable")
@@ -71,9 +73,9 @@ TABLE: Final[Mapping[type[lake.LakeError], Row]] = MappingProxyType(
         lake.InvalidPart: Row(400, "InvalidPart"),
         lake.InvalidPartOrder: Row(400, "InvalidPartOrder"),
         lake.PartTooSmall: Row(400, "EntityTooSmall"),
-        lake.KeyDeleted: Row(404, "NoSuchKey"),
+        lake.KeyDeleted: Row(404, "NoSuchKey", headers=_DELETED),
         lake.VersionNotFound: Row(404, "NoSuchVersion"),
-        lake.VersionIsMarker: Row(405, "MethodNotAllowed"),
+        lake.VersionIsMarker: Row(405, "MethodNotAllowed", headers={**_DELETED, "Allow": "DELETE"}),
         lake.AlreadyExists: Row(409, "BucketAlreadyOwnedByYou"),
         lake.BucketNotEmpty: Row(409, "BucketNotEmpty"),
         lake.FolderNotEmpty: Row(409, "OperationAborted"),
@@ -113,7 +115,7 @@ def from_lake(error: lake.LakeError, resource: str = "") -> S3Error:
     """What the store's error is to an S3 client; a class that is not in the table is what its parent is."""
     row = next(TABLE[parent] for parent in type(error).__mro__ if parent in TABLE)
     message = error.message if row.shown else _INTERNAL_MESSAGE
-    return S3Error(row.status, row.code, message, resource, _RETRY if row.status == 503 else _NONE)
+    return S3Error(row.status, row.code, message, resource, _RETRY if row.status == 503 else row.headers)
 
 
 def internal_error(resource: str = "") -> S3Error:

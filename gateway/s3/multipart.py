@@ -21,11 +21,12 @@ from gateway.s3.bodies import CompletedPart, read_complete
 from gateway.s3.buckets import OWNER, iso_time
 from gateway.s3.call import Call, xml_response
 from gateway.s3.checksums import ELEMENTS, HEADERS, Algorithm
-from gateway.s3.copying import copy_source
+from gateway.s3.copying import COPIED_VERSION_HEADER, copy_source
 from gateway.s3.errors import S3Error, invalid_argument
 from gateway.s3.payload import Incoming
 from gateway.s3.proven_body import read_proven_body
 from gateway.s3.storing import store_chunks, write_condition
+from gateway.s3.versions import version_headers
 from gateway.s3.xml import document, element, url_encoded
 from lakefs.chunking import CutPlan
 from lakefs.errors import InvalidArgument, UploadNotFound
@@ -99,7 +100,7 @@ async def upload_part(call: Call) -> Response:
 async def upload_part_copy(call: Call) -> Response:
     """A range of an object as a part; chunks that lie in it whole are taken over."""
     upload, number = _upload(call), _part_number(call)
-    name, source = await copy_source(call)
+    source = await copy_source(call)
     offset, length = _copied_range(call)
     lake = call.lakes.lake
     steps = copy_part(
@@ -107,17 +108,19 @@ async def upload_part_copy(call: Call) -> Response:
         lake.steps.transfer(None),
         upload,
         number,
-        name,
+        source.name,
         offset=offset,
         length=length,
-        if_match=source.etag,
+        if_match=source.stat.etag,
+        version=source.version,
     )
     try:
         part = await lake.run(steps)
     except InvalidArgument as error:
         raise S3Error(416, "InvalidRange", error.message) from error
     fields = element("LastModified", iso_time(part.mtime_ns)) + element("ETag", f'"{part.etag.hex()}"')
-    return xml_response(document("CopyPartResult", fields))
+    headers = version_headers(source.stat, COPIED_VERSION_HEADER)
+    return xml_response(document("CopyPartResult", fields), headers)
 
 
 async def complete_multipart_upload(call: Call) -> Response:
@@ -142,7 +145,8 @@ async def complete_multipart_upload(call: Call) -> Response:
     for name, value in checksum_headers(stat.checksums):
         shown = _ELEMENT_OF_HEADER.get(name, "ChecksumType")
         fields.append(element(shown, value.decode()))
-    return xml_response(document("CompleteMultipartUploadResult", "".join(fields)))
+    result = document("CompleteMultipartUploadResult", "".join(fields))
+    return xml_response(result, version_headers(stat))
 
 
 async def abort_multipart_upload(call: Call) -> Response:

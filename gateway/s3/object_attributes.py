@@ -6,11 +6,12 @@ from typing import Final
 
 from gateway.http.messages import Response
 from gateway.http.ranges import format_http_date
-from gateway.s3.attributes import check_version, is_composite
+from gateway.s3.attributes import is_composite
 from gateway.s3.call import Call, xml_response
 from gateway.s3.checksums import ELEMENTS, Algorithm, encoded
 from gateway.s3.errors import S3Error, invalid_argument
 from gateway.s3.object_parts import known_parts
+from gateway.s3.versions import asked_version, refuse_marker, version_headers
 from gateway.s3.xml import document, element
 from lakefs.limits import LIST_PAGE_MAX, S3_PARTS_MAX
 from lakefs.wire.messages import ObjectPart, ObjectStat, StatNames
@@ -22,9 +23,10 @@ _NS: Final = 1_000_000_000
 
 async def get_object_attributes(call: Call) -> Response:
     """The attributes that are asked for and that the object has.  S3Error for none, or others."""
-    check_version(call.parameter("versionId"))
+    version = asked_version(call)
     wanted = _wanted(call)
-    stat = await call.ask_one(StatNames([(call.bucket, call.key)]))
+    stat = await call.ask_one(StatNames([(call.bucket, call.key)], versions=[version] if version else []))
+    refuse_marker(stat)
     if not stat.blob:
         raise S3Error(404, "NoSuchKey", "The specified key does not exist.", details={"Key": call.key})
     said = {
@@ -36,7 +38,8 @@ async def get_object_attributes(call: Call) -> Response:
     }
     fields = "".join(said[name] for name in _NAMES if name in wanted)
     modified = (b"Last-Modified", format_http_date(stat.mtime_ns // _NS).encode())
-    return xml_response(document("GetObjectAttributesResponse", fields), [modified])
+    headers = [modified, *version_headers(stat)]
+    return xml_response(document("GetObjectAttributesResponse", fields), headers)
 
 
 def _wanted(call: Call) -> frozenset[str]:

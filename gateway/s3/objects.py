@@ -1,4 +1,4 @@
-"""GET, HEAD and DELETE of objects.
+"""GET and HEAD of objects.
 
 How content is read, checked and sent is in `gateway.s3.content`.
 """
@@ -23,29 +23,31 @@ from gateway.s3.attributes import OVERRIDES, object_headers
 from gateway.s3.call import Call
 from gateway.s3.errors import S3Error
 from gateway.s3.object_parts import PARAMETER, AskedPart, asked_part
+from gateway.s3.versions import asked_version, refuse_marker
 from lakefs.getting import Opened
 from lakefs.names import Name
-from lakefs.wire.messages import DeleteNames, NameResults, ObjectStat, StatNames
+from lakefs.wire.messages import ObjectStat, StatNames
 
 _NS: Final = 1_000_000_000
 
 
 async def get_object(call: Call) -> Response:
     """The content, or one range of it, under the request's conditions."""
-    _refuse_versions(call)
+    version = asked_version(call)
     contents, name = call.lakes.contents, Name(call.bucket, call.key)
-    opened = await contents.open(name, stated_range(call.headers.get(b"range")))
+    opened = await contents.open(name, stated_range(call.headers.get(b"range")), version)
     response = await _answered(call, opened)
     if response is None:  # neither at hand nor leased
-        response = await _answered(call, await contents.open_leased(name))
+        response = await _answered(call, await contents.open_leased(name, version))
     assert response is not None
     return response
 
 
 async def head_object(call: Call) -> Response:
     """What GET would answer, without the content."""
-    _refuse_versions(call)
-    stat = await call.ask_one(StatNames([(call.bucket, call.key)]))
+    version = asked_version(call)
+    stat = await call.ask_one(StatNames([(call.bucket, call.key)], versions=[version] if version else []))
+    refuse_marker(stat)
     if stat.kind == 1 and not (stat.blob and call.key.endswith("/")):
         raise _no_such_key(call)
     refused = _condition_refusal(call, stat)
@@ -54,13 +56,6 @@ async def head_object(call: Call) -> Response:
     part = await asked_part(call, stat)
     status, headers, chosen = _headers(call, stat, part)
     return Response(status, headers, length=chosen.stop - chosen.first)
-
-
-async def delete_object(call: Call) -> Response:
-    """204, whether it was there or not."""
-    _refuse_versions(call)
-    await call.ask(DeleteNames([(call.bucket, call.key)]), NameResults)
-    return Response(204)
 
 
 async def _answered(call: Call, opened: Opened) -> Response | None:
@@ -160,12 +155,6 @@ def _overridden(call: Call, headers: list[tuple[bytes, bytes]]) -> list[tuple[by
         raise S3Error(400, "InvalidArgument", "a response header has no control characters")
     kept = [(name, value) for name, value in headers if name not in given]
     return kept + [(name, value.encode("latin-1", "replace")) for name, value in given.items()]
-
-
-def _refuse_versions(call: Call) -> None:
-    version = call.parameter("versionId")
-    if version not in ("", "null"):
-        raise S3Error(404, "NoSuchVersion", "The specified version does not exist.")
 
 
 def _no_such_key(call: Call) -> S3Error:

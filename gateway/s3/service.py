@@ -29,6 +29,7 @@ from gateway.s3 import (
     objects,
     storing,
     tagging,
+    versions,
 )
 from gateway.s3.access import KnownKeys, check_key, check_stranger
 from gateway.s3.call import XML, Call, Lakes
@@ -45,8 +46,9 @@ OPERATIONS: Final[Mapping[Operation, Callable[[Call], Awaitable[Response]]]] = {
     Operation.DELETE_BUCKET: buckets.delete_bucket,
     Operation.HEAD_BUCKET: buckets.head_bucket,
     Operation.GET_BUCKET_LOCATION: buckets.get_bucket_location,
-    Operation.GET_BUCKET_VERSIONING: buckets.get_bucket_versioning,
-    Operation.PUT_BUCKET_VERSIONING: buckets.put_bucket_versioning,
+    Operation.GET_BUCKET_VERSIONING: versions.get_bucket_versioning,
+    Operation.PUT_BUCKET_VERSIONING: versions.put_bucket_versioning,
+    Operation.LIST_OBJECT_VERSIONS: versions.list_object_versions,
     Operation.LIST_OBJECTS: listing.list_objects,
     Operation.LIST_OBJECTS_V2: listing.list_objects_v2,
     Operation.DELETE_OBJECTS: deleting.delete_objects,
@@ -54,7 +56,7 @@ OPERATIONS: Final[Mapping[Operation, Callable[[Call], Awaitable[Response]]]] = {
     Operation.HEAD_OBJECT: objects.head_object,
     Operation.PUT_OBJECT: storing.put_object,
     Operation.COPY_OBJECT: copying.copy_object,
-    Operation.DELETE_OBJECT: objects.delete_object,
+    Operation.DELETE_OBJECT: deleting.delete_object,
     Operation.GET_OBJECT_ATTRIBUTES: object_attributes.get_object_attributes,
     Operation.GET_OBJECT_TAGGING: tagging.get_object_tagging,
     Operation.PUT_OBJECT_TAGGING: tagging.put_object_tagging,

@@ -18,6 +18,7 @@ from gateway.s3.call import Call, stat_of
 from gateway.s3.errors import S3Error, not_implemented
 from gateway.s3.payload import Incoming
 from gateway.s3.receiving import Received
+from gateway.s3.versions import version_headers
 from lakefs.chunking import CutPlan, plan
 from lakefs.ids import Buffer, ChunkKind
 from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES
@@ -47,7 +48,8 @@ async def put_object(call: Call) -> Response:
         stat = await _put_one_chunk(call, incoming, condition)
     else:
         stat = await _put_chunks(call, incoming, condition)
-    return Response(200, [(b"ETag", b'"%b"' % stat.etag.encode()), *checksum_headers(stat.checksums)])
+    headers = [(b"ETag", b'"%b"' % stat.etag.encode()), *checksum_headers(stat.checksums)]
+    return Response(200, headers + version_headers(stat))
 
 
 def write_condition(call: Call) -> Condition:

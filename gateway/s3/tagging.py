@@ -7,41 +7,41 @@ durable.  What they may be is told in `gateway.s3.tags`.
 from __future__ import annotations
 
 from gateway.http.messages import Response
-from gateway.s3.attributes import check_version
 from gateway.s3.bodies import read_tagging
 from gateway.s3.call import Call, xml_response
 from gateway.s3.errors import S3Error
 from gateway.s3.proven_body import read_proven_body
 from gateway.s3.tags import checked_tags
+from gateway.s3.versions import asked_version, refuse_marker, version_headers
 from gateway.s3.xml import document, element
 from lakefs.wire.messages import ObjectStat, SetAttributes, StatNames
 
 
 async def get_object_tagging(call: Call) -> Response:
     """All tags, in the order of their keys."""
-    check_version(call.parameter("versionId"))
-    stat = await call.ask_one(StatNames([(call.bucket, call.key)]))
+    version = asked_version(call)
+    stat = await call.ask_one(StatNames([(call.bucket, call.key)], versions=[version] if version else []))
+    refuse_marker(stat)
     _require_object(call, stat)
     tags = "".join(
         f"<Tag>{element('Key', key)}{element('Value', value)}</Tag>"
         for key, value in sorted(stat.tags.items())
     )
-    return xml_response(document("Tagging", f"<TagSet>{tags}</TagSet>"))
+    return xml_response(document("Tagging", f"<TagSet>{tags}</TagSet>"), version_headers(stat))
 
 
 async def put_object_tagging(call: Call) -> Response:
     """These tags in the place of all there were.  Durable on return."""
-    check_version(call.parameter("versionId"))
+    version = asked_version(call)
     tags = checked_tags(read_tagging(await read_proven_body(call)))
-    await call.ask_one(SetAttributes(call.bucket, call.key, tags=tags))
-    return Response(200)
+    stat = await call.ask_one(SetAttributes(call.bucket, call.key, tags=tags, version=version))
+    return Response(200, version_headers(stat))
 
 
 async def delete_object_tagging(call: Call) -> Response:
     """No tags.  Durable on return."""
-    check_version(call.parameter("versionId"))
-    await call.ask_one(SetAttributes(call.bucket, call.key, tags={}))
-    return Response(204)
+    stat = await call.ask_one(SetAttributes(call.bucket, call.key, tags={}, version=asked_version(call)))
+    return Response(204, version_headers(stat))
 
 
 def _require_object(call: Call, stat: ObjectStat) -> None:

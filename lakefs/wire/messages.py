@@ -200,6 +200,7 @@ class SetAttributes(Request, frozen=True):
     None: as it is.  `xattrs`: values to set, None to remove; `xattr_absent`: each one set must not be there
     (AlreadyExists), `xattr_present`: each one set must be there (KeyNotFound); removing a missing one is KeyNotFound.
     `tags`: all that there are then; KeyNotFound for a folder or symlink without content.
+    `version`: of that version instead, "" for what the name is bound to; VersionNotFound, VersionIsMarker.
     Errors: KeyNotFound, PreconditionFailed, RequestTooLarge.  `durable` as in Commit.
     """
 
@@ -218,6 +219,7 @@ class SetAttributes(Request, frozen=True):
     durable: bool = True
     atime_ns: int | None = None
     tags: dict[str, str] | None = None
+    version: str = ""
 
 
 class MakeSymlink(Request, frozen=True):

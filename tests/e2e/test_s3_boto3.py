@@ -221,7 +221,7 @@ def test_what_is_not_offered_is_501_and_touches_nothing(s3: Any) -> None:
     assert refused(s3.put_object_acl, Bucket="bucket", Key="kept", ACL="private") == (501, "NotImplemented")
     policy = json.dumps({"Version": "2012-10-17", "Statement": []})
     assert refused(s3.put_bucket_policy, Bucket="bucket", Policy=policy) == (501, "NotImplemented")
-    versioning = {"Status": "Enabled"}
+    versioning = {"Status": "Enabled", "MFADelete": "Enabled"}
     assert refused(s3.put_bucket_versioning, Bucket="bucket", VersioningConfiguration=versioning) == (
         501,
         "NotImplemented",

@@ -111,8 +111,7 @@ def test_wrong_tags_are_refused_and_change_nothing(served: Served) -> None:
     assert (tags_of(s3, "kept"), s3.get_object(**name)["Body"].read()) == ({"a": "1"}, b"kept")
 
 
-def test_what_is_no_object_has_no_tags(served: Served) -> None:
-    s3 = client_of(served)
+def test_what_is_no_object_has_no_tags(served: Served, s3: Any) -> None:
     s3.put_object(Bucket="bucket", Key="nobody/made/this", Body=b"")
     for key in ("missing", "nobody/made/"):
         assert refused(s3.get_object_tagging, Bucket="bucket", Key=key) == (404, "NoSuchKey")
