@@ -33,6 +33,8 @@ DEFAULT_ADMIN = "127.0.0.1:9002"
 @click.option(
     "--s3-domains", metavar="NAMES", help="Host suffixes, with commas between, behind a bucket's name."
 )
+@click.option("--s3-tls-cert", metavar="FILE", help="Certificate chain (PEM): S3 over TLS, and nothing else.")
+@click.option("--s3-tls-key", metavar="FILE", help="The key of the certificate (PEM).")
 @click.option(
     "--admin",
     metavar="HOST:PORT",
@@ -52,6 +54,8 @@ def gateway(
     share_port: bool,
     s3_region: str | None,
     s3_domains: str | None,
+    s3_tls_cert: str | None,
+    s3_tls_key: str | None,
     admin: str,
     log_level: str | None,
     file: str | None,
@@ -78,6 +82,8 @@ def gateway(
         "s3": s3,
         "s3_region": s3_region,
         "s3_domains": s3_domains,
+        "s3_tls_cert": s3_tls_cert,
+        "s3_tls_key": s3_tls_key,
         "admin": admin,
         "log_level": log_level,
     }

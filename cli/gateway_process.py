@@ -83,7 +83,7 @@ async def run_gateway(plan: GatewayPlan, printer: Callable[[str], None]) -> None
             printer("ready")
             notifier.ready(f"serving {url} from {plan.engine}")
             drain = trio.CancelScope()
-            nursery.start_soon(heed_signals, signals, stopping.began, lambda: None, drain.cancel)
+            nursery.start_soon(heed_signals, signals, stopping.began, face.reload, drain.cancel)
             await stopping.began.wait()
             notifier.stopping("finishing what is in flight")
             printer("stopping: finishing what is in flight")

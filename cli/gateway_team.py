@@ -31,7 +31,7 @@ import trio
 from cli.gateway_process import DRAIN_TIMEOUT_S, HINT, GatewayPlan, heed_signals
 from cli.gateway_report import Report, receive_reports
 from gateway.admin import bind_admin, serve_admin
-from gateway.face import port_taken
+from gateway.face import certificates_of, port_taken
 from gateway.metrics import Reading, new_registry
 from lakefs.config import Address
 from lakefs.errors import AddressInUse
@@ -173,6 +173,9 @@ async def run_team(
     """Serve with `count` processes until told to stop; the exit code.  Errors of the start as `run_gateway`."""
     notifier = notifier_from()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        scheme = (
+            "http" if certificates_of(plan.config) is None else "https"
+        )  # said once, if it cannot be used
         bound, reservation = await _reserve(plan)
         with reservation:
             command = [sys.executable, "-P", "-m", "cli.main", "gateway", "--s3", bound, *arguments]
@@ -186,7 +189,7 @@ async def run_team(
                 await nursery.start(team.run)
                 if not team.exit_code:
                     printer(f"engine  {plan.engine}")
-                    printer(f"s3      http://{bound}   ({count} processes)")
+                    printer(f"s3      {scheme}://{bound}   ({count} processes)")
                     await _start_admin(plan, team, nursery, printer)
                     printer("ready")
                     notifier.ready(f"serving {bound} from {plan.engine} with {count} processes")

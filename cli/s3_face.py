@@ -10,6 +10,7 @@ Rules kept here:
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Final
@@ -48,7 +49,15 @@ async def serve_s3_port(
     async with trio.open_nursery() as nursery:
         url = str(await nursery.start(face.serve, listener))
         engine.drains.append(face.drain)
+        nursery.start_soon(_reload_on_hangup, face)
         task_status.started("\n".join([f"s3      {url}", *key_lines]))
+
+
+async def _reload_on_hangup(face: S3Face) -> None:
+    """SIGHUP reads certificate and log anew, and ends nothing."""
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        async for _ in signals:
+            face.reload()
 
 
 async def first_key(engine: EngineClient, *, may_make: bool) -> list[str]:

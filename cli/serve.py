@@ -23,6 +23,8 @@ from cli.process import run_loop, say
     metavar="NAMES",
     help="Host suffixes, with commas between, behind the name of a bucket: BUCKET.s3.example.org.",
 )
+@click.option("--s3-tls-cert", metavar="FILE", help="Certificate chain (PEM): S3 over TLS, and nothing else.")
+@click.option("--s3-tls-key", metavar="FILE", help="The key of the certificate (PEM).")
 @click.option("--admin", metavar="HOST:PORT", help="Health and metrics over HTTP; off for none.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option(
@@ -39,6 +41,8 @@ def serve(
     s3: str | None,
     s3_region: str | None,
     s3_domains: str | None,
+    s3_tls_cert: str | None,
+    s3_tls_key: str | None,
     admin: str | None,
     log_level: str | None,
     upload_expiry: str | None,
@@ -67,6 +71,8 @@ def serve(
         "s3": s3,
         "s3_region": s3_region,
         "s3_domains": s3_domains,
+        "s3_tls_cert": s3_tls_cert,
+        "s3_tls_key": s3_tls_key,
         "admin": admin,
         "log_level": log_level,
         "upload_expiry": upload_expiry,

@@ -5,9 +5,15 @@ It knows settings and a store (`Lakes`), and neither the engine nor the command 
 
 from __future__ import annotations
 
+import ipaddress
+from typing import Final
+
+import structlog
 import trio
 
+from gateway.http.certificates import Certificates
 from gateway.http.server import HttpServer
+from gateway.http.tls import TlsListener
 from gateway.s3.call import Lakes
 from gateway.s3.service import S3Options, S3Service
 from lakefs.config import Address, Config
@@ -16,25 +22,58 @@ from lakefs.limits import HTTP_CONNECTIONS_MAX
 from lakefs.net import PortUse, TrioNetwork
 from lakefs.ports import Listener
 
+_log: Final = structlog.get_logger(__name__)
+
 
 class S3Face:
     """Serves S3 to clients."""
 
     def __init__(self, lakes: Lakes, config: Config) -> None:
+        """ConfigError: the certificate cannot be used."""
         service = S3Service(lakes, S3Options(config.s3_region, config.s3_domains))
         self._server = HttpServer(service.handle, service.refused, connections_max=HTTP_CONNECTIONS_MAX)
+        self._certificates = certificates_of(config)
 
     async def serve(
         self, listener: Listener, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Until cancelled or drained; closes the listener.  Started with the URL for clients."""
+        scheme = "http"
+        if self._certificates is not None:
+            scheme, listener = "https", TlsListener(listener, self._certificates)
         async with trio.open_nursery() as nursery:
-            bound = str(await nursery.start(self._server.serve, listener))
-            task_status.started(f"http://{bound.removeprefix('tcp://')}")
+            bound = str(await nursery.start(self._server.serve, listener)).removeprefix("tcp://")
+            if scheme == "http" and not is_loopback(bound.rpartition(":")[0]):
+                _log.warning(
+                    "S3 is served without TLS on an address that others can reach: whoever sees the traffic sees "
+                    "the content; set s3_tls_cert and s3_tls_key",
+                    address=bound,
+                )
+            task_status.started(f"{scheme}://{bound}")
 
     async def drain(self, timeout_s: float) -> None:
         """Accept no more, let answers under way be finished for at most that long, and end the rest."""
         await self._server.drain(timeout_s)
+
+    def reload(self) -> None:
+        """Read again what may change while it serves: the certificate."""
+        if self._certificates is not None:
+            self._certificates.reload()
+
+
+def certificates_of(config: Config) -> Certificates | None:
+    """The certificate that the settings name; None for none.  ConfigError."""
+    if config.s3_tls_cert is None or config.s3_tls_key is None:
+        return None
+    return Certificates(config.s3_tls_cert, config.s3_tls_key)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address; a name that is no number is believed when it says so."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def listen_s3(address: Address, port_use: PortUse, hint: str) -> Listener:

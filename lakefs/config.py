@@ -74,6 +74,9 @@ class Config:
     """What S3 clients sign for."""
     s3_domains: tuple[str, ...]
     """Host suffixes before which a bucket's name stands (virtual-host style)."""
+    s3_tls_cert: Path | None
+    s3_tls_key: Path | None
+    """Certificate chain and key in PEM; both or neither.  With them S3 is served over TLS only."""
     admin: Address | None
     log_level: str
     upload_expiry: float
@@ -91,6 +94,8 @@ class Config:
             "s3": str(self.s3 or "off"),
             "s3_region": self.s3_region,
             "s3_domains": ",".join(self.s3_domains),
+            "s3_tls_cert": str(self.s3_tls_cert or ""),
+            "s3_tls_key": str(self.s3_tls_key or ""),
             "admin": str(self.admin or "off"),
             "log_level": self.log_level,
             "upload_expiry": duration_text(self.upload_expiry),
@@ -126,10 +131,14 @@ def load(
         "s3": parse_address(DEFAULT_S3),
         "s3_region": DEFAULT_REGION,
         "s3_domains": (),
+        "s3_tls_cert": None,
+        "s3_tls_key": None,
         "admin": parse_address(DEFAULT_ADMIN),
         "log_level": "info",
         "upload_expiry": UPLOAD_EXPIRY_S,
     }
+    if (values.get("s3_tls_cert") is None) != (values.get("s3_tls_key") is None):
+        raise ConfigError("TLS needs both: s3_tls_cert and s3_tls_key", subject="s3_tls_cert")
     settings = defaults | values | {"data": data, "socket": socket}
     origins = {name: given[name].origin if name in given else "default" for name in _SETTINGS}
     return Config(**settings, origins=origins)  # type: ignore[arg-type]
@@ -325,6 +334,10 @@ def _address_or_off(text: str) -> Address | None:
     return None if text.lower() == "off" else parse_address(text)
 
 
+def _path_or_none(text: str) -> Path | None:
+    return _path(text) if text else None
+
+
 def _region(text: str) -> str:
     if not _REGION.fullmatch(text):
         raise InvalidArgument(f"{text!r} is no region; it has lower-case letters, digits and -, as us-east-1")
@@ -366,6 +379,8 @@ _SETTINGS: Final[Mapping[str, Callable[[str], object]]] = {
     "s3": _address_or_off,
     "s3_region": _region,
     "s3_domains": _domains,
+    "s3_tls_cert": _path_or_none,
+    "s3_tls_key": _path_or_none,
     "admin": _address_or_off,
     "log_level": _log_level,
     "upload_expiry": parse_duration,

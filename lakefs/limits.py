@@ -170,6 +170,8 @@ HTTP_IDLE_TIMEOUT_S: Final = 75.0
 """Between requests; longer than the 60 s after which clients' pools and balancers drop a connection themselves."""
 HTTP_HEAD_TIMEOUT_S: Final = 15.0
 """From a head's first byte to its last, however they trickle in."""
+HTTP_HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""For a TLS handshake, which takes two round trips."""
 HTTP_STALL_TIMEOUT_S: Final = 60.0
 """For the next bytes of a body to come, or to be taken: up to 1 MiB that way, 17 KiB/s at the least."""
 GATEWAY_PROCESSES_MAX: Final = 64

@@ -39,6 +39,8 @@ SETTINGS: Final = {
         "host suffixes, with commas between: `s3.example.org` lets `models.s3.example.org` be bucket `models`",
         "none: buckets are named in paths only",
     ),
+    "s3_tls_cert": ("a PEM file: the certificate, and those up to a known one", "none: plain HTTP"),
+    "s3_tls_key": ("a PEM file: the certificate's key, not encrypted", "none"),
     "admin": ("`HOST:PORT` or `off`", f"`{config.DEFAULT_ADMIN}`"),
     "log_level": (", ".join(f"`{level}`" for level in config.LOG_LEVELS), "`info`"),
     "upload_expiry": ("number and unit: `90s`, `30m`, `12h`, `7d`; `0`: never", "`7d`"),

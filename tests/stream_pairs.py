@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import trio
 import trio.testing
 
+from gateway.http.tls import TlsStream
 from lakefs.ports import Network, Stream
 
 Kind = tuple[Callable[[], Network], str]
@@ -23,6 +24,10 @@ def with_pair(kind: Kind, body: Pair) -> None:
         client = await network.connect(listener.address)
         server = await listener.accept()
         try:
+            async with trio.open_nursery() as nursery:
+                for stream in (client, server):
+                    if isinstance(stream, TlsStream):  # both have to speak before either can
+                        nursery.start_soon(stream.shake_hands)
             await body(client, server)
         finally:
             await client.aclose()

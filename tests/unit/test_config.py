@@ -39,6 +39,8 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "s3": "127.0.0.1:9000",
         "s3_region": "us-east-1",
         "s3_domains": "",
+        "s3_tls_cert": "",
+        "s3_tls_key": "",
         "admin": "127.0.0.1:9001",
         "log_level": "info",
         "upload_expiry": "7d",

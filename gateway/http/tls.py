@@ -1,0 +1,252 @@
+"""TLS between a listener's streams and the server: `Stream`s over `Stream`s, so that nobody above knows of it.
+
+Rules kept here:
+- TLS 1.2 and newer, without renegotiation.  A handshake is made by the connection's own task, when it first receives or
+  sends, within HTTP_HANDSHAKE_TIMEOUT_S: one that stalls holds up nobody, and an accept never waits for one.
+- A peer that has said that it sends no more (close_notify, or the end of its bytes) is still answered.  HTTP says how
+  long a body is, so an end that was cut off is noticed there.
+- Bytes for the peer are sealed once.  What `send_nowait` has sealed and the socket did not take goes out before
+  anything else; it is not counted as sent until then, and the caller offers it again, as it does any unsent bytes.
+- Closing says close_notify where that needs no wait.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+import trio
+
+from lakefs.errors import EngineUnreachable
+from lakefs.ids import Buffer
+from lakefs.limits import HTTP_HANDSHAKE_TIMEOUT_S
+from lakefs.ports import Listener, Stream
+
+_RECEIVE_BYTES: Final = 8 << 10
+"""For bytes of a new connection; as much as RECEIVE_BYTES_MAX once one fills that."""
+_RECEIVE_BYTES_MAX: Final = 64 << 10
+_RECEIVES_IN_A_ROW: Final = 32
+_SEAL_BYTES: Final = 64 << 10
+"""Four records; long parts are sealed and sent in pieces of it, and short ones together."""
+_PLAIN_REFUSAL: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 38\r\nConnection: close\r\n\r\n"
+    b"this port speaks TLS: use https, please"
+)
+
+
+class Contexts(Protocol):
+    """Where the certificate of a new connection comes from."""
+
+    def current(self) -> ssl.SSLContext:
+        """The context for a connection that begins now."""
+        ...
+
+
+class TlsListener:
+    """A `Listener` whose streams are sealed."""
+
+    def __init__(self, listener: Listener, contexts: Contexts) -> None:
+        self._listener = listener
+        self._contexts = contexts
+
+    @property
+    def address(self) -> str:
+        """See `Listener`."""
+        return self._listener.address
+
+    async def accept(self) -> Stream:
+        """The next connection; its handshake is still to come."""
+        return TlsStream(await self._listener.accept(), self._contexts.current())
+
+    async def aclose(self) -> None:
+        """See `Listener`."""
+        await self._listener.aclose()
+
+
+class TlsStream:
+    """A `Stream` without descriptors."""
+
+    carries_descriptors = False
+
+    def __init__(self, raw: Stream, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
+        """`server_name` makes it the client's end."""
+        self._raw = raw
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
+        )
+        self._received = memoryview(bytearray(_RECEIVE_BYTES))
+        self._unsent: bytes | memoryview = b""  # sealed, and not taken by the socket
+        self._ahead = 0  # bytes in `unsent` that the caller will offer again
+        self._receives = 0
+        self._is_open = False
+        self._is_sending = False
+        self._handshaking = trio.Lock()
+
+    @property
+    def peer(self) -> str:
+        """See `Stream`."""
+        return self._raw.peer
+
+    def take_descriptors(self) -> list[int]:
+        """None ever come."""
+        return []
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """Bytes received, 0 when the peer has finished.  EngineUnreachable, also for a failed handshake."""
+        if not self._is_open:
+            await self.shake_hands()
+        self._receives += 1
+        if self._receives >= _RECEIVES_IN_A_ROW:  # what is decrypted already would let nobody else run
+            self._receives = 0
+            await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                count: Any = self._tls.read(
+                    len(buffer), buffer
+                )  # the stubs know only the form that gives bytes
+                return int(count)
+            except ssl.SSLWantReadError:
+                await self._feed()
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return 0
+            except ssl.SSLError as error:
+                raise _broken(self.peer, error) from error
+
+    def send_nowait(self, parts: Sequence[Buffer], descriptors: Sequence[int] = ()) -> int:
+        """See `Stream.send_nowait`; 0 before the handshake."""
+        assert not descriptors, "TLS carries no descriptors"
+        if not self._is_open or self._is_sending:
+            return 0
+        if len(self._unsent):
+            self._unsent = self._unsent[self._raw.send_nowait([self._unsent]) :]
+            if len(self._unsent):
+                return 0
+        reported, self._ahead = self._ahead, 0
+        for piece in _pieces(parts, reported):
+            sealed = memoryview(self._seal(piece))
+            count = self._raw.send_nowait([sealed])
+            if count < len(sealed):
+                self._unsent = sealed[count:]
+                self._ahead = len(piece)
+                break
+            reported += len(piece)
+        return reported
+
+    async def wait_writable(self) -> None:
+        """See `Stream`."""
+        if not self._is_open:
+            await self.shake_hands()
+        await self._raw.wait_writable()
+
+    async def send(self, parts: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
+        """Send everything.  EngineUnreachable."""
+        assert not descriptors, "TLS carries no descriptors"
+        if not self._is_open:
+            await self.shake_hands()
+        self._is_sending = True
+        if len(self._unsent):
+            await self._raw.send([self._unsent])
+            self._unsent = b""
+        skipped, self._ahead = self._ahead, 0
+        for piece in _pieces(parts, skipped):
+            await self._raw.send([self._seal(piece)])
+        self._is_sending = False
+
+    async def aclose(self) -> None:
+        """Close at once, with a close_notify where the socket takes it now."""
+        if self._is_open and not self._is_sending and not len(self._unsent):
+            self._is_open = False
+            self._say_goodbye()
+        await self._raw.aclose()
+
+    def _say_goodbye(self) -> None:
+        with suppress(ssl.SSLError):  # the peer has not said its goodbye, or is broken
+            self._tls.unwrap()
+        farewell = self._outgoing.read()
+        try:
+            if farewell:
+                self._raw.send_nowait([farewell])
+        except EngineUnreachable:
+            return
+
+    def _seal(self, piece: Buffer) -> bytes:
+        try:
+            self._tls.write(piece)
+        except ssl.SSLError as error:
+            raise _broken(self.peer, error) from error
+        return self._outgoing.read()
+
+    async def _feed(self) -> None:
+        """More sealed bytes, or their end, to read from."""
+        count = await self._raw.receive_into(self._received)
+        if not count:
+            self._incoming.write_eof()
+            return
+        self._incoming.write(self._received[:count])
+        if count == len(self._received) < _RECEIVE_BYTES_MAX:
+            self._received = memoryview(bytearray(_RECEIVE_BYTES_MAX))
+
+    async def shake_hands(self) -> None:
+        """Agree on keys, unless that is done.  EngineUnreachable when that fails, or takes too long."""
+        async with self._handshaking:
+            if self._is_open:
+                return
+            with trio.move_on_after(HTTP_HANDSHAKE_TIMEOUT_S) as scope:
+                await self._handshake()
+            if scope.cancelled_caught:
+                raise EngineUnreachable(f"{self.peer} did not finish its TLS handshake", subject=self.peer)
+
+    async def _handshake(self) -> None:
+        while not self._is_open:
+            try:
+                self._tls.do_handshake()
+                self._is_open = True
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError as error:
+                self._refuse(error)
+                raise _broken(self.peer, error) from error
+            if self._outgoing.pending:
+                await self._raw.send([self._outgoing.read()])
+            if not self._is_open:
+                await self._feed()
+
+    def _refuse(self, error: ssl.SSLError) -> None:
+        """Say why, if that goes without waiting."""
+        alert = _PLAIN_REFUSAL if error.reason == "HTTP_REQUEST" else self._outgoing.read()
+        try:
+            if alert:
+                self._raw.send_nowait([alert])
+        except EngineUnreachable:
+            return
+
+
+def _pieces(parts: Sequence[Buffer], skipped: int) -> Iterator[Buffer]:
+    """The bytes behind the first `skipped`, in pieces of at most _SEAL_BYTES; whole ones are not copied."""
+    held: list[memoryview] = []
+    size = 0
+    for part in parts:
+        left = memoryview(part)[skipped:]
+        skipped -= min(skipped, len(part))
+        while len(left):
+            taken = left[: _SEAL_BYTES - size]
+            left = left[len(taken) :]
+            held.append(taken)
+            size += len(taken)
+            if size == _SEAL_BYTES:
+                yield _joined(held)
+                held, size = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(held: Sequence[memoryview]) -> Buffer:
+    return held[0] if len(held) == 1 else b"".join(held)
+
+
+def _broken(peer: str, error: ssl.SSLError) -> EngineUnreachable:
+    return EngineUnreachable(f"TLS with {peer} failed ({error.reason or error})", subject=peer)
