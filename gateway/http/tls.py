@@ -83,6 +83,7 @@ class TlsStream:
         self._ahead = 0  # bytes in `unsent` that the caller will offer again
         self._receives = 0
         self._is_open = False
+        self._has_ended = False
         self._is_sending = False
         self._handshaking = trio.Lock()
 
@@ -156,14 +157,20 @@ class TlsStream:
             await self._raw.send([self._seal(piece)])
         self._is_sending = False
 
+    def send_end(self) -> None:
+        """Say close_notify, where the socket takes it now, and end what is below."""
+        self._say_goodbye()
+        self._raw.send_end()
+
     async def aclose(self) -> None:
         """Close at once, with a close_notify where the socket takes it now."""
-        if self._is_open and not self._is_sending and not len(self._unsent):
-            self._is_open = False
-            self._say_goodbye()
+        self._say_goodbye()
         await self._raw.aclose()
 
     def _say_goodbye(self) -> None:
+        if not self._is_open or self._has_ended or self._is_sending or len(self._unsent):
+            return
+        self._has_ended = True
         with suppress(ssl.SSLError):  # the peer has not said its goodbye, or is broken
             self._tls.unwrap()
         farewell = self._outgoing.read()
