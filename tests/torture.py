@@ -1,4 +1,6 @@
-"""Seeds of the simulator for as long as you let it: `make torture`, or `python -m tests.torture --minutes 5`.
+"""A million odd inputs for each reader of the gateway, then seeds of the simulator for as long as you let it.
+
+`make torture`, or `python -m tests.torture --minutes 5 --inputs 0`.
 
 Every failure is printed with the command that repeats it.  Exit code 0 when there was none, 1 otherwise.
 """
@@ -14,11 +16,14 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from tests.fuzz.__main__ import run as run_inputs
+from tests.fuzz.targets import TARGETS
 from tests.sim.__main__ import say
 from tests.sim.lives import Result
 from tests.sim.world import ROUNDS, causes_of, run_seed
 
 BATCH_PER_JOB = 50
+READERS = [target.name for target in TARGETS]
 
 
 @dataclass
@@ -45,6 +50,12 @@ class Tally:
         self.disk_operations += outcome.disk_operations
         self.decisions += outcome.decisions
 
+    def add_inputs(self, outcome: str) -> None:
+        """Note what the inputs of one reader came to."""
+        say(outcome)
+        if "FAILED" in outcome:
+            self.failures.append(outcome)
+
     def __str__(self) -> str:
         seconds = time.monotonic() - self.began
         return (
@@ -65,13 +76,19 @@ def main() -> int:
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS + 2, help="lives of a store before the quiet ones"
     )
+    parser.add_argument(
+        "--inputs", type=int, default=1_000_000, help="for each reader of the gateway; 0: none"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
-    until = time.monotonic() + 60 * arguments.minutes
     last = arguments.first + arguments.seeds if arguments.seeds else 1 << 62
     tally = Tally()
     with multiprocessing.get_context("fork").Pool(arguments.jobs, _be_quiet) as pool:
         try:
+            tasks = [(name, arguments.inputs, arguments.first) for name in READERS]
+            for told in pool.imap_unordered(_try_inputs, tasks):
+                tally.add_inputs(told)
+            until = time.monotonic() + 60 * arguments.minutes
             first = arguments.first
             while first < last and time.monotonic() < until:
                 batch = range(first, min(last, first + BATCH_PER_JOB * arguments.jobs))
@@ -87,6 +104,12 @@ def main() -> int:
 
 def _be_quiet() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
+def _try_inputs(task: tuple[str, int, int]) -> str:
+    name, count, seed = task
+    [target] = [target for target in TARGETS if target.name == name]
+    return str(run_inputs(target, count, seed)) if count else f"{name}: no inputs"
 
 
 def _try_seed(task: tuple[int, int]) -> Result | str:

@@ -1,0 +1,1 @@
+"""Bytes that nobody sends, for everything in the gateway that reads bytes."""
