@@ -7,7 +7,6 @@ They are made anew for each round, before it is timed, so that none meets its ti
 
 from __future__ import annotations
 
-import resource
 import socket
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import Any, Final
 from bench.content import window
 from bench.measure import Bench, Row, Scenario, at_most, spread_of
 from bench.s3_contest import CONNECTIONS, Figures, figures_of, told
-from bench.s3_load import Load
+from bench.s3_load import Load, allow_descriptors
 from bench.s3_requests import BUCKET, UNSIGNED, Request, Signer
 from bench.s3_sides import Server, ours
 
@@ -29,13 +28,6 @@ HOT_KEYS: Final = 100
 LARGE: Final = 64 << 20
 SMALL: Final = 4096
 LATER: Final = at_most(1.1, "x")
-
-
-def allow_descriptors(count: int) -> None:
-    """As many as the sides together need."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY or hard >= count:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))
 
 
 @contextmanager

@@ -14,10 +14,10 @@ from typing import Final
 
 from bench.content import window
 from bench.measure import Bench, Figure, Scenario, Single, at_most
-from bench.s3_load import Load
+from bench.s3_load import Load, allow_descriptors
 from bench.s3_requests import BUCKET, UNSIGNED, Request, Signer
 from bench.s3_sides import Server, ours
-from bench.scenarios.s3_crowd import SMALL, allow_descriptors, idle
+from bench.scenarios.s3_crowd import SMALL, idle
 
 CONNECTIONS: Final = 1000
 UPLOADS: Final = 50

@@ -25,7 +25,7 @@ from typing import Any, Final
 from bench.content import window
 from bench.measure import Bench, Row, Scenario, at_least, spread_of
 from bench.s3_contest import OURS, absent_row, race, servers
-from bench.s3_load import Load, Outcome
+from bench.s3_load import Load, Outcome, allow_descriptors
 from bench.s3_requests import BUCKET, UNSIGNED, Request, Signer
 from bench.s3_sides import Server
 
@@ -72,6 +72,7 @@ class Rates:
         return self._cells(bench, CONNECTIONS)
 
     def _cells(self, bench: Bench, counts: Sequence[int]) -> tuple[list[Row], dict[str, Any]]:
+        allow_descriptors(8 * max(counts))
         rows: list[Row] = []
         cells: dict[str, Any] = {}
         table = [["connections", *(f"{who}: MiB/s, p50, p99 ms" for who in (OURS, *self.peers))]]
