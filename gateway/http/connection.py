@@ -54,7 +54,7 @@ class Connection:
     def __init__(self, stream: Stream, handler: Handler, refused: Refused, fixed: FixedLines) -> None:
         self.deadline = trio.current_time() + HTTP_IDLE_TIMEOUT_S
         self.is_idle = True
-        """Nothing of a next request has come."""
+        """Nothing of a next request has come, or none will be answered."""
         self.is_last = False
         """The connection ends with the answer under way."""
         self._stream = stream
@@ -73,7 +73,7 @@ class Connection:
                 served += 1
                 if served % _REQUESTS_IN_A_ROW == 0:
                     await trio.lowlevel.checkpoint()
-            if self._is_unread:
+            if self._is_unread and not self.is_last:
                 await self._linger()
         except EngineUnreachable:
             pass  # the client is gone, or took too long
@@ -113,6 +113,7 @@ class Connection:
         return keep_alive
 
     async def _linger(self) -> None:
+        self.is_idle = True  # it may make room
         self.deadline = trio.current_time() + HTTP_LINGER_S
         self._stream.send_end()
         dropped = memoryview(bytearray(_DROPPED_BYTES))

@@ -434,3 +434,17 @@ def test_a_refused_client_that_sends_without_end_is_read_up_to_a_bound() -> None
             assert HTTP_LINGER_BYTES_MAX <= sent <= HTTP_LINGER_BYTES_MAX + (4 << 20)
 
     run(main)
+
+
+def test_a_refused_client_that_still_sends_holds_up_neither_a_stop_nor_who_comes() -> None:
+    async def main() -> None:
+        async with serving(ignore, connections_max=1) as served:
+            for _ in range(2):
+                refused_one = await served.client()
+                await refused_one.send([b"not HTTP\r\n\r\n"])
+                assert b"BadRequest" in await received(refused_one)
+            began = trio.current_time()
+            await served.server.drain(20)
+            assert trio.current_time() - began < HTTP_LINGER_S / 2
+
+    run(main)
