@@ -29,7 +29,8 @@ async def serve_admin_port(
     listeners = await bind_admin(address)
     port = listeners[0].socket.getsockname()[1]
     task_status.started(f"admin   http://{type(address)(address.host, port)}")
-    await serve_admin(listeners, ready=engine.not_ready, registry=new_registry(VERSION, readings(engine)))
+    registry = new_registry(VERSION, readings(engine), engine.collectors)
+    await serve_admin(listeners, ready=engine.not_ready, registry=registry)
 
 
 async def notify_manager(

@@ -33,6 +33,12 @@ DEFAULT_ADMIN = "127.0.0.1:9002"
 @click.option(
     "--s3-domains", metavar="NAMES", help="Host suffixes, with commas between, behind a bucket's name."
 )
+@click.option(
+    "--s3-access-log", metavar="FILE", help="One line of JSON for each S3 request; stderr; off for none."
+)
+@click.option(
+    "--s3-access-log-sample", metavar="1/N", help="Log one request of so many, and errors of ours always."
+)
 @click.option("--s3-tls-cert", metavar="FILE", help="Certificate chain (PEM): S3 over TLS, and nothing else.")
 @click.option("--s3-tls-key", metavar="FILE", help="The key of the certificate (PEM).")
 @click.option(
@@ -56,6 +62,8 @@ def gateway(
     s3_domains: str | None,
     s3_tls_cert: str | None,
     s3_tls_key: str | None,
+    s3_access_log: str | None,
+    s3_access_log_sample: str | None,
     admin: str,
     log_level: str | None,
     file: str | None,
@@ -84,6 +92,8 @@ def gateway(
         "s3_domains": s3_domains,
         "s3_tls_cert": s3_tls_cert,
         "s3_tls_key": s3_tls_key,
+        "s3_access_log": s3_access_log,
+        "s3_access_log_sample": s3_access_log_sample,
         "admin": admin,
         "log_level": log_level,
     }

@@ -20,6 +20,7 @@ from gateway.admin import bind_admin, serve_admin
 from gateway.face import S3Face, listen_s3
 from gateway.metrics import Reading, new_registry
 from gateway.s3.call import Lakes
+from gateway.s3.traffic_metrics import TrafficCollector
 from lakefs.client.awaited import AwaitedEngine
 from lakefs.client.trio_lake import TrioLake
 from lakefs.config import Address, Config
@@ -74,11 +75,14 @@ async def run_gateway(plan: GatewayPlan, printer: Callable[[str], None]) -> None
             stopping = _Stopping(engine)
             printer(f"engine  {plan.engine}{f'  ({engine.not_ready})' if engine.not_ready else ''}")
             printer(f"s3      {url}")
-            await _start_admin(plan, stopping, nursery, printer)
+            await _start_admin(plan, stopping, face, nursery, printer)
             nursery.start_soon(keep_watchdog, notifier, lambda: True)
             if plan.member is not None:
                 nursery.start_soon(
-                    send_reports, plan.member, lambda: Report(stopping.not_ready(), {}), stopping.began
+                    send_reports,
+                    plan.member,
+                    lambda: Report(stopping.not_ready(), *face.counts()),
+                    stopping.began,
                 )
             printer("ready")
             notifier.ready(f"serving {url} from {plan.engine}")
@@ -95,14 +99,18 @@ async def run_gateway(plan: GatewayPlan, printer: Callable[[str], None]) -> None
 
 
 async def _start_admin(
-    plan: GatewayPlan, stopping: _Stopping, nursery: trio.Nursery, printer: Callable[[str], None]
+    plan: GatewayPlan,
+    stopping: _Stopping,
+    face: S3Face,
+    nursery: trio.Nursery,
+    printer: Callable[[str], None],
 ) -> None:
     address = plan.config.admin
     if address is None:
         return
     listeners = await bind_admin(address)
     port = listeners[0].socket.getsockname()[1]
-    registry = new_registry(VERSION, readings(stopping.not_ready))
+    registry = new_registry(VERSION, readings(stopping.not_ready), [TrafficCollector(face.counts)])
     nursery.start_soon(partial(serve_admin, listeners, ready=stopping.not_ready, registry=registry))
     printer(f"admin   http://{Address(address.host, port)}")
 

@@ -33,6 +33,8 @@ from cli.gateway_report import Report, receive_reports
 from gateway.admin import bind_admin, serve_admin
 from gateway.face import certificates_of, port_taken
 from gateway.metrics import Reading, new_registry
+from gateway.s3.traffic import Connections, Snapshot
+from gateway.s3.traffic_metrics import TrafficCollector
 from lakefs.config import Address
 from lakefs.errors import AddressInUse
 from lakefs.net import PortUse, bind_tcp
@@ -78,6 +80,7 @@ class _Team:
         self.members = [_Member(number) for number in range(count)]
         self.stopping = trio.Event()
         self.restarts = 0
+        self._past = Snapshot()
         self.exit_code = 0
         self._command = command
         self._environment = os.environ | ({"LAKE_TOKEN": token} if token else {})
@@ -91,6 +94,15 @@ class _Team:
         if not reports:
             return "no process serves"
         return next((report.not_ready for report in reports if report.not_ready is not None), None)
+
+    def counts(self) -> tuple[Snapshot, Connections]:
+        """What went through all processes, those that have ended too; and who is there."""
+        counts, connections = self._past, Connections()
+        for member in self.members:
+            if member.report is not None:
+                counts = counts.plus(member.report.counts)
+                connections = connections.plus(member.report.connections)
+        return counts, connections
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until every member has ended; started when all serve, or one could not."""
@@ -152,6 +164,8 @@ class _Team:
             try:
                 code = await process.wait()
             finally:
+                if member.report is not None:
+                    self._past = self._past.plus(member.report.counts)
                 member.report = None
             nursery.cancel_scope.cancel()
         return code
@@ -233,7 +247,7 @@ async def _start_admin(
         return
     listeners = await bind_admin(address)
     port = listeners[0].socket.getsockname()[1]
-    registry = new_registry(VERSION, _readings(team))
+    registry = new_registry(VERSION, _readings(team), [TrafficCollector(team.counts)])
     nursery.start_soon(partial(serve_admin, listeners, ready=team.not_ready, registry=registry))
     printer(f"admin   http://{Address(address.host, port)}")
 

@@ -22,6 +22,7 @@ from engine.embedded import EmbeddedEngine
 from engine.process import RunningEngine
 from gateway.face import S3Face, listen_s3
 from gateway.s3.call import Lakes
+from gateway.s3.traffic_metrics import TrafficCollector
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.movers import Check
@@ -49,6 +50,7 @@ async def serve_s3_port(
     async with trio.open_nursery() as nursery:
         url = str(await nursery.start(face.serve, listener))
         engine.drains.append(face.drain)
+        engine.collectors.append(TrafficCollector(face.counts))
         nursery.start_soon(_reload_on_hangup, face)
         task_status.started("\n".join([f"s3      {url}", *key_lines]))
 

@@ -23,6 +23,12 @@ from cli.process import run_loop, say
     metavar="NAMES",
     help="Host suffixes, with commas between, behind the name of a bucket: BUCKET.s3.example.org.",
 )
+@click.option(
+    "--s3-access-log", metavar="FILE", help="One line of JSON for each S3 request; stderr; off for none."
+)
+@click.option(
+    "--s3-access-log-sample", metavar="1/N", help="Log one request of so many, and errors of ours always."
+)
 @click.option("--s3-tls-cert", metavar="FILE", help="Certificate chain (PEM): S3 over TLS, and nothing else.")
 @click.option("--s3-tls-key", metavar="FILE", help="The key of the certificate (PEM).")
 @click.option("--admin", metavar="HOST:PORT", help="Health and metrics over HTTP; off for none.")
@@ -43,6 +49,8 @@ def serve(
     s3_domains: str | None,
     s3_tls_cert: str | None,
     s3_tls_key: str | None,
+    s3_access_log: str | None,
+    s3_access_log_sample: str | None,
     admin: str | None,
     log_level: str | None,
     upload_expiry: str | None,
@@ -73,6 +81,8 @@ def serve(
         "s3_domains": s3_domains,
         "s3_tls_cert": s3_tls_cert,
         "s3_tls_key": s3_tls_key,
+        "s3_access_log": s3_access_log,
+        "s3_access_log_sample": s3_access_log_sample,
         "admin": admin,
         "log_level": log_level,
         "upload_expiry": upload_expiry,

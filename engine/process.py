@@ -46,6 +46,8 @@ class RunningEngine:
     addresses: list[str] = field(default_factory=list)
     drains: list[Callable[[float], Awaitable[None]]] = field(default_factory=list)
     """What other faces have to finish when the stop begins, in that many seconds."""
+    collectors: list[Any] = field(default_factory=list)
+    """Figures of other faces for the admin port's, which comes after them."""
     stopping: trio.Event = field(default_factory=trio.Event)
     """Set when the stop begins: what is in flight is finished, and nothing new is begun."""
 

@@ -14,8 +14,10 @@ import trio
 from gateway.http.certificates import Certificates
 from gateway.http.server import HttpServer
 from gateway.http.tls import TlsListener
+from gateway.s3.access_log import AccessLog
 from gateway.s3.call import Lakes
 from gateway.s3.service import S3Options, S3Service
+from gateway.s3.traffic import Connections, Snapshot, Traffic, connections_of
 from lakefs.config import Address, Config
 from lakefs.errors import AddressInUse
 from lakefs.limits import HTTP_CONNECTIONS_MAX
@@ -29,9 +31,15 @@ class S3Face:
     """Serves S3 to clients."""
 
     def __init__(self, lakes: Lakes, config: Config) -> None:
-        """ConfigError: the certificate cannot be used."""
+        """ConfigError: the certificate cannot be used; LocalFileError: the access log."""
         service = S3Service(lakes, S3Options(config.s3_region, config.s3_domains))
-        self._server = HttpServer(service.handle, service.refused, connections_max=HTTP_CONNECTIONS_MAX)
+        self._log: AccessLog | None = None
+        if config.s3_access_log != "off":
+            self._log = AccessLog(config.s3_access_log, config.s3_access_log_sample, lakes.offload)
+        self._traffic = Traffic(self._log.answered if self._log is not None else None)
+        self._server = HttpServer(
+            service.handle, service.refused, connections_max=HTTP_CONNECTIONS_MAX, observer=self._traffic
+        )
         self._certificates = certificates_of(config)
 
     async def serve(
@@ -42,7 +50,11 @@ class S3Face:
         if self._certificates is not None:
             scheme, listener = "https", TlsListener(listener, self._certificates)
         async with trio.open_nursery() as nursery:
-            bound = str(await nursery.start(self._server.serve, listener)).removeprefix("tcp://")
+            if self._log is not None:
+                nursery.start_soon(self._log.run)
+            bound = str(await nursery.start(self._serve, listener, nursery.cancel_scope)).removeprefix(
+                "tcp://"
+            )
             if scheme == "http" and not is_loopback(bound.rpartition(":")[0]):
                 _log.warning(
                     "S3 is served without TLS on an address that others can reach: whoever sees the traffic sees "
@@ -51,12 +63,25 @@ class S3Face:
                 )
             task_status.started(f"{scheme}://{bound}")
 
+    async def _serve(
+        self, listener: Listener, all_of_it: trio.CancelScope, *, task_status: trio.TaskStatus[str]
+    ) -> None:
+        await self._server.serve(listener, task_status=task_status)
+        all_of_it.cancel()  # drained: the log writes its rest
+
+    def counts(self) -> tuple[Snapshot, Connections]:
+        """What went through, and who is there."""
+        lost = self._log.lost if self._log is not None else 0
+        return self._traffic.snapshot(self._server, lost), connections_of(self._server)
+
     async def drain(self, timeout_s: float) -> None:
         """Accept no more, let answers under way be finished for at most that long, and end the rest."""
         await self._server.drain(timeout_s)
 
     def reload(self) -> None:
-        """Read again what may change while it serves: the certificate."""
+        """Read the certificate again, and go on in a new file of the access log."""
+        if self._log is not None:
+            self._log.reopen()
         if self._certificates is not None:
             self._certificates.reload()
 

@@ -66,8 +66,10 @@ class Readings(Collector):
             yield family
 
 
-def new_registry(version: str, readings: Iterable[Reading] = ()) -> CollectorRegistry:
-    """A registry with the readings, the process's own figures, and what is running since when."""
+def new_registry(
+    version: str, readings: Iterable[Reading] = (), collectors: Iterable[Collector] = ()
+) -> CollectorRegistry:
+    """A registry with the readings, other collectors', the process's own figures, and what is running since when."""
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
@@ -79,6 +81,8 @@ def new_registry(version: str, readings: Iterable[Reading] = ()) -> CollectorReg
         ),
     ]
     registry.register(Readings([*own, *readings]))
+    for collector in collectors:
+        registry.register(collector)
     return registry
 
 

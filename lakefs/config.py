@@ -41,6 +41,7 @@ SLIP_SIMILARITY: Final = 0.8
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _SIZE: Final = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?\s*(?:([kmgtp])(?:i?b)?|b)?", re.ASCII | re.IGNORECASE)
 _REGION: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_SAMPLE: Final = re.compile(r"1(?:/([1-9]\d{0,8}))?", re.ASCII)
 _DOMAIN: Final = re.compile(
     r"(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 )
@@ -77,6 +78,10 @@ class Config:
     s3_tls_cert: Path | None
     s3_tls_key: Path | None
     """Certificate chain and key in PEM; both or neither.  With them S3 is served over TLS only."""
+    s3_access_log: str
+    """`off`, `stderr` or an absolute path."""
+    s3_access_log_sample: int
+    """One request of so many is logged; errors of ours always."""
     admin: Address | None
     log_level: str
     upload_expiry: float
@@ -96,6 +101,8 @@ class Config:
             "s3_domains": ",".join(self.s3_domains),
             "s3_tls_cert": str(self.s3_tls_cert or ""),
             "s3_tls_key": str(self.s3_tls_key or ""),
+            "s3_access_log": self.s3_access_log,
+            "s3_access_log_sample": f"1/{self.s3_access_log_sample}",
             "admin": str(self.admin or "off"),
             "log_level": self.log_level,
             "upload_expiry": duration_text(self.upload_expiry),
@@ -133,6 +140,8 @@ def load(
         "s3_domains": (),
         "s3_tls_cert": None,
         "s3_tls_key": None,
+        "s3_access_log": "off",
+        "s3_access_log_sample": 1,
         "admin": parse_address(DEFAULT_ADMIN),
         "log_level": "info",
         "upload_expiry": UPLOAD_EXPIRY_S,
@@ -338,6 +347,17 @@ def _path_or_none(text: str) -> Path | None:
     return _path(text) if text else None
 
 
+def _log_destination(text: str) -> str:
+    return text.lower() if text.lower() in ("off", "stderr") else str(_path(text))
+
+
+def _sample(text: str) -> int:
+    match = _SAMPLE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidArgument(f"{text!r} is no share of requests; give 1/N, as 1/100, or 1 for all")
+    return int(match[1] or 1)
+
+
 def _region(text: str) -> str:
     if not _REGION.fullmatch(text):
         raise InvalidArgument(f"{text!r} is no region; it has lower-case letters, digits and -, as us-east-1")
@@ -381,6 +401,8 @@ _SETTINGS: Final[Mapping[str, Callable[[str], object]]] = {
     "s3_domains": _domains,
     "s3_tls_cert": _path_or_none,
     "s3_tls_key": _path_or_none,
+    "s3_access_log": _log_destination,
+    "s3_access_log_sample": _sample,
     "admin": _address_or_off,
     "log_level": _log_level,
     "upload_expiry": parse_duration,

@@ -201,5 +201,7 @@ S3_DOMAINS_MAX: Final = 16
 """Host suffixes of virtual-host style; each is compared with every new Host."""
 S3_RECEIVE_BYTES: Final = 192 * MIB
 """Payloads of PUTs on their way through a gateway: 47 buffers of a chunk."""
+S3_ACCESS_LOG_BYTES_MAX: Final = 4 * MIB
+"""Lines of the access log that wait for the disk: some 10,000."""
 S3_TAGS_MAX: Final = 10
 S3_QUERY_PARAMETERS_MAX: Final = 64

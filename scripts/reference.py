@@ -41,6 +41,11 @@ SETTINGS: Final = {
     ),
     "s3_tls_cert": ("a PEM file: the certificate, and those up to a known one", "none: plain HTTP"),
     "s3_tls_key": ("a PEM file: the certificate's key, not encrypted", "none"),
+    "s3_access_log": ("`off`, `stderr` or a file", "`off`"),
+    "s3_access_log_sample": (
+        "`1/N`: one request of so many is logged, and every answer of 500 and more",
+        "`1/1`",
+    ),
     "admin": ("`HOST:PORT` or `off`", f"`{config.DEFAULT_ADMIN}`"),
     "log_level": (", ".join(f"`{level}`" for level in config.LOG_LEVELS), "`info`"),
     "upload_expiry": ("number and unit: `90s`, `30m`, `12h`, `7d`; `0`: never", "`7d`"),

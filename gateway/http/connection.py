@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Final
 
 import trio
 
 from gateway.http.framing import BodyKind, ChunkedDecoder, Framing, body_framing
 from gateway.http.head import RequestHead, head_length, parse_head
-from gateway.http.messages import FixedLines, Handler, Refused, Request, Response, response_head
+from gateway.http.messages import FixedLines, Handler, Observer, Refused, Request, Response, response_head
 from gateway.http.refusal import HttpRefusal
 from lakefs.errors import EngineUnreachable
 from lakefs.ids import Buffer
@@ -51,7 +52,14 @@ waited for 450 requests of the others, and an answer was no cheaper."""
 class Connection:
     """Serves one stream.  `deadline` is in seconds of trio's clock."""
 
-    def __init__(self, stream: Stream, handler: Handler, refused: Refused, fixed: FixedLines) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        handler: Handler,
+        refused: Refused,
+        fixed: FixedLines,
+        observer: Observer | None = None,
+    ) -> None:
         self.deadline = trio.current_time() + HTTP_IDLE_TIMEOUT_S
         self.is_idle = True
         """Nothing of a next request has come, or none will be answered."""
@@ -61,6 +69,9 @@ class Connection:
         self._handler = handler
         self._refused = refused
         self._fixed = fixed
+        self._observer = observer
+        self._first_sent_at = 0.0  # of a streamed answer
+        self._sent_bytes = -1  # of its body
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._begin = self._end = 0  # of what was received and is not used yet
         self._is_unread = False  # more may come of the last request
@@ -94,10 +105,15 @@ class Connection:
             body = Body(self, body_framing(head), head)
         except HttpRefusal as refusal:
             self._is_unread = True
-            await self._answer(self._refused(refusal), keep_alive=False, with_body=True)
+            response = self._refused(refusal)
+            if self._observer is not None:
+                self._observer.malformed(response)
+            await self._answer(response, keep_alive=False, with_body=True)
             return False
+        began = perf_counter()
+        request = Request(head, body, self._stream.peer)
         try:
-            response = await self._handler(Request(head, body, self._stream.peer))
+            response = await self._handler(request)
         except HttpRefusal as refusal:  # the body broke the rules
             response = self._refused(refusal)
             body.is_broken = True
@@ -105,6 +121,10 @@ class Connection:
         try:
             await self._answer(response, keep_alive=keep_alive, with_body=head.method != "HEAD")
         finally:
+            if self._observer is not None:
+                self._observer.answered(
+                    request, response, began, self._first_sent_at, body.received_bytes, self._sent_bytes
+                )
             if response.done is not None:
                 await response.done()
         if keep_alive:
@@ -211,12 +231,18 @@ class Connection:
     async def _answer(self, response: Response, *, keep_alive: bool, with_body: bool) -> None:
         head = response_head(response, keep_alive=keep_alive, fixed=self._fixed())
         parts: list[Buffer] = [head]
+        self._first_sent_at = 0.0
+        self._sent_bytes = -1 if with_body else 0
         if with_body:
             parts += response.parts
         await self.send(parts)
         if with_body and response.stream is not None:
+            self._first_sent_at = perf_counter()
             sender = _Counted(self)
-            await response.stream(sender)
+            try:
+                await response.stream(sender)
+            finally:
+                self._sent_bytes = sender.sent_bytes
             if sender.sent_bytes != response.length:
                 raise EngineUnreachable("a response ended early")  # the client must not take it as whole
 
@@ -271,6 +297,12 @@ class Body:
         self._decoder = ChunkedDecoder() if framing.kind is BodyKind.CHUNKED else None
         self._pieces: list[memoryview] = []
         self._is_awaited = head.headers.get(b"expect", b"").lower() == b"100-continue"
+        self._chunked_bytes = 0
+
+    @property
+    def received_bytes(self) -> int:
+        """How much of it was received."""
+        return (self.length or 0) - self._left_bytes if self._decoder is None else self._chunked_bytes
 
     @property
     def has_ended(self) -> bool:
@@ -323,6 +355,7 @@ class Body:
             self._connection.use(used)
         piece = self._pieces[0]
         count = min(len(piece), len(target))
+        self._chunked_bytes += count
         target[:count] = piece[:count]
         if count < len(piece):
             self._pieces[0] = piece[count:]

@@ -59,6 +59,9 @@ class Request:
     head: RequestHead
     body: RequestBody
     peer: str
+    target: object = None
+    """What the handler found it to be about, and who signed it: for those who count and log."""
+    signature: object = None
 
 
 @dataclass(slots=True)
@@ -78,12 +81,34 @@ class Response:
     """Whether the connection ends with it."""
     done: Callable[[], Awaitable[None]] | None = None
     """Called once the response is sent, or is not; also when the connection is cancelled meanwhile."""
+    code: str = ""
+    """S3's code of a refusal."""
 
 
 Handler = Callable[[Request], Awaitable[Response]]
 """Answers one request.  What it raises, but HttpRefusal of a body that it read, is a bug: the connection ends."""
 Refused = Callable[[HttpRefusal], Response]
 """The answer to a request that HTTP forbids."""
+
+
+class Observer(Protocol):
+    """Is told of every request, when it is over; must not wait."""
+
+    def answered(
+        self, request: Request, response: Response, began: float, first: float, received: int, sent: int
+    ) -> None:
+        """Answered, or broken off: times of `perf_counter`, bytes of the bodies.
+
+        `first` is when the first bytes of the answer were sent, 0.0 when that is now; `sent` is -1 for all of
+        `response.parts`.
+        """
+        ...
+
+    def malformed(self, response: Response) -> None:
+        """What came was no request; this was the answer."""
+        ...
+
+
 FixedLines = Callable[[], bytes]
 """Headers that every answer has, each with its CRLF."""
 

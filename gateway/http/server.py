@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from gateway.http.connection import Connection
-from gateway.http.messages import Handler, Refused
+from gateway.http.messages import Handler, Observer, Refused
 from lakefs.errors import EngineUnreachable
 from lakefs.ports import Listener, Stream
 
@@ -32,8 +32,13 @@ _TURNED_AWAY: Final = (
 class HttpServer:
     """Serves any number of listeners with one handler."""
 
-    def __init__(self, handler: Handler, refused: Refused, *, connections_max: int) -> None:
+    def __init__(
+        self, handler: Handler, refused: Refused, *, connections_max: int, observer: Observer | None = None
+    ) -> None:
         self.connections: set[Connection] = set()
+        self.turned_away = 0
+        self.timed_out = 0
+        self._observer = observer
         self._handler = handler
         self._refused = refused
         self._connections_max = connections_max
@@ -73,10 +78,11 @@ class HttpServer:
 
     async def _admit(self, stream: Stream, nursery: trio.Nursery) -> None:
         if len(self.connections) >= self._connections_max and not await self._make_room():
+            self.turned_away += 1
             _turn_away(stream)
             await stream.aclose()
             return
-        connection = Connection(stream, self._handler, self._refused, self._fixed_lines)
+        connection = Connection(stream, self._handler, self._refused, self._fixed_lines, self._observer)
         self.connections.add(connection)
         nursery.start_soon(self._serve, connection)
 
@@ -112,6 +118,7 @@ class HttpServer:
                 await trio.sleep(_SWEEP_S)
                 now = trio.current_time()
                 for connection in [late for late in self.connections if late.deadline < now]:
+                    self.timed_out += 1
                     await connection.end()
 
     def _fixed_lines(self) -> bytes:

@@ -118,7 +118,13 @@ class S3Service:
         error = S3Error(refusal.status, refusal.code, refusal.message)
         request_id = self._new_id()
         body = error_body(error, request_id, self._host_id)
-        return Response(refusal.status, [(b"x-amz-request-id", request_id.encode()), XML], [body], close=True)
+        return Response(
+            refusal.status,
+            [(b"x-amz-request-id", request_id.encode()), XML],
+            [body],
+            close=True,
+            code=refusal.code,
+        )
 
     async def _done(self, request: Request) -> Response:
         head = request.head
@@ -127,7 +133,8 @@ class S3Service:
         signature = authenticate(
             head, region=self._options.region, now_s=time.time(), find_key=self._keys.find
         )
-        target = parse_target(head, self._options.domains)
+        request.signature = signature
+        target = request.target = parse_target(head, self._options.domains)
         if signature is None:
             await check_stranger(self._lakes.engine, target)
         else:
@@ -148,6 +155,7 @@ class S3Service:
             (name.encode(), value.encode("latin-1", "replace")) for name, value in error.headers.items()
         ]
         if request.head.method == "HEAD":
-            return Response(error.status, headers, length=0)
+            return Response(error.status, headers, length=0, code=error.code)
         error.resource = error.resource or request.head.path.decode("latin-1")
-        return Response(error.status, [XML, *headers], [error_body(error, request_id, self._host_id)])
+        body = error_body(error, request_id, self._host_id)
+        return Response(error.status, [XML, *headers], [body], code=error.code)

@@ -41,6 +41,8 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "s3_domains": "",
         "s3_tls_cert": "",
         "s3_tls_key": "",
+        "s3_access_log": "off",
+        "s3_access_log_sample": "1/1",
         "admin": "127.0.0.1:9001",
         "log_level": "info",
         "upload_expiry": "7d",
@@ -147,6 +149,8 @@ def test_a_variable_in_other_case_is_taken_for_a_slip() -> None:
         ("data = 5\n", "data must be text in quotes, not int"),
         ("native = false\n", "native must be text in quotes, not bool"),
         ('admin = "9001"\n', "'9001' is not an address"),
+        ('s3_access_log_sample = "0.1"\n', "'0.1' is no share"),
+        ('s3_access_log_sample = "1/0"\n', "'1/0' is no share"),
         ('s3_region = "US East"\n', "'US East' is no region"),
         ('s3_domains = "s3.local,a..b"\n', "'a..b' is no host name"),
         (
