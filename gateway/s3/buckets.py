@@ -10,7 +10,7 @@ from gateway.http.messages import Response
 from gateway.s3.bodies import read_create_bucket
 from gateway.s3.call import Call, xml_response
 from gateway.s3.errors import S3Error
-from gateway.s3.proven_body import read_proven_body
+from gateway.s3.proven_body import read_proven_xml
 from gateway.s3.xml import document, element
 from lakefs.errors import AlreadyExists
 from lakefs.limits import HTTP_DATES_CACHED
@@ -35,7 +35,7 @@ async def list_buckets(call: Call) -> Response:
 
 async def create_bucket(call: Call) -> Response:
     """Made, or in the first region there already; elsewhere that is an error, as S3 has it."""
-    wanted = read_create_bucket(await read_proven_body(call))
+    wanted = await read_proven_xml(call, read_create_bucket)
     if wanted and wanted != call.region:
         raise S3Error(
             400,

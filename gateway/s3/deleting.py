@@ -9,7 +9,7 @@ from gateway.http.messages import Response
 from gateway.s3.bodies import DeleteItem, read_delete
 from gateway.s3.call import Call, lake_error, xml_response
 from gateway.s3.errors import S3Error
-from gateway.s3.proven_body import read_proven_body
+from gateway.s3.proven_body import read_proven_xml
 from gateway.s3.versions import MARKER_HEADER, VERSION_HEADER, asked_version
 from gateway.s3.xml import document, element
 from lakefs.wire.messages import Condition, DeleteNames, NameResult, NameResults
@@ -32,7 +32,7 @@ async def delete_object(call: Call) -> Response:
 
 async def delete_objects(call: Call) -> Response:
     """What was removed and what was not; a name that is not there counts as removed."""
-    wanted = read_delete(await read_proven_body(call))
+    wanted = await read_proven_xml(call, read_delete)
     results = await _removed(call, list(wanted.items))
     lines = [
         _line(call, item, result, wanted.quiet) for item, result in zip(wanted.items, results, strict=True)

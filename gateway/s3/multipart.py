@@ -24,7 +24,7 @@ from gateway.s3.checksums import ELEMENTS, HEADERS, Algorithm
 from gateway.s3.copying import COPIED_VERSION_HEADER, copy_source
 from gateway.s3.errors import S3Error, invalid_argument
 from gateway.s3.payload import Incoming
-from gateway.s3.proven_body import read_proven_body
+from gateway.s3.proven_body import read_proven_xml
 from gateway.s3.storing import store_chunks, write_condition
 from gateway.s3.versions import version_headers
 from gateway.s3.xml import document, element, url_encoded
@@ -126,7 +126,7 @@ async def upload_part_copy(call: Call) -> Response:
 async def complete_multipart_upload(call: Call) -> Response:
     """The listed parts become the object, in one step; the others are dropped."""
     upload = _upload(call)
-    wanted = read_complete(await read_proven_body(call, has_checksum=False))
+    wanted = await read_proven_xml(call, read_complete, has_checksum=False)
     sums = await _whole_checksums(call, upload, wanted)
     parts = [ListedPart(part.number, _etag_bytes(part)) for part in wanted]
     lake = call.lakes.lake

@@ -10,7 +10,7 @@ from gateway.http.messages import Response
 from gateway.s3.bodies import read_tagging
 from gateway.s3.call import Call, xml_response
 from gateway.s3.errors import S3Error
-from gateway.s3.proven_body import read_proven_body
+from gateway.s3.proven_body import read_proven_xml
 from gateway.s3.tags import checked_tags
 from gateway.s3.versions import asked_version, refuse_marker, version_headers
 from gateway.s3.xml import document, element
@@ -33,7 +33,7 @@ async def get_object_tagging(call: Call) -> Response:
 async def put_object_tagging(call: Call) -> Response:
     """These tags in the place of all there were.  Durable on return."""
     version = asked_version(call)
-    tags = checked_tags(read_tagging(await read_proven_body(call)))
+    tags = checked_tags(await read_proven_xml(call, read_tagging))
     stat = await call.ask_one(SetAttributes(call.bucket, call.key, tags=tags, version=version))
     return Response(200, version_headers(stat))
 

@@ -13,7 +13,7 @@ from gateway.s3.bodies import read_versioning
 from gateway.s3.buckets import OWNER, iso_time
 from gateway.s3.call import Call, xml_response
 from gateway.s3.errors import S3Error, invalid_argument
-from gateway.s3.proven_body import read_proven_body
+from gateway.s3.proven_body import read_proven_xml
 from gateway.s3.xml import document, element, url_encoded
 from lakefs.wire.messages import (
     BucketList,
@@ -86,7 +86,7 @@ async def get_bucket_versioning(call: Call) -> Response:
 
 async def put_bucket_versioning(call: Call) -> Response:
     """Durable on return.  MFA delete is not offered."""
-    status = read_versioning(await read_proven_body(call))
+    status = await read_proven_xml(call, read_versioning)
     if not status:
         raise S3Error(
             400, "IllegalVersioningConfigurationException", "The Versioning element must be specified"

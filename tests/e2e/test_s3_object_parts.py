@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,3 +153,21 @@ def test_attributes_that_are_none_are_refused(s3: Any, raw: Signer) -> None:
     assert raw.ask("GET", "/bucket/ordinary?attributes", headers=pages).code == "InvalidArgument"
     missing = {"Bucket": "bucket", "Key": "missing"}
     assert refused(s3.get_object_attributes, **missing, ObjectAttributes=ALL) == (404, "NoSuchKey")
+
+
+def test_an_old_version_keeps_its_parts(served: Served, s3: Any) -> None:
+    s3.create_bucket(Bucket="versions")
+    s3.put_bucket_versioning(Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
+    name = {"Bucket": "versions", "Key": "k"}
+    upload(s3, name)
+    old = s3.head_object(**name)["VersionId"]
+    s3.put_object(**name, Body=b"new")
+    served.good("gc")
+    found = s3.get_object(**name, VersionId=old, PartNumber=2)
+    assert (found["PartsCount"], found["Body"].read()) == (3, PARTS[1])
+    parts = s3.get_object_attributes(**name, VersionId=old, ObjectAttributes=["ObjectParts"])
+    assert parts["ObjectParts"]["TotalPartsCount"] == 3
+    assert refused(s3.get_object, **name, PartNumber=2) == (416, "InvalidPartNumber")
+    s3.delete_object(**name, VersionId=old)
+    served.good("gc")
+    assert json.loads(served.good("fsck", "--json").text)["damage"] == 0
