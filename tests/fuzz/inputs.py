@@ -7,6 +7,7 @@ is a good one with a few changes, and the pieces that are put in are those that 
 from __future__ import annotations
 
 import random
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -94,6 +95,5 @@ class Inputs:
 
 
 def kept_inputs(name: str) -> list[bytes]:
-    """Inputs for a reader that are kept because they once reached something new in it."""
-    folder = CORPUS / name
-    return [path.read_bytes() for path in sorted(folder.iterdir())] if folder.is_dir() else []
+    """Inputs for a reader that are kept because a coverage-guided fuzzer once reached something new in it by them."""
+    return [b64decode(line) for line in (CORPUS / f"{name}.base64").read_text().splitlines()]
