@@ -50,6 +50,7 @@ from tests.sim.history import History, SimFailure
 from tests.sim.model import Bound
 from tests.sim.name_customers import NameCustomer
 from tests.sim.upload_customers import UploadCustomer
+from tests.sim.version_customers import VersionCustomer
 
 Connect = Callable[[], AbstractAsyncContextManager[TrioLake]]
 
@@ -83,7 +84,7 @@ class Weather:
         return self.cuts and isinstance(error, (EngineUnreachable, SessionLost))
 
 
-class Customer(NameCustomer, UploadCustomer):
+class Customer(NameCustomer, UploadCustomer, VersionCustomer):
     """One client, doing operations of random kinds over one connection after the other."""
 
     def __init__(
@@ -128,6 +129,10 @@ class Customer(NameCustomer, UploadCustomer):
             (5, self.list_names),
             (4, self.stat),
             (1, self.bucket),
+            (2, self.keep_versions),
+            (4, self.remove_version),
+            (3, self.read_version),
+            (2, self.copy_version),
             (4, self.collect),
             (5, self.put_again_beside_gc),
             (4, self.commit_beside_gc),

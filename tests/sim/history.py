@@ -53,19 +53,21 @@ class History:
         """Somebody was told that this group is durable."""
         self.floor = max(self.floor, sequence)
 
-    def observed(self, since: int, fits: Callable[[State], bool], what: str, *, durable: bool = True) -> None:
+    def observed(
+        self, since: int, fits: Callable[[State], bool], what: str, *, durable: bool = True
+    ) -> Sequence:
         """Somebody was told something that `fits` says of a state; it must be one since the asking.
 
-        What was told must survive: the oldest group that could have brought it about is durable.  Not so for who
-        asked for no more than what is visible.
+        What was told must survive: the oldest group that could have brought it about, which is returned, is durable.
+        Not so for who asked for no more than what is visible, or is told later.
         """
         for index in range(since, len(self.points)):
             if fits(self.points[index].state):
-                while durable and index > 0 and fits(self.points[index - 1].state):
+                while index > 0 and fits(self.points[index - 1].state):
                     index -= 1
                 if durable:
                     self.acknowledged(self.points[index].sequence)
-                return
+                return self.points[index].sequence
         raise SimFailure(
             f"{what}: that was true at no moment of the request; "
             f"state {describe(self.points[since].state)} to {describe(self.state)}"

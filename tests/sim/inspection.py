@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from engine.buckets import BucketRef, list_buckets
 from engine.embedded import EmbeddedEngine
 from engine.format import SegmentKind, Table, unpack_chunk_record
+from engine.names import resolve
+from engine.object_stat import to_object_stat
 from engine.service import Service
 from engine.store import Store
+from engine.tree import Resolved, load_node
+from engine.version_listing import list_versions
+from engine.views import View
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError
+from lakefs.ids import NodeId
 from lakefs.limits import PAGE_BYTES
 from lakefs.multipart import UploadName
 from lakefs.names import Name
-from lakefs.wire.messages import ObjectStat
+from lakefs.wire.messages import ListVersions, ObjectStat
 from tests.sim.disk import SimDisk
 from tests.sim.history import SimFailure
-from tests.sim.model import Bound, State
+from tests.sim.model import NO_BLOB, Bound, State
 from tests.sim.upload_model import NO_PART, UPLOADS, part_bound, part_name, upload_name
-from tests.sim.witness import bound_of
+from tests.sim.version_model import bind, with_old, with_setting
+from tests.sim.witness import bound_of, version_of
 
 
 async def names_of(store: Store) -> State:
@@ -32,7 +40,42 @@ async def names_of(store: Store) -> State:
                 raise SimFailure(f"{name} is listed, and not there: {found!r}")
             state[bucket.name][name.key] = bound
         await _note_uploads(lake, bucket.name, state)
+    return _with_versions(store, state)
+
+
+def _with_versions(store: Store, names: State) -> State:
+    """The names with what they are as versions, the old versions, and the buckets' settings."""
+    state = names
+    with store.metadata.view() as view:
+        for bucket in list_buckets(view):
+            state = with_setting(state, bucket.name, bucket.versioning)
+            old: dict[str, list[Bound]] = {}
+            for key, node in _all_versions(view, bucket):
+                found = Resolved(node, load_node(view, node))
+                order, is_null = version_of(found)
+                bound = resolve(view, bucket, key)
+                if bound is not None and bound.node_id == node:
+                    known = state[bucket.name][key]
+                    state = bind(state, bucket.name, key, known._replace(order=order, is_null=is_null))
+                    continue
+                stat = bound_of(to_object_stat(bucket.name, key, node, found.node)) or Bound(NO_BLOB)
+                old.setdefault(key, []).append(stat._replace(order=order, is_null=is_null))
+            for key, versions in old.items():
+                state = with_old(state, bucket.name, key, versions)
     return state
+
+
+def _all_versions(view: View, bucket: BucketRef) -> list[tuple[str, NodeId]]:
+    """Key and node of all versions but folders, newest first, page by page."""
+    found: list[tuple[str, NodeId]] = []
+    after, after_version = "", ""
+    while True:
+        request = ListVersions(bucket.name, "", after, after_version, limit=3)
+        page = list_versions(view, bucket, request)
+        found += [(e.key, NodeId(e.node)) for e in page.entries if not e.key.endswith("/")]
+        after, after_version = page.next_after, page.next_version
+        if not after:
+            return found
 
 
 async def _note_uploads(lake: TrioLake, bucket: str, state: dict[str, dict[str, Bound]]) -> None:

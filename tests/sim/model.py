@@ -20,10 +20,12 @@ from lakefs.errors import (
     FolderNotEmpty,
     InvalidArgument,
     IsAFolder,
+    KeyDeleted,
     KeyNotFound,
     LakeError,
     NotAFolder,
     PreconditionFailed,
+    VersionIsMarker,
 )
 from lakefs.ids import EMPTY_BLOB, BlobId
 from lakefs.wire import messages as m
@@ -36,11 +38,29 @@ from tests.sim.state import (
     Keys as Keys,
     State as State,
 )
-from tests.sim.upload_model import apply_upload, without_uploads
+from tests.sim.upload_model import UPLOADS, apply_upload, without_uploads
+from tests.sim.version_model import (
+    NULL,
+    SETTINGS,
+    VERSIONS,
+    bind,
+    delete_version,
+    find,
+    has_old,
+    is_deleted,
+    is_marker,
+    keeps,
+    mark_deleted,
+    mark_moved,
+    put,
+    with_setting,
+)
 
 EtagOf = Callable[[BlobId], str]
 
 
+NO_BUCKETS: Final = frozenset((UPLOADS, VERSIONS, SETTINGS))
+"""Names in a state that are none of buckets."""
 _UPLOADING: Final = (m.UploadCreate, m.UploadPut, m.UploadComplete, m.UploadAbort)
 
 
@@ -57,6 +77,15 @@ class Model:
 
         `blobs` are those of PutObjects, in order; of UploadCreate the id that the upload was given.
         """
+        outcome = self._apply(state, request, blobs)
+        if isinstance(outcome, type):
+            return outcome
+        after, answers = outcome
+        return after, [answer.plain() if isinstance(answer, Bound) else answer for answer in answers]
+
+    def _apply(
+        self, state: State, request: m.Request, blobs: Sequence[BlobId]
+    ) -> tuple[State, list[Answer]] | type[LakeError]:
         if isinstance(request, (m.PutObjects, m.Commit)):
             return self._bind_all(state, request, blobs)
         if isinstance(request, m.DeleteNames):
@@ -75,7 +104,7 @@ class Model:
             return _set_attributes(state, request)
         if isinstance(request, _UPLOADING):
             return apply_upload(state, request, blobs, self._bind)
-        assert isinstance(request, (m.BucketCreate, m.BucketRemove))
+        assert isinstance(request, (m.BucketCreate, m.BucketRemove, m.BucketSet))
         return _bucket(state, request)
 
     def _bind_all(
@@ -93,6 +122,9 @@ class Model:
             elif change.keep_node and not _may_keep(change, present):
                 answers.append(PreconditionFailed)
             else:
+                if change.keep_node and present is not None and present.blob == blob:
+                    kept = Bound(blob, is_null=present.is_null, order=present.order)
+                    outcome = bind(state, change.bucket, change.key, kept)
                 state = outcome
                 answers.append(Bound(blob))
         return state, answers
@@ -105,7 +137,7 @@ class Model:
         keys = state.get(bucket, {})
         if not self._holds(keys.get(key), condition):
             return PreconditionFailed
-        return {**state, bucket: {**keys, key: bound}}
+        return put(state, bucket, key, bound)
 
     def _holds(self, present: Bound | None, condition: m.Condition) -> bool:
         if present is None:
@@ -117,14 +149,25 @@ class Model:
 
     def _delete_all(self, state: State, request: m.DeleteNames) -> tuple[State, list[Answer]]:
         answers: list[Answer] = []
-        for bucket, key in request.names:
+        versions = request.versions or [""] * len(request.names)
+        for (bucket, key), version in zip(request.names, versions, strict=True):
             keys = state.get(bucket)
             if keys is None:
                 answers.append(BucketNotFound)
+            elif version and (keeps(state, bucket, key) or version != NULL):
+                if keeps(state, bucket, key):
+                    state, gone_version = delete_version(state, bucket, key, version)
+                    answers.append(gone_version)
+                else:
+                    answers.append(None)
+                gone = key if key in keys and key not in state[bucket] else ""
+                state = {**state, bucket: _kept(state[bucket], gone, request.keep_folder)}
             elif not self._holds(keys.get(key), request.condition):
                 answers.append(PreconditionFailed)
             else:
                 answers.append(keys.get(key))
+                if keeps(state, bucket, key):
+                    state = mark_deleted(state, bucket, key)
                 left = {name: bound for name, bound in keys.items() if name != key}
                 gone = key if key in keys else ""
                 state = {**state, bucket: _kept(left, gone, request.keep_folder)}
@@ -136,8 +179,15 @@ class Model:
         if request.to_bucket not in state and not request.create_bucket:
             return BucketNotFound
         bound = state[request.bucket].get(request.key)
+        if request.version:
+            found = find(state, request.bucket, request.key, request.version)
+            if isinstance(found, type):
+                return found
+            if is_marker(found):
+                return VersionIsMarker
+            bound = found
         if bound is None:
-            return KeyNotFound
+            return not_there(state, request.bucket, request.key)
         if bound.target and request.to_key.endswith("/"):
             return InvalidArgument
         outcome = self._bind(state, request.to_bucket, request.to_key, bound, request.condition, True)
@@ -145,15 +195,18 @@ class Model:
 
 
 def _bucket(
-    state: State, request: m.BucketCreate | m.BucketRemove
+    state: State, request: m.BucketCreate | m.BucketRemove | m.BucketSet
 ) -> tuple[State, list[Answer]] | type[LakeError]:
     if isinstance(request, m.BucketCreate):
         return AlreadyExists if request.name in state else ({**state, request.name: {}}, [None])
     if request.name not in state:
         return BucketNotFound
-    if state[request.name]:
+    if isinstance(request, m.BucketSet):
+        assert request.versioning is not None
+        return with_setting(state, request.name, request.versioning), [None]
+    if state[request.name] or has_old(state, request.name):
         return BucketNotEmpty
-    left = without_uploads(state, request.name)
+    left = with_setting(without_uploads(state, request.name), request.name, "")
     return {bucket: keys for bucket, keys in left.items() if bucket != request.name}, [None]
 
 
@@ -200,8 +253,11 @@ def _rename(state: State, request: m.Rename) -> tuple[State, list[Answer]] | typ
     left = {key: bound for key, bound in keys.items() if key not in moving}
     state = {**state, request.bucket: left}
     onto = {key: bound for key, bound in state[request.to_bucket].items() if key != target}
-    onto.update({target + key[len(source) :]: bound for key, bound in moving.items()})
-    state = {**state, request.to_bucket: onto}
+    if source.endswith("/"):
+        onto.update({target + key[len(source) :]: bound for key, bound in moving.items()})
+        state = {**state, request.to_bucket: onto}
+    else:
+        state = mark_moved(put(state, request.to_bucket, target, moving[source]), request.bucket, source)
     kept = _kept(state[request.bucket], source, request.keep_folder)
     return {**state, request.bucket: kept}, [moving.get(source)]
 
@@ -239,7 +295,7 @@ def _make_symlink(state: State, request: m.MakeSymlink) -> tuple[State, list[Ans
     if exists(keys, request.key) or exists(keys, request.key + "/"):
         return AlreadyExists
     bound = Bound(NO_BLOB, request.target, request.attributes.xattrs.get(MARK, b""))
-    return {**state, request.bucket: {**keys, request.key: bound}}, [bound]
+    return put(state, request.bucket, request.key, bound), [bound]
 
 
 def _set_attributes(state: State, request: m.SetAttributes) -> tuple[State, list[Answer]] | type[LakeError]:
@@ -247,7 +303,7 @@ def _set_attributes(state: State, request: m.SetAttributes) -> tuple[State, list
     if keys is None:
         return BucketNotFound
     if request.key and not exists(keys, request.key):
-        return KeyNotFound
+        return not_there(state, request.bucket, request.key)
     bound = keys.get(request.key)
     if bound is None:
         return state, [None]
@@ -274,8 +330,24 @@ def look_up(state: State, bucket: str, key: str) -> Answer:
     if keys is None:
         return BucketNotFound
     if key and not exists(keys, key):
-        return KeyNotFound
-    return keys.get(key)
+        return not_there(state, bucket, key)
+    bound = keys.get(key)
+    return None if bound is None else bound.plain()
+
+
+def look_up_version(state: State, bucket: str, key: str, version: str) -> Answer:
+    """What StatNames answers for a version: None for a delete marker."""
+    if bucket not in state:
+        return BucketNotFound
+    found = find(state, bucket, key, version)
+    if isinstance(found, type):
+        return found
+    return None if is_marker(found) else found.plain()
+
+
+def not_there(state: State, bucket: str, key: str) -> type[LakeError]:
+    """Why a key is not there."""
+    return KeyDeleted if is_deleted(state, bucket, key) else KeyNotFound
 
 
 def look_open(state: State, bucket: str, key: str) -> Answer:

@@ -10,9 +10,10 @@ from unittest import mock
 
 import trio
 
+from engine.buckets import BucketRef
 from engine.commit import Committer, PayloadBatch
 from engine.extents import Extent, Place
-from engine.format import ChunkRecord
+from engine.format import ChunkRecord, Table, node_key
 from engine.gc import Collector, _Cycle
 from engine.holds import Holds, Session
 from engine.journal import Journal
@@ -21,6 +22,8 @@ from engine.metadata import Metadata
 from engine.segment_maker import OpenSegment
 from engine.segments import Segments
 from engine.tree import NameEvent
+from engine.versions import release_old
+from engine.views import Transaction
 from engine.watch import Watchers
 from lakefs.ids import Birth, SegmentId, Sequence
 from tests.sim.disk import SimDisk, SimFile
@@ -192,6 +195,24 @@ def _keep_completed_uploads() -> AbstractContextManager[Any]:
     return mock.patch("engine.uploads._remove", return_value=None)
 
 
+def _drop_what_is_overwritten() -> AbstractContextManager[Any]:
+    def make_room(
+        txn: Transaction, bucket: BucketRef, path: bytes, old: Any, *, is_kept: bool = False
+    ) -> None:
+        if old is not None and not is_kept:
+            txn.delete(Table.NODES, node_key(old.node_id))
+
+    return mock.patch("engine.names.make_room", make_room)
+
+
+def _leave_the_node_of_a_removed_version() -> AbstractContextManager[Any]:
+    return mock.patch("engine.removing.remove_old", release_old)
+
+
+def _bind_nothing_newest() -> AbstractContextManager[Any]:
+    return mock.patch("engine.removing._bind_newest", return_value=None)
+
+
 BUGS = [
     Bug("a large segment is not synced", _skip_large_sync, 10),
     Bug("a small segment is not synced", _skip_small_sync, 10),
@@ -209,6 +230,9 @@ BUGS = [
     Bug("gc forgets what is open for reading", _forget_leases, 80),
     Bug("gc forgets the parts of uploads", _forget_parts, 20),
     Bug("an upload stays when it has ended", _keep_completed_uploads, 5),
+    Bug("what is overwritten is dropped where versions are kept", _drop_what_is_overwritten, 10),
+    Bug("the node of a removed version stays", _leave_the_node_of_a_removed_version, 10),
+    Bug("no version takes the place of one that was removed", _bind_nothing_newest, 10),
     Bug("watchers are not told of moves", _tell_nobody_of_moves, 20),
     Bug("the last group is not carried into the new journal file", _lose_the_carried_group, 60),
 ]

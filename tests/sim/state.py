@@ -14,12 +14,21 @@ MARK: Final = "user.mark"
 
 
 class Bound(NamedTuple):
-    """What a key is bound to: a blob or the target of a symlink, its mark, its ETag where that is not the blob's."""
+    """What a key is bound to: a blob or the target of a symlink, its mark, its ETag where that is not the blob's.
+
+    As a version: whether it is `null`, and its order, 0 where that is not known.
+    """
 
     blob: BlobId
     target: bytes = b""
     mark: bytes = b""
     etag: str = ""
+    is_null: bool = True
+    order: int = 0
+
+    def plain(self) -> Bound:
+        """Without what it is as a version."""
+        return self._replace(is_null=True, order=0)
 
 
 Keys = Mapping[str, Bound]

@@ -16,21 +16,37 @@ import msgspec
 
 from engine.buckets import find_bucket
 from engine.format import EtagKind, NodeKind
+from engine.name_keys import lookup_path
 from engine.names import resolve
 from engine.object_stat import etag_of
 from engine.store import Store
 from engine.tree import Resolved
 from engine.uploads import whole_etag
+from engine.version_keys import group_of
+from engine.versions import node_of, old_versions
 from engine.views import Transaction, View
-from lakefs.errors import LakeError, UploadNotFound, UserError
+from lakefs.errors import InvalidArgument, LakeError, UploadNotFound, UserError, VersionIsMarker
 from lakefs.ids import BlobId, Sequence as GroupSequence, data_chunk_id
 from lakefs.manifest import derived_etag
 from lakefs.service import Body, EngineService, Reply, ServedClient
 from lakefs.wire import messages as m
 from tests.sim.contents import Contents
 from tests.sim.history import History, SimFailure
-from tests.sim.model import MARK, NO_BLOB, Answer, Bound, Model, State, look_open, look_up, page_of
-from tests.sim.upload_model import UPLOADS, parts_of
+from tests.sim.model import (
+    MARK,
+    NO_BLOB,
+    NO_BUCKETS,
+    Answer,
+    Bound,
+    Model,
+    State,
+    look_open,
+    look_up,
+    look_up_version,
+    page_of,
+)
+from tests.sim.upload_model import parts_of
+from tests.sim.version_model import fill, listed, old_of
 
 T = TypeVar("T")
 _CHANGES = (
@@ -45,6 +61,7 @@ _CHANGES = (
     m.SetAttributes,
     m.BucketCreate,
     m.BucketRemove,
+    m.BucketSet,
     m.UploadCreate,
     m.UploadPut,
     m.UploadComplete,
@@ -63,6 +80,8 @@ class _Serving:
     blobs: list[BlobId] = field(default_factory=list)
     sequences: list[GroupSequence] = field(default_factory=list)
     decided: bool = False
+    versions: list[tuple[str, str, list[tuple[int, bool]]]] = field(default_factory=list)
+    """Bucket and key of what was changed, and its versions then: order, whether it is `null`."""
 
     @property
     def durable(self) -> bool:
@@ -93,7 +112,12 @@ class Witness:
         def seen(transaction: Transaction) -> T:
             if serving is not None:
                 serving.request = _with_known_nodes(transaction, serving.asked)
-            return decide(transaction)
+            result = decide(transaction)
+            if serving is not None:
+                serving.versions = [
+                    (*name, _versions_of(transaction, *name)) for name in _changed(serving.asked)
+                ]
+            return result
 
         outcome, sequence = await self._commit(seen, durable=durable)
         if serving is not None and isinstance(serving.request, _CHANGES) and not isinstance(outcome, int):
@@ -108,20 +132,30 @@ class Witness:
         expected = self._model.apply(before, serving.request, serving.blobs)
         found = _answers(outcome)
         if isinstance(serving.request, m.UploadComplete) and expected is UploadNotFound:
-            self._completed_before(serving)
+            serving.sequences.append(self._completed_before(serving, durable=False))
             return
         if isinstance(expected, type) or expected[1] != found:
             raise SimFailure(f"{serving.request}: the engine decided {found}, the model {expected}")
+        expected = self._with_orders(serving, expected[0]), expected[1]
         if expected[0] != before:
             self._history.decided(sequence, expected[0])
             serving.sequences.append(sequence)
         else:
-            self._history.observed(
-                self._history.here,
-                self._gives(serving, expected[1]),
-                f"{serving.request}",
-                durable=serving.durable,
-            )
+            fits = self._gives(serving, expected[1])
+            found_in = self._history.observed(self._history.here, fits, f"{serving.request}", durable=False)
+            serving.sequences.append(found_in)
+
+    def _with_orders(self, serving: _Serving, state: State) -> State:
+        """The state with the orders of the versions that the engine made."""
+        for bucket, key, versions in serving.versions:
+            filled = fill(state, bucket, key, versions)
+            if filled is None:
+                shown = [state.get(bucket, {}).get(key), *old_of(state, bucket, key)]
+                raise SimFailure(
+                    f"{serving.request}: {bucket}/{key} has versions {versions}, the model {shown}"
+                )
+            state = filled
+        return state
 
     def _gives(self, serving: _Serving, answers: list[Answer]) -> Callable[[State], bool]:
         """Whether the request would change nothing in a state and get these answers."""
@@ -132,16 +166,17 @@ class Witness:
 
         return fits
 
-    def _completed_before(self, serving: _Serving) -> None:
+    def _completed_before(self, serving: _Serving, *, durable: bool) -> GroupSequence:
         """An upload that is over was answered as when it was completed: the name has what that gave it."""
         request = serving.request
         assert isinstance(request, m.UploadComplete)
         etag = whole_etag(request.etags).decode()
         serving.decided = True
-        self._history.observed(
+        return self._history.observed(
             serving.since,
             lambda state: state.get(request.bucket, {}).get(request.key, Bound(NO_BLOB)).etag == etag,
             f"{request} of an upload that was completed before",
+            durable=durable,
         )
 
     # --- answers -----------------------------------------------------------------------------------
@@ -151,7 +186,7 @@ class Witness:
         request, message = serving.request, reply.message
         if isinstance(request, _CHANGES):
             if not serving.decided and isinstance(request, m.UploadComplete):
-                self._completed_before(serving)
+                self._completed_before(serving, durable=True)
             if not serving.decided:
                 raise SimFailure(f"{request} was answered without a decision")
             for sequence in serving.sequences if serving.durable else ():
@@ -163,14 +198,16 @@ class Witness:
             self._history.acknowledged(sequence)
         elif isinstance(request, m.StatNames):
             assert isinstance(message, m.NameResults)
-            for name, result in zip(request.names, message.results, strict=True):
+            wanted = request.versions or [""] * len(request.names)
+            for name, version, result in zip(request.names, wanted, message.results, strict=True):
                 self._check_facts(result.stat)
-                self._looked(serving, name, _answer(result), look_up)
+                self._looked(serving, name, _answer(result), _looking(version, look_up))
         elif isinstance(request, m.OpenObjects):
             assert isinstance(message, m.OpenResults)
-            for name, opened in zip(request.names, message.results, strict=True):
+            wanted = request.versions or [""] * len(request.names)
+            for name, version, opened in zip(request.names, wanted, message.results, strict=True):
                 self._check_facts(opened.opened.stat if opened.opened else None)
-                self._looked(serving, name, _opened(opened), look_open)
+                self._looked(serving, name, _opened(opened), _looking(version, look_open))
         else:
             self._listed(serving, message)
 
@@ -185,7 +222,15 @@ class Witness:
             assert isinstance(message, m.Buckets)
             buckets = [bucket.name for bucket in message.buckets]
             self._history.observed(
-                serving.since, lambda state: sorted(state.keys() - {UPLOADS}) == buckets, f"{request}"
+                serving.since, lambda state: sorted(state.keys() - NO_BUCKETS) == buckets, f"{request}"
+            )
+        elif isinstance(request, m.ListVersions):
+            assert isinstance(message, m.ListedVersions)
+            found = [(e.key, e.version, e.is_marker) for e in message.entries]
+            self._history.observed(
+                serving.since,
+                lambda state: request.bucket in state and listed(state, request.bucket) == found,
+                f"{request}",
             )
         elif isinstance(request, m.UploadParts):
             assert isinstance(message, m.Parts)
@@ -275,6 +320,55 @@ class WitnessedService:
 
     def watch(self, client: ServedClient, request: m.Watch) -> AsyncIterator[m.WatchEvent]:
         return self._inner.watch(client, request)
+
+
+def _looking(version: str, look: Callable[[State, str, str], Answer]) -> Callable[[State, str, str], Answer]:
+    """How a name, or a version of it, is looked up; one that cannot be opened is for the customer to say."""
+    if not version:
+        return look
+    return lambda state, bucket, key: _as_opened(look_up_version(state, bucket, key, version), look)
+
+
+def _as_opened(found: Answer, look: Callable[[State, str, str], Answer]) -> Answer:
+    if look is not look_open:
+        return found
+    if isinstance(found, Bound) and found.target:
+        return InvalidArgument
+    return VersionIsMarker if found is None else found
+
+
+def _changed(request: m.Request) -> list[tuple[str, str]]:
+    """The names whose versions a request may change; the keys of folders have none."""
+    names: list[tuple[str, str]] = []
+    if isinstance(request, (m.PutObjects, m.Commit)):
+        names = [(change.bucket, change.key) for change in request.changes]
+    elif isinstance(request, m.DeleteNames):
+        names = list(request.names)
+    elif isinstance(request, m.Rename):
+        names = [(request.bucket, request.key), (request.to_bucket, request.to_key)]
+    elif isinstance(request, m.Copy):
+        names = [(request.to_bucket, request.to_key)]
+    elif isinstance(request, (m.MakeSymlink, m.UploadComplete)):
+        names = [(request.bucket, request.key)]
+    return [(bucket, key) for bucket, key in names if not key.endswith("/")]
+
+
+def _versions_of(view: View, bucket: str, key: str) -> list[tuple[int, bool]]:
+    """Order and whether it is `null`, of what a key is bound to and of its old versions."""
+    try:
+        ref = find_bucket(view, bucket)
+    except UserError:
+        return []
+    bound = resolve(view, ref, key)
+    found = [] if bound is None else [version_of(bound)]
+    old = old_versions(view, group_of(ref.node, lookup_path(key))) if ref.versioning else iter(())
+    return found + [version_of(node_of(view, one)) for one in old]
+
+
+def version_of(found: Resolved) -> tuple[int, bool]:
+    """Order and whether it is `null`, of a version."""
+    number = found.node.attributes.version
+    return abs(number) or found.node_id, number <= 0
 
 
 def _with_known_nodes(view: View, request: m.Request) -> m.Request:
