@@ -17,17 +17,10 @@ NAME = {"Bucket": "bucket", "Key": "folder/tagged é"}
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """An engine with S3 on a port of its own."""
+    """An engine with S3 on a port of its own, another after a restart; the bucket `bucket` is there."""
     with TemporaryDirectory(prefix="lake-") as path, serving(Path(path), "--s3", "127.0.0.1:0") as engine:
+        engine.good("bucket", "create", "bucket")
         yield engine
-
-
-@pytest.fixture(scope="module")
-def s3(served: Served) -> Any:
-    """A client that may do everything; the bucket `bucket` is there."""
-    client = client_of(served)
-    client.create_bucket(Bucket="bucket")
-    return client
 
 
 def tag_set(**tags: str) -> dict[str, list[dict[str, str]]]:
@@ -40,8 +33,9 @@ def tags_of(s3: Any, key: str = NAME["Key"]) -> dict[str, str]:
 
 
 def test_changing_tags_changes_nothing_else_and_survives_a_kill_and_a_rebuild(
-    served: Served, s3: Any
+    served: Served,
 ) -> None:
+    s3 = client_of(served)
     s3.put_object(**NAME, Body=b"content", Metadata={"a": "1"}, Tagging="a=1&b%20c=2")
     before = s3.head_object(**NAME)
     assert tags_of(s3) == {"a": "1", "b c": "2"}
@@ -111,7 +105,8 @@ def test_wrong_tags_are_refused_and_change_nothing(served: Served) -> None:
     assert (tags_of(s3, "kept"), s3.get_object(**name)["Body"].read()) == ({"a": "1"}, b"kept")
 
 
-def test_what_is_no_object_has_no_tags(served: Served, s3: Any) -> None:
+def test_what_is_no_object_has_no_tags(served: Served) -> None:
+    s3 = client_of(served)
     s3.put_object(Bucket="bucket", Key="nobody/made/this", Body=b"")
     for key in ("missing", "nobody/made/"):
         assert refused(s3.get_object_tagging, Bucket="bucket", Key=key) == (404, "NoSuchKey")
