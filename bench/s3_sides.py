@@ -33,7 +33,7 @@ class Server:
     """A server that runs, with the bucket BUCKET.  `pid`: the process above all of its processes.
 
     `files`: the folder whose files it serves, when it is one that takes no PUT.  `behind`: the process that it is a
-    face of, when that is another.
+    face of, when that is another.  `engine`: where its engine is reached with the native protocol, when it has one.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Server:
     pid: int
     files: Path | None = None
     behind: int | None = None
+    engine: str = ""
 
     def cpu_s(self) -> float:
         """Of all its processes, so far, and of what is behind it."""
@@ -78,7 +79,8 @@ def ours(folder: Path, *flags: str) -> Iterator[Server]:
     with EngineProcess(folder, "--s3", "127.0.0.1:0", *flags) as engine:
         said = dict(line.rsplit(None, 1) for line in engine.printed if line and not line.startswith(" "))
         port = int(said["s3"].rpartition(":")[2])
-        server = Server("ours", Endpoint(port, said["access key"], said["secret key"]), engine.pid)
+        endpoint = Endpoint(port, said["access key"], said["secret key"])
+        server = Server("ours", endpoint, engine.pid, engine=engine.address)
         _make_bucket(server)
         yield server
 

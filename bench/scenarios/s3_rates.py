@@ -42,7 +42,7 @@ PATIENCE_S: Final = 10.0
 """As long all answers of a round are waited for, but not those to GETs of large objects."""
 WHOLE_BYTES: Final = 4 << 30
 """Of PUTs of large objects in one round."""
-WHOLE_PATIENCE_S: Final = 120.0
+WHOLE_PATIENCE_S: Final = 20.0
 SHORT_BYTES: Final = 1 << 30
 """A round of more has only one other after it."""
 CUT_S: Final = 3.0
@@ -171,7 +171,9 @@ def _percentile(rounds: Sequence[Outcome], share: float) -> str:
         unfinished_s=[value for found in rounds for value in found.unfinished_s],
     )
     value_s = every.percentile_s(share)
-    return f"> {max(every.unfinished_s) * 1e3:.0f}" if math.isinf(value_s) else f"{value_s * 1e3:.3g}"
+    if math.isinf(value_s):
+        return f"> {max(every.unfinished_s) * 1e3:.0f}"
+    return f"{value_s * 1e3:.0f}" if value_s >= 1 else f"{value_s * 1e3:.3g}"
 
 
 def _recorded(rounds: Sequence[Outcome]) -> dict[str, Any]:
