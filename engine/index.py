@@ -38,6 +38,8 @@ _APPLIED: Final = struct.Struct("<Q")
 _STATS: Final = struct.Struct("<QI")
 _DATA_FILE: Final = "data.mdb"
 _READERS_MAX: Final = 64
+_ROOM_TO_WRITE_BYTES: Final = MIB
+"""With less room on the disk a write may be cut short."""
 _COMPACT_BYTES_MIN: Final = 64 * MIB
 """A smaller file is not worth copying."""
 _DAMAGE: Final = (
@@ -54,22 +56,31 @@ _DAMAGE: Final = (
 
 
 @contextmanager
-def _translated(doing: str) -> Iterator[None]:
+def _translated(doing: str, writing_to: Path | None = None) -> Iterator[None]:
     try:
         yield
     except lmdb.Error as error:
-        raise _translate(error, doing) from error
+        raise _translate(error, doing, writing_to) from error
 
 
-def _translate(error: lmdb.Error, doing: str) -> LakeError:
+def _translate(error: lmdb.Error, doing: str, writing_to: Path | None = None) -> LakeError:
     code = error.args[1] if len(error.args) > 1 else getattr(error, "code", 0)
-    if isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or code in (errno.ENOSPC, errno.EDQUOT):
+    is_full = isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or code in (errno.ENOSPC, errno.EDQUOT)
+    if code == errno.EIO and writing_to is not None:
+        # LMDB says so of a write that was cut short, too, which is how some full disks take the last one.
+        is_full = _free_bytes(writing_to) < _ROOM_TO_WRITE_BYTES
+    if is_full:
         return StoreFull(f"no room to {doing} the index: {error}", subject="index")
     if isinstance(error, _DAMAGE):
         return IndexDamaged(
             f"cannot {doing} the index: {error}; it will be rebuilt at the next start", subject="index"
         )
     return DiskFailed(f"cannot {doing} the index: {error}", subject="index")
+
+
+def _free_bytes(path: Path) -> int:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
 
 
 class Index:
@@ -182,7 +193,7 @@ class Index:
 
     @contextmanager
     def _writing(self) -> Iterator[lmdb.Transaction[bytes]]:
-        with _translated("write"):
+        with _translated("write", self.path):
             txn = self._env.begin(write=True)
             try:
                 yield txn

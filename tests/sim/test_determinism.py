@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.sim.world import run_seed
 
+_ROOT = Path(__file__).resolve().parents[2]
 _PRINT_TRACE = "from tests.sim.world import run_seed; print(run_seed({seed}).trace)"
 
 
@@ -27,6 +29,7 @@ def test_a_seed_does_not_depend_on_the_process_or_on_how_it_hashes() -> None:
         done = subprocess.run(
             [sys.executable, "-c", _PRINT_TRACE.format(seed=11)],
             env={**os.environ, "PYTHONHASHSEED": hashing},
+            cwd=_ROOT,
             capture_output=True,
             text=True,
         )

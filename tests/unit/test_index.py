@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import lmdb
@@ -246,3 +247,25 @@ def test_a_compacted_copy_takes_the_place_of_a_file_of_free_pages(
 def test_a_folder_that_cannot_be_moved_is_an_error_of_ours(tmp_path: Path) -> None:
     with pytest.raises(DiskFailed, match="cannot move"):
         replace_index(tmp_path / "missing", tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "expected"), [(4096, StoreFull), (1 << 30, DiskFailed)], ids=["full disk", "broken disk"]
+)
+def test_a_write_that_was_cut_short_is_a_full_disk_when_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, expected: type[Exception]
+) -> None:
+    index = filled(tmp_path / "index")
+
+    def cut_short(*_: object) -> None:
+        raise lmdb.Error("mdb_txn_commit: Input/output error", errno.EIO)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(index_module, "_free_bytes", lambda _: free_bytes)
+        patched.setattr(Index, "_apply_table", cut_short)
+        with pytest.raises(expected):
+            index.apply(layer_of((Op.INSERT, Table.NAMES, b"new", b"value"), sequence=2), Sequence(2))
+    index.apply(layer_of((Op.INSERT, Table.NAMES, b"new", b"value"), sequence=2), Sequence(2))
+    index.refresh()
+    assert index.get(Table.NAMES, b"new") == b"value"
+    index.close()
