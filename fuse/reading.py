@@ -23,7 +23,6 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from fuse.page_cache import is_cached
 from fuse.page_sums import PageSums
 from lakefs.client.trio_lake import TrioLake
 from lakefs.crc import crc32c
@@ -41,6 +40,7 @@ from lakefs.movers import (
     fetch_granules,
     granules_around,
 )
+from lakefs.page_cache import is_cached
 from lakefs.ports import Offload
 from lakefs.wire.messages import Grant
 

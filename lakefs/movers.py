@@ -28,6 +28,7 @@ from lakefs.crc import crc32c
 from lakefs.errors import ChunkDamaged, ChunkNotFound, StaleGrant
 from lakefs.ids import Buffer, ChunkId, SegmentId, chunk_id_of, id_text, kind_of
 from lakefs.limits import GRANULE_BYTES, KIB, MIB
+from lakefs.page_cache import is_cached
 from lakefs.sockets import after
 from lakefs.wire.messages import Grant
 
@@ -110,6 +111,16 @@ class SegmentDescriptors:
             self._open.move_to_end(segment)
             return _pread_cached(held.descriptor, target, offset) == len(target)
 
+    def may_be_cached(self, segment: SegmentId, offset: int, length: int) -> bool:
+        """Whether the page cache has the place, or nobody knows; False also when no descriptor is held.
+
+        To be asked before `read_cached` of what may be long: that would have the kernel fetch it page by page (see
+        `bring_in`).  In the loop's thread only.
+        """
+        with self._lock:
+            held = self._open.get(segment)
+            return held is not None and is_cached(held.descriptor, offset, length) is not False
+
     def close(self) -> None:
         """Close all; those that a fetch uses when it is done."""
         with self._lock:
@@ -187,7 +198,10 @@ def fetch_granules(
 def cached_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -> bytes | None:
     """As `fetch_crcs`, without a wait: None when they are not in the page cache."""
     vector = memoryview(bytearray(_vector_bytes(grant)))
-    if not descriptors.read_cached(SegmentId(grant.segment), vector, grant.offset + grant.stored_bytes):
+    place = SegmentId(grant.segment), grant.offset + grant.stored_bytes
+    if vector and not (
+        descriptors.may_be_cached(*place, len(vector)) and descriptors.read_cached(place[0], vector, place[1])
+    ):
         return None
     return _checked_vector(vector, chunk, grant)
 

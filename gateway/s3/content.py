@@ -28,9 +28,16 @@ from lakefs.client.trio_lake import TrioLake
 from lakefs.crc import crc32c
 from lakefs.errors import EngineUnreachable, LakeError, StaleGrant
 from lakefs.getting import Access, Opened, Piece, open_object, opened_at, read_range
-from lakefs.ids import ChunkId
+from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import BLOB_BYTES_MAX, GRANULE_BYTES, SMALL_PAYLOAD_BYTES
-from lakefs.movers import MEDIUM_INLINE, cached_crcs, cached_granules, damaged, granules_around
+from lakefs.movers import (
+    MEDIUM_INLINE,
+    SegmentDescriptors,
+    cached_crcs,
+    cached_granules,
+    damaged,
+    granules_around,
+)
 from lakefs.names import Name
 from lakefs.service import EngineClient, Reply
 from lakefs.wire.messages import CloseLeases, Grant, OpenedObject, OpenObjects, OpenResults
@@ -178,30 +185,36 @@ class _Reading:
     def at_once(self, access: Access, at: int, stop: int, window: memoryview) -> memoryview:
         """Some of the bytes [at, stop), checked, in `window`; none when that would need a wait."""
         piece = self._piece
-        if not piece.offset <= at < piece.offset + piece.length:
+        if self._grant is None or not piece.offset <= at < piece.offset + piece.length:
             piece = self._enter(access, at)
-        if self._grant is None or self._crcs is None:
+        if self._grant is None:
             return window[:0]
         begin = (at - piece.offset) // GRANULE_BYTES * GRANULE_BYTES
         end = granules_around(begin, min(stop - piece.offset - begin, len(window)), piece.length)[1]
         target = window[: min(end - begin, len(window))]
-        try:
-            if not cached_granules(access.descriptors, piece.chunk, self._grant, self._crcs, begin, target):
-                return window[:0]
-        except StaleGrant:  # moved, or damaged: the steps find out
+        if not self._read(access.descriptors, self._grant, begin, target):
             return window[:0]
         skipped = at - piece.offset - begin
         return target[skipped : skipped + stop - at]
+
+    def _read(self, descriptors: SegmentDescriptors, grant: Grant, begin: int, target: memoryview) -> bool:
+        """Fill with whole granules; whether they were in memory and match.  If not, the steps find out."""
+        chunk, segment = self._piece.chunk, SegmentId(grant.segment)
+        if not descriptors.may_be_cached(segment, grant.offset + begin, len(target)):
+            return False
+        try:
+            if self._crcs is None:
+                self._crcs = cached_crcs(descriptors, chunk, grant)
+            return self._crcs is not None and cached_granules(
+                descriptors, chunk, grant, self._crcs, begin, target
+            )
+        except StaleGrant:  # moved, or damaged
+            return False
 
     def _enter(self, access: Access, at: int) -> Piece:
         (self._piece,) = self._opened.overlapping(at, 1)
         self._grant = self._opened.grants.get(self._piece.chunk) if access.can_use_descriptors else None
         self._crcs = None
-        if self._grant is not None:
-            try:
-                self._crcs = cached_crcs(access.descriptors, self._piece.chunk, self._grant)
-            except StaleGrant:
-                self._crcs = None
         return self._piece
 
 

@@ -11,7 +11,6 @@ import pytest
 import trio
 from hypothesis import given, settings, strategies as st
 
-from fuse.page_cache import is_cached
 from fuse.page_sums import PageSums
 from fuse.reading import BlobReader, ReadBuffers
 from lakefs.client.trio_lake import TrioLake
@@ -22,6 +21,7 @@ from lakefs.limits import GRANULE_BYTES, MIB
 from lakefs.movers import MEDIUM_SEGMENT, SegmentDescriptors, bring_in
 from lakefs.names import Name
 from lakefs.offload import InlineOffload
+from lakefs.page_cache import is_cached
 from lakefs.wire.messages import Grant, ObjectStat
 
 SEGMENT = SegmentId(1)
