@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import trio
 
 from engine.process import RunningEngine
-from gateway.admin import bind_admin, serve_admin
+from gateway.admin import serve_admin_at
 from gateway.metrics import Reading, new_registry
 from lakefs.version import VERSION
 from systemd.notify import notifier_from
@@ -26,11 +27,10 @@ async def serve_admin_port(
     if address is None:
         task_status.started(None)
         return
-    listeners = await bind_admin(address)
-    port = listeners[0].socket.getsockname()[1]
-    task_status.started(f"admin   http://{type(address)(address.host, port)}")
     registry = new_registry(VERSION, readings(engine), engine.collectors)
-    await serve_admin(listeners, ready=engine.not_ready, registry=registry)
+    async with trio.open_nursery() as nursery:
+        serving = partial(serve_admin_at, address, ready=engine.not_ready, registry=registry)
+        task_status.started(f"admin   {await nursery.start(serving)}")
 
 
 async def notify_manager(

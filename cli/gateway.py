@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.process import run_loop, say
+from cli.s3_options import s3_options
 from cli.target import engine_options, target_of
 from lakefs.errors import ConfigError
 from lakefs.limits import GATEWAY_PROCESSES_MAX
@@ -29,18 +30,7 @@ DEFAULT_ADMIN = "127.0.0.1:9002"
 @click.option(
     "--share-port", is_flag=True, help="Join other gateways of this user that serve the same address already."
 )
-@click.option("--s3-region", metavar="NAME", help="What S3 clients sign for; us-east-1.")
-@click.option(
-    "--s3-domains", metavar="NAMES", help="Host suffixes, with commas between, behind a bucket's name."
-)
-@click.option(
-    "--s3-access-log", metavar="FILE", help="One line of JSON for each S3 request; stderr; off for none."
-)
-@click.option(
-    "--s3-access-log-sample", metavar="1/N", help="Log one request of so many, and errors of ours always."
-)
-@click.option("--s3-tls-cert", metavar="FILE", help="Certificate chain (PEM): S3 over TLS, and nothing else.")
-@click.option("--s3-tls-key", metavar="FILE", help="The key of the certificate (PEM).")
+@s3_options
 @click.option(
     "--admin",
     metavar="HOST:PORT",

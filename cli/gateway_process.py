@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from cli.gateway_report import Report, send_reports
-from gateway.admin import bind_admin, serve_admin
+from gateway.admin import serve_admin_at
 from gateway.face import S3Face, listen_s3
 from gateway.metrics import Reading, new_registry
 from gateway.s3.call import Lakes
@@ -108,11 +108,9 @@ async def _start_admin(
     address = plan.config.admin
     if address is None:
         return
-    listeners = await bind_admin(address)
-    port = listeners[0].socket.getsockname()[1]
     registry = new_registry(VERSION, readings(stopping.not_ready), [TrafficCollector(face.counts)])
-    nursery.start_soon(partial(serve_admin, listeners, ready=stopping.not_ready, registry=registry))
-    printer(f"admin   http://{Address(address.host, port)}")
+    serving = partial(serve_admin_at, address, ready=stopping.not_ready, registry=registry)
+    printer(f"admin   {await nursery.start(serving)}")
 
 
 def readings(not_ready: Callable[[], str | None]) -> list[Reading]:

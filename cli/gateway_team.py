@@ -30,12 +30,11 @@ import trio
 
 from cli.gateway_process import DRAIN_TIMEOUT_S, HINT, GatewayPlan, heed_signals
 from cli.gateway_report import Report, receive_reports
-from gateway.admin import bind_admin, serve_admin
+from gateway.admin import serve_admin_at
 from gateway.face import certificates_of, port_taken
 from gateway.metrics import Reading, new_registry
 from gateway.s3.traffic import Connections, Snapshot
 from gateway.s3.traffic_metrics import TrafficCollector
-from lakefs.config import Address
 from lakefs.errors import AddressInUse
 from lakefs.net import PortUse, bind_tcp
 from lakefs.net_address import TcpAddress
@@ -245,11 +244,9 @@ async def _start_admin(
     address = plan.config.admin
     if address is None:
         return
-    listeners = await bind_admin(address)
-    port = listeners[0].socket.getsockname()[1]
     registry = new_registry(VERSION, _readings(team), [TrafficCollector(team.counts)])
-    nursery.start_soon(partial(serve_admin, listeners, ready=team.not_ready, registry=registry))
-    printer(f"admin   http://{Address(address.host, port)}")
+    serving = partial(serve_admin_at, address, ready=team.not_ready, registry=registry)
+    printer(f"admin   {await nursery.start(serving)}")
 
 
 def _readings(team: _Team) -> list[Reading]:

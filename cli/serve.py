@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from cli.process import run_loop, say
+from cli.s3_options import s3_options
 
 
 @click.command()
@@ -17,20 +18,7 @@ from cli.process import run_loop, say
     "--native", metavar="HOST:PORT", help="Native protocol over TCP, with the token of DIR/native.token."
 )
 @click.option("--s3", metavar="HOST:PORT", help="S3 over HTTP; 127.0.0.1:9000; off for none.")
-@click.option("--s3-region", metavar="NAME", help="What S3 clients sign for; us-east-1.")
-@click.option(
-    "--s3-domains",
-    metavar="NAMES",
-    help="Host suffixes, with commas between, behind the name of a bucket: BUCKET.s3.example.org.",
-)
-@click.option(
-    "--s3-access-log", metavar="FILE", help="One line of JSON for each S3 request; stderr; off for none."
-)
-@click.option(
-    "--s3-access-log-sample", metavar="1/N", help="Log one request of so many, and errors of ours always."
-)
-@click.option("--s3-tls-cert", metavar="FILE", help="Certificate chain (PEM): S3 over TLS, and nothing else.")
-@click.option("--s3-tls-key", metavar="FILE", help="The key of the certificate (PEM).")
+@s3_options
 @click.option("--admin", metavar="HOST:PORT", help="Health and metrics over HTTP; off for none.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option(

@@ -66,6 +66,20 @@ async def bind_admin(address: Address) -> list[trio.SocketListener]:
         raise _bind_error(address, error) from error
 
 
+async def serve_admin_at(
+    address: Address,
+    *,
+    ready: Callable[[], str | None],
+    registry: CollectorRegistry,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """`bind_admin` and `serve_admin`; started with the URL, which has the real port."""
+    listeners = await bind_admin(address)
+    port = listeners[0].socket.getsockname()[1]
+    task_status.started(f"http://{Address(address.host, port)}")
+    await serve_admin(listeners, ready=ready, registry=registry)
+
+
 async def serve_admin(
     listeners: Sequence[trio.SocketListener],
     *,

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from gateway.http.messages import Request, Response
 from gateway.s3.content import Contents
-from gateway.s3.errors import S3Error, from_lake
+from gateway.s3.errors import S3Error, from_lake, no_such_key
 from gateway.s3.receiving import ReceiveMemory
 from gateway.s3.signing import Signature
 from gateway.s3.targets import Target
@@ -86,7 +86,7 @@ def stat_of(result: m.NameResult, key: str) -> m.ObjectStat:
         failure = result.failure
         raise failure.as_error()
     if result.stat is None:
-        raise S3Error(404, "NoSuchKey", "The specified key does not exist.", details={"Key": key})
+        raise no_such_key(key)
     return result.stat
 
 

@@ -73,9 +73,8 @@ class Contents:
         opened = _with_payload(name, answer, reply)
         if opened is None and answer.chunks and (answer.lease or _is_short(wanted)):
             opened = opened_at(name, answer)
-        if (
-            opened is None
-        ):  # a layout too long to come along, or a small payload that could not be read at once
+        if opened is None:
+            # A layout too long to come along, or a small payload that could not be read at once.
             await self._end(answer.lease)
             opened = await self.open_leased(name, version)
         return opened

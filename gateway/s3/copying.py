@@ -11,7 +11,7 @@ from gateway.s3.access import check_bucket
 from gateway.s3.attributes import attributes_of
 from gateway.s3.buckets import iso_time
 from gateway.s3.call import Call, stat_of, xml_response
-from gateway.s3.errors import S3Error, invalid_argument
+from gateway.s3.errors import S3Error, invalid_argument, precondition_failed
 from gateway.s3.storing import write_condition
 from gateway.s3.tags import tags_of_copy
 from gateway.s3.targets import parse_copy_source
@@ -62,7 +62,7 @@ async def copy_source(call: Call) -> CopySource:
         version = checked_version(version)
     if call.signature is not None:
         check_bucket(call.signature.key, bucket)
-    looking = StatNames([(bucket, key)], versions=[version] if version else [])
+    looking = StatNames([(bucket, key)], versions=[version])
     source = stat_of((await call.ask(looking, NameResults)).results[0], key)
     if source.is_marker:
         raise S3Error(
@@ -72,9 +72,7 @@ async def copy_source(call: Call) -> CopySource:
         )
     modified_s = source.mtime_ns // 1_000_000_000
     if check_conditions(call.headers, source.etag, modified_s, _PREFIX) is not Holds.PROCEED:
-        raise S3Error(
-            412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold"
-        )
+        raise precondition_failed()
     return CopySource(Name(bucket, key), source, version)
 
 

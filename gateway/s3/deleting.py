@@ -18,7 +18,7 @@ from lakefs.wire.messages import Condition, DeleteNames, NameResult, NameResults
 async def delete_object(call: Call) -> Response:
     """204, whether it was there or not."""
     version = asked_version(call)
-    request = DeleteNames([(call.bucket, call.key)], versions=[version] if version else [])
+    request = DeleteNames([(call.bucket, call.key)], versions=[version])
     (result,) = (await call.ask(request, NameResults)).results
     if result.failure is not None:
         failure = result.failure

@@ -134,6 +134,16 @@ def invalid_argument(message: str, name: str = "", value: str = "") -> S3Error:
     return S3Error(400, "InvalidArgument", message, details=details)
 
 
+def no_such_key(key: str) -> S3Error:
+    """There is no object of that key."""
+    return S3Error(404, "NoSuchKey", "The specified key does not exist.", details={"Key": key})
+
+
+def precondition_failed() -> S3Error:
+    """A condition of the request does not hold."""
+    return S3Error(412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
+
+
 def error_body(error: S3Error, request_id: str, host_id: str) -> bytes:
     """The XML of an answer; an answer to HEAD, and a 304, have none."""
     fields = {"Code": error.code, "Message": error.message, **error.details}

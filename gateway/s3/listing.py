@@ -20,8 +20,8 @@ from gateway.s3.xml import document, element, url_encoded
 from lakefs.wire.messages import Listed, ListEntry, ListNames
 
 KEYS_MAX: Final = 1000
-_FOLDERS: Final = "/"
-"""The delimiter that the store rolls up at by itself."""
+STORE_DELIMITERS: Final = ("", "/")
+"""What the store rolls up at by itself."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,9 @@ async def list_objects_v2(call: Call) -> Response:
 
 
 async def _page(call: Call, after: str) -> tuple[Page, int, Callable[[str], str]]:
-    limit = _limit(call)
-    encoding = call.parameter("encoding-type")
-    if encoding not in ("", "url"):
-        raise invalid_argument("Invalid Encoding Method specified in Request", "encoding-type", encoding)
-    shown = url_encoded if encoding else str
+    limit, shown = max_keys(call), shown_names(call)
     delimiter = call.parameter("delimiter")
-    if delimiter in ("", _FOLDERS):
+    if delimiter in STORE_DELIMITERS:
         listed = await _listed(call, after, delimiter, max(limit, 1))
         page = Page(listed.entries, listed.next_after) if limit else Page([], "")
     else:
@@ -129,7 +125,16 @@ def _entry(entry: ListEntry, shown: Callable[[str], str], owner: str) -> str:
     )
 
 
-def _limit(call: Call) -> int:
+def shown_names(call: Call) -> Callable[[str], str]:
+    """How names stand in the answer, by `encoding-type`.  S3Error."""
+    encoding = call.parameter("encoding-type")
+    if encoding not in ("", "url"):
+        raise invalid_argument("Invalid Encoding Method specified in Request", "encoding-type", encoding)
+    return url_encoded if encoding else str
+
+
+def max_keys(call: Call) -> int:
+    """Names of a page at most, by `max-keys`.  S3Error."""
     text = call.parameter("max-keys")
     if not text:
         return KEYS_MAX

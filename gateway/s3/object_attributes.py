@@ -9,12 +9,12 @@ from gateway.http.ranges import format_http_date
 from gateway.s3.attributes import is_composite
 from gateway.s3.call import Call, xml_response
 from gateway.s3.checksums import ELEMENTS, Algorithm, encoded
-from gateway.s3.errors import S3Error, invalid_argument
+from gateway.s3.errors import S3Error, invalid_argument, no_such_key
 from gateway.s3.object_parts import known_parts
-from gateway.s3.versions import asked_version, refuse_marker, version_headers
+from gateway.s3.versions import asked_stat, version_headers
 from gateway.s3.xml import document, element
 from lakefs.limits import LIST_PAGE_MAX, S3_PARTS_MAX
-from lakefs.wire.messages import ObjectPart, ObjectStat, StatNames
+from lakefs.wire.messages import ObjectPart, ObjectStat
 
 _HEADER: Final = b"x-amz-object-attributes"
 _NAMES: Final = ("ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize")
@@ -23,12 +23,10 @@ _NS: Final = 1_000_000_000
 
 async def get_object_attributes(call: Call) -> Response:
     """The attributes that are asked for and that the object has.  S3Error for none, or others."""
-    version = asked_version(call)
     wanted = _wanted(call)
-    stat = await call.ask_one(StatNames([(call.bucket, call.key)], versions=[version] if version else []))
-    refuse_marker(stat)
+    stat = await asked_stat(call)
     if not stat.blob:
-        raise S3Error(404, "NoSuchKey", "The specified key does not exist.", details={"Key": call.key})
+        raise no_such_key(call.key)
     said = {
         "ETag": element("ETag", stat.etag),
         "Checksum": _checksum(stat),

@@ -21,12 +21,12 @@ from gateway.http.ranges import (
 )
 from gateway.s3.attributes import OVERRIDES, object_headers
 from gateway.s3.call import Call
-from gateway.s3.errors import S3Error
-from gateway.s3.object_parts import PARAMETER, AskedPart, asked_part
-from gateway.s3.versions import asked_version, refuse_marker
+from gateway.s3.errors import S3Error, no_such_key, precondition_failed
+from gateway.s3.object_parts import AskedPart, asked_part
+from gateway.s3.versions import asked_stat, asked_version
 from lakefs.getting import Opened
 from lakefs.names import Name
-from lakefs.wire.messages import ObjectStat, StatNames
+from lakefs.wire.messages import ObjectStat
 
 _NS: Final = 1_000_000_000
 
@@ -45,11 +45,9 @@ async def get_object(call: Call) -> Response:
 
 async def head_object(call: Call) -> Response:
     """What GET would answer, without the content."""
-    version = asked_version(call)
-    stat = await call.ask_one(StatNames([(call.bucket, call.key)], versions=[version] if version else []))
-    refuse_marker(stat)
+    stat = await asked_stat(call)
     if stat.kind == 1 and not (stat.blob and call.key.endswith("/")):
-        raise _no_such_key(call)
+        raise no_such_key(call.key)
     refused = _condition_refusal(call, stat)
     if refused is not None:
         return refused
@@ -62,7 +60,7 @@ async def _answered(call: Call, opened: Opened) -> Response | None:
     """The answer, which closes what was opened; None when it has to be opened with a lease."""
     response: Response | None = None
     try:
-        part = await asked_part(call, opened.stat) if PARAMETER in call.target.parameters else None
+        part = await asked_part(call, opened.stat)
         response = _answer(call, opened, part)
     finally:
         if opened.lease and (response is None or response.stream is None):
@@ -102,11 +100,7 @@ def _condition_refusal(call: Call, stat: ObjectStat) -> Response | None:
     """304, or S3Error 412, when the request's conditions do not hold."""
     match check_conditions(call.headers, stat.etag, stat.mtime_ns // _NS):
         case Condition.FAILED:
-            raise S3Error(
-                412,
-                "PreconditionFailed",
-                "At least one of the pre-conditions you specified did not hold",
-            )
+            raise precondition_failed()
         case Condition.NOT_MODIFIED:
             return Response(304, object_headers(stat, with_checksums=False))
     return None
@@ -155,7 +149,3 @@ def _overridden(call: Call, headers: list[tuple[bytes, bytes]]) -> list[tuple[by
         raise S3Error(400, "InvalidArgument", "a response header has no control characters")
     kept = [(name, value) for name, value in headers if name not in given]
     return kept + [(name, value.encode("latin-1", "replace")) for name, value in given.items()]
-
-
-def _no_such_key(call: Call) -> S3Error:
-    return S3Error(404, "NoSuchKey", "The specified key does not exist.", details={"Key": call.key})

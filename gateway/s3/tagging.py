@@ -9,19 +9,17 @@ from __future__ import annotations
 from gateway.http.messages import Response
 from gateway.s3.bodies import read_tagging
 from gateway.s3.call import Call, xml_response
-from gateway.s3.errors import S3Error
+from gateway.s3.errors import no_such_key
 from gateway.s3.proven_body import read_proven_xml
 from gateway.s3.tags import checked_tags
-from gateway.s3.versions import asked_version, refuse_marker, version_headers
+from gateway.s3.versions import asked_stat, asked_version, version_headers
 from gateway.s3.xml import document, element
-from lakefs.wire.messages import ObjectStat, SetAttributes, StatNames
+from lakefs.wire.messages import ObjectStat, SetAttributes
 
 
 async def get_object_tagging(call: Call) -> Response:
     """All tags, in the order of their keys."""
-    version = asked_version(call)
-    stat = await call.ask_one(StatNames([(call.bucket, call.key)], versions=[version] if version else []))
-    refuse_marker(stat)
+    stat = await asked_stat(call)
     _require_object(call, stat)
     tags = "".join(
         f"<Tag>{element('Key', key)}{element('Value', value)}</Tag>"
@@ -47,4 +45,4 @@ async def delete_object_tagging(call: Call) -> Response:
 def _require_object(call: Call, stat: ObjectStat) -> None:
     """NoSuchKey for what is a folder, or none."""
     if not stat.blob:
-        raise S3Error(404, "NoSuchKey", "The specified key does not exist.", details={"Key": call.key})
+        raise no_such_key(call.key)

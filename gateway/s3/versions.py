@@ -13,8 +13,9 @@ from gateway.s3.bodies import read_versioning
 from gateway.s3.buckets import OWNER, iso_time
 from gateway.s3.call import Call, xml_response
 from gateway.s3.errors import S3Error, invalid_argument
+from gateway.s3.listing import KEYS_MAX, STORE_DELIMITERS, max_keys, shown_names
 from gateway.s3.proven_body import read_proven_xml
-from gateway.s3.xml import document, element, url_encoded
+from gateway.s3.xml import document, element
 from lakefs.wire.messages import (
     BucketList,
     Buckets,
@@ -22,6 +23,7 @@ from lakefs.wire.messages import (
     ListedVersions,
     ListVersions,
     ObjectStat,
+    StatNames,
     VersionEntry,
 )
 
@@ -29,9 +31,6 @@ PARAMETER: Final = "versionId"
 VERSION_HEADER: Final = b"x-amz-version-id"
 MARKER_HEADER: Final = (b"x-amz-delete-marker", b"true")
 _ID: Final = re.compile(r"null|[0-9a-f]{16}")
-_PAGE: Final = 1000
-_FOLDERS: Final = "/"
-"""The delimiter that the store rolls up at by itself."""
 
 
 # --- ids -------------------------------------------------------------------------------------------------
@@ -74,6 +73,13 @@ def refuse_marker(stat: ObjectStat) -> None:
         )
 
 
+async def asked_stat(call: Call) -> ObjectStat:
+    """The stat of the version that a request is about.  S3Error also for a delete marker."""
+    stat = await call.ask_one(StatNames([(call.bucket, call.key)], versions=[asked_version(call)]))
+    refuse_marker(stat)
+    return stat
+
+
 # --- the setting -----------------------------------------------------------------------------------------
 
 
@@ -113,7 +119,7 @@ class _Asked:
 async def list_object_versions(call: Call) -> Response:
     """A page of versions and delete markers, from the newest of each key."""
     asked = _asked(call)
-    if asked.delimiter in ("", _FOLDERS):
+    if asked.delimiter in STORE_DELIMITERS:
         page = await _listed(
             call, asked, asked.key_marker, asked.version_marker, asked.delimiter, asked.limit
         )
@@ -142,9 +148,7 @@ async def list_object_versions(call: Call) -> Response:
 
 
 def _asked(call: Call) -> _Asked:
-    encoding = call.parameter("encoding-type")
-    if encoding not in ("", "url"):
-        raise invalid_argument("Invalid Encoding Method specified in Request", "encoding-type", encoding)
+    shown = shown_names(call)
     key_marker, version_marker = call.parameter("key-marker"), call.parameter("version-id-marker")
     if version_marker and not key_marker:
         raise invalid_argument(
@@ -154,16 +158,13 @@ def _asked(call: Call) -> _Asked:
         )
     if version_marker and not _ID.fullmatch(version_marker):
         raise invalid_argument("Invalid version id specified", "version-id-marker", version_marker[:64])
-    text = call.parameter("max-keys") or str(_PAGE)
-    if not text.isascii() or not text.isdigit() or len(text) > 10:
-        raise invalid_argument("Provided max-keys not an integer or within integer range", "max-keys", text)
     return _Asked(
         call.parameter("prefix"),
         key_marker,
         version_marker,
         call.parameter("delimiter"),
-        min(int(text), _PAGE),
-        url_encoded if encoding else str,
+        max_keys(call),
+        shown,
     )
 
 
@@ -180,7 +181,7 @@ async def _rolled_up(call: Call, asked: _Asked) -> ListedVersions:
     entries: list[VersionEntry] = []
     after, after_version = asked.key_marker, asked.version_marker
     while asked.limit:
-        page = await _listed(call, asked, after, after_version, "", _PAGE)
+        page = await _listed(call, asked, after, after_version, "", KEYS_MAX)
         for entry in page.entries:
             end = entry.key.find(asked.delimiter, begin)
             if end >= 0:
