@@ -43,6 +43,7 @@ COMMANDS: Final = {
     "staged": "cli.staged:staged",
     "gc": "cli.upkeep:gc",
     "fsck": "cli.upkeep:fsck",
+    "scrub": "cli.scrub:scrub",
     "status": "cli.upkeep:status",
     "config": "cli.settings:config",
     "doctor": "cli.doctor:doctor",

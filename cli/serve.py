@@ -26,6 +26,14 @@ from cli.s3_options import s3_options
     metavar="TIME",
     help="Age at which an unfinished multipart upload is removed, as 12h or 7d; 0 for never.",
 )
+@click.option(
+    "--scrub-interval",
+    metavar="TIME",
+    help="From one full read of all that is stored to the next, as 14d; 0 for only by lake scrub.",
+)
+@click.option(
+    "--scrub-rate", metavar="BYTES", help="Bytes per second that scrub reads; 64M; 0 for all it can."
+)
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
 def serve(
     data: str | None,
@@ -42,6 +50,8 @@ def serve(
     admin: str | None,
     log_level: str | None,
     upload_expiry: str | None,
+    scrub_interval: str | None,
+    scrub_rate: str | None,
     file: str | None,
 ) -> None:
     """Run an engine.
@@ -74,6 +84,8 @@ def serve(
         "admin": admin,
         "log_level": log_level,
         "upload_expiry": upload_expiry,
+        "scrub_interval": scrub_interval,
+        "scrub_rate": scrub_rate,
     }
     config = load(file=file, flags=flags)
     log_to_stderr(config.log_level)

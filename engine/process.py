@@ -27,10 +27,13 @@ from engine.service import Service
 from engine.store import Store
 from lakefs.config import Config
 from lakefs.errors import ConfigError, LakeError, LocalFileError
+from lakefs.limits import SCRUB_STEP_S_MAX
 from lakefs.net import TrioNetwork
 
 DRAIN_TIMEOUT_S: Final = 20.0
 GC_INTERVAL_S: Final = 600.0
+SCRUB_DELAY_S: Final = 60.0
+"""After the start: clients come back first."""
 TOKEN_FILE: Final = "native.token"  # noqa: S105 - a file name
 _log: Final = structlog.get_logger()
 
@@ -72,6 +75,7 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
     _make_data_folder(config.data)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with open_local_store(config.data, upload_expiry_s=config.upload_expiry) as store:
+            store.scrubber.rate_bytes_per_s = config.scrub_rate
             token = _native_token(config.data) if config.native else None
             service = Service(store)
             server = Server(service, TrioNetwork(group=_group_id(config.socket_group)), token=token)
@@ -79,6 +83,7 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
             async with trio.open_nursery() as nursery:
                 await _start_faces(engine, nursery, printer, faces)
                 nursery.start_soon(_collect_now_and_then, store)
+                nursery.start_soon(_scrub_now_and_then, store, config.scrub_interval)
                 await _wait_for_signal(signals)
                 engine.stopping.set()
                 printer("stopping: finishing what is in flight")
@@ -134,6 +139,21 @@ async def _collect_now_and_then(store: Store) -> None:
                 expired_uploads=report.expired_uploads,
             )
         await store.offload.run(store.reserve.restore)
+
+
+async def _scrub_now_and_then(store: Store, interval_s: float) -> None:
+    """Go on with the scrub's pass, or begin the next when it is due; `interval_s` 0: never by itself."""
+    await trio.sleep(SCRUB_DELAY_S)
+    while interval_s:
+        due_s = store.scrubber.due_in_s(interval_s, store.superblock.created_ns)
+        if due_s:
+            await trio.sleep(min(due_s, GC_INTERVAL_S))
+            continue
+        try:
+            await store.scrubber.advance(SCRUB_STEP_S_MAX)
+        except LakeError as error:
+            _log.error("scrub failed", error=error.message)
+            await trio.sleep(GC_INTERVAL_S)
 
 
 def _make_data_folder(data: Path) -> None:

@@ -2,17 +2,19 @@
 
 A chunk is noted here when the engine itself failed to read it.  From then on it counts as absent for whoever stores
 the same bytes: they are written anew, the chunk's record gets the new place, and every object that refers to the chunk
-is whole again.  Reads go on trying the old place until then.
+is whole again.  Reads go on trying the old place until then.  Where the bytes of the old place turn out to be good
+again (the segment's file was put back, the disk has been mended), scrub drops the note.
 
 Rules kept here:
 - The note is a record in the table `quarantine`, durable like any other; the set in memory mirrors it for quick looks.
-- A note is dropped in the transaction that records the new place, or that frees the chunk.
+- A note is dropped in the transaction that records the new place, or that frees the chunk, or by who read it whole.
 - Noting is best effort: where the store takes no writes, the reader still gets the error that it came for.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -28,6 +30,22 @@ from lakefs.ports import Clock
 _KEYS_END: Final = b"\xff"
 _log: Final = structlog.get_logger(__name__)
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """A record's value."""
+
+    reason: str = "its bytes were found damaged"
+    time_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A damaged chunk, what was found, and when."""
+
+    chunk: ChunkId
+    reason: str
+    time_ns: int
 
 
 @dataclass(frozen=True)
@@ -84,6 +102,34 @@ class Quarantine:
         if noted:
             _log.error("chunk_damaged", chunk=id_text(chunk), reason=error.message)
 
+    async def release(self, chunk: ChunkId, record: ChunkRecord) -> bool:
+        """The bytes at this place were read and are good: drop the note, durably on return; whether there was one."""
+        if chunk not in self._chunks:
+            return False
+
+        def decide(txn: Transaction) -> bool:
+            present = txn.get(Table.CHUNKS, chunk_key(chunk))
+            if present is None or unpack_chunk_record(present) != record:
+                return False
+            self.drop_in(txn, chunk)
+            return True
+
+        try:
+            released, sequence = await self._metadata.commit(decide)
+            await self._metadata.wait_durable(sequence)
+        except LakeError as failure:
+            _log.error("quarantine_not_ended", chunk=id_text(chunk), reason=failure.message)
+            return False
+        if released:
+            _log.warning("chunk_is_good_again", chunk=id_text(chunk))
+        return released
+
+    def noted(self, limit: int) -> list[Quarantined]:
+        """The first chunks of the table, with reason and time."""
+        with self._metadata.view() as view:
+            page = islice(view.scan(Table.QUARANTINE, b"", _KEYS_END), limit)
+            return [_quarantined(key, value) for key, value in page]
+
     def drop_in(self, txn: Transaction, chunk: ChunkId) -> None:
         """The chunk is stored anew, or freed, by this transaction."""
         if chunk in self._chunks:
@@ -97,3 +143,11 @@ class Quarantine:
                 self._chunks.add(note.chunk)
             elif isinstance(note, _Dropped):
                 self._chunks.discard(note.chunk)
+
+
+def _quarantined(key: bytes, value: bytes) -> Quarantined:
+    try:
+        note = msgspec.msgpack.decode(value, type=_Note)
+    except msgspec.DecodeError:
+        note = _Note()
+    return Quarantined(chunk_id_of_key(key), note.reason, note.time_ns)

@@ -23,6 +23,7 @@ from engine.checksums import check_payload, seal_payload
 from engine.extents import Extent, Place, Span, coalesced, gaps, owned_spans, whole_pages
 from engine.format import ChunkRecord, SegmentKind, StoreIdentity
 from engine.large_segments import LargeWriter
+from engine.medium_check import MediumCheck, Mismatch, Stored
 from engine.segment_files import (
     SEGMENTS_FOLDER,
     ReadFiles,
@@ -65,6 +66,7 @@ class Segments:
         """Whose batches are written before the journal's groups."""
         self._files = ReadFiles(disk, self._register, identity.store_id)
         self._reader = SegmentReader(disk, offload, self._register, self._files, self.small.unwritten)
+        self._medium = MediumCheck(disk, self._register, self.small.unwritten)
 
     async def open(self) -> None:
         """Learn which segments there are; all of them are sealed.  Headers are checked at first use.
@@ -179,6 +181,10 @@ class Segments:
     async def read_small(self, records: Sequence[ChunkRecord]) -> list[bytes | LakeError]:
         """The checked payload of each record, or its error as `read_chunk` raises it; one call for all."""
         return await self._reader.read_small(records)
+
+    async def check_on_medium(self, run: Sequence[Stored], area: memoryview) -> list[Mismatch]:
+        """Compare a run of `runs_of` with checksums and ids, past the page cache; what does not match."""
+        return await self._offload.run(self._medium.check, run, area)
 
     def small_at_once(self, record: ChunkRecord) -> bytes | None:
         """The checked payload of a small chunk, when it is in memory; does not wait."""

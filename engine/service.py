@@ -29,6 +29,7 @@ from engine.store import Store
 from engine.upload_requests import UploadRequests
 from engine.watch import Watch
 from lakefs.errors import IndexDamaged, InvalidArgument, UnsupportedVersion
+from lakefs.limits import SCRUB_STEP_S_MAX
 from lakefs.service import Body, Reply, ServedClient
 from lakefs.sockets import close_all
 from lakefs.wire import messages as m
@@ -91,6 +92,7 @@ class Service:
             m.ReadChunks: self._reads.read_chunks,
             m.RunGc: self._run_gc,
             m.RunFsck: self._run_fsck,
+            m.RunScrub: self._run_scrub,
             m.Sync: self._sync,
         }
 
@@ -173,3 +175,20 @@ class Service:
         self, client: Client, request: m.RunFsck, body: Body, descriptors: Sequence[int]
     ) -> Reply:
         return Reply(m.ReportReply(json.dumps(await self._store.check(full=request.full))))
+
+    async def _run_scrub(
+        self, client: Client, request: m.RunScrub, body: Body, descriptors: Sequence[int]
+    ) -> Reply:
+        scrubber = self._store.scrubber
+        if not 0 <= request.for_s <= SCRUB_STEP_S_MAX or request.rate_bytes_per_s < -1:
+            raise InvalidArgument(
+                f"a scrub goes on for 0 to {SCRUB_STEP_S_MAX:.0f} seconds, at a rate of -1 or more"
+            )
+        done = False
+        if request.for_s:
+            rate = None if request.rate_bytes_per_s < 0 else request.rate_bytes_per_s
+            done = await scrubber.advance(request.for_s, rate_bytes_per_s=rate, restart=request.restart)
+        report = {"done": done, **scrubber.status()}
+        if request.damaged:
+            report["damaged"] = await self._store.damaged()
+        return Reply(m.ReportReply(json.dumps(report)))

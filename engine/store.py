@@ -27,6 +27,7 @@ from engine import superblock as superblocks
 from engine.buckets import initialise
 from engine.check import check_store
 from engine.chunks import Chunks
+from engine.damage_report import damage_report
 from engine.format import ReadOnlyFeature
 from engine.gc import Collector
 from engine.holds import Holds
@@ -36,6 +37,7 @@ from engine.payloads import PayloadMemory
 from engine.quarantine import Quarantine
 from engine.recovery import INDEX_FOLDER
 from engine.reserve import Reserve
+from engine.scrub import Scrubber
 from engine.segments import Segments
 from engine.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.superblock import OpenedStore, Superblock
@@ -70,6 +72,7 @@ class Store:
     chunks: Chunks
     manifests: Manifests
     collector: Collector
+    scrubber: Scrubber
     watchers: Watchers
     payload_memory: PayloadMemory
     buffers: BufferPool
@@ -128,6 +131,7 @@ class Store:
             "clients": self.holds.statistics(),
             "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
             "gc_running": self.collector.running,
+            "scrub": self.scrubber.status(),
         }
 
     async def begin_to_use(self, feature: ReadOnlyFeature) -> None:
@@ -142,6 +146,10 @@ class Store:
     async def check(self, *, full: bool) -> dict[str, Any]:
         """fsck of the open store; JSON-able report."""
         return await check_store(self.metadata, self.segments, self.chunks, self.manifests, full=full)
+
+    async def damaged(self) -> list[dict[str, Any]]:
+        """The quarantine: each damaged chunk, and the objects that it belongs to; JSON-able."""
+        return await damage_report(self.metadata, self.manifests, self.quarantine)
 
 
 @asynccontextmanager
@@ -298,6 +306,7 @@ def _put_together(
         chunks,
         manifests,
         collector,
+        Scrubber(metadata, segments, chunks, quarantine, clock),
         watchers,
         PayloadMemory(buffers),
         buffers,
@@ -373,6 +382,7 @@ async def _stop(store: Store) -> None:
     """The clean stop; when a part of it fails the store is left as after a crash, and that is said."""
     try:
         if store.metadata.failed is None:
+            await store.scrubber.save()
             await store.metadata.sync()  # and what is placed is written
         await store.segments.close()
         clean_sequence = await store.metadata.close()

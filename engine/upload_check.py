@@ -77,7 +77,7 @@ class UploadCheck:
 
     async def findings(self) -> list[tuple[str, str]]:
         """What is damaged, by name, and why."""
-        return [(await self._name(key), problem) for key, problem in self._damaged.items()]
+        return [(await self.name_of(key), problem) for key, problem in self._damaged.items()]
 
     def _upload(self, key: bytes, value: bytes) -> None:
         self.counts["uploads"] += 1
@@ -121,7 +121,8 @@ class UploadCheck:
         with self._metadata.view() as view:
             return view.get(Table.UPLOADS, key) == value
 
-    async def _name(self, key: bytes) -> str:
+    async def name_of(self, key: bytes) -> str:
+        """What an upload, a part, or an access key is called."""
         if key[:1] == UPLOADS_BEGIN:
             return await self._upload_name(key, f"upload {upload_of(key).hex()}")
         if key[:1] == OBJECT_PARTS_BEGIN:

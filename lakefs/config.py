@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from lakefs.errors import ConfigError, InvalidArgument
-from lakefs.limits import S3_DOMAINS_MAX, UPLOAD_EXPIRY_S
+from lakefs.limits import S3_DOMAINS_MAX, SCRUB_INTERVAL_S, SCRUB_RATE_BYTES_PER_S, UPLOAD_EXPIRY_S
 
 DEFAULT_FILE: Final = Path("/etc/lake/lake.toml")
 SYSTEM_DATA: Final = Path("/var/lib/lake")
@@ -86,6 +86,10 @@ class Config:
     log_level: str
     upload_expiry: float
     """Seconds until an unfinished multipart upload is removed; 0: never."""
+    scrub_interval: float
+    """Seconds from the end of a full pass of scrub to the beginning of the next; 0: never by itself."""
+    scrub_rate: int
+    """Bytes per second that a scrub reads; 0: as fast as it goes."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each setting came from, for people: `default`, `LAKE_DATA`, `--data`, or the file's path."""
 
@@ -106,6 +110,8 @@ class Config:
             "admin": str(self.admin or "off"),
             "log_level": self.log_level,
             "upload_expiry": duration_text(self.upload_expiry),
+            "scrub_interval": duration_text(self.scrub_interval),
+            "scrub_rate": str(self.scrub_rate),
         }
 
 
@@ -145,6 +151,8 @@ def load(
         "admin": parse_address(DEFAULT_ADMIN),
         "log_level": "info",
         "upload_expiry": UPLOAD_EXPIRY_S,
+        "scrub_interval": SCRUB_INTERVAL_S,
+        "scrub_rate": SCRUB_RATE_BYTES_PER_S,
     }
     if (values.get("s3_tls_cert") is None) != (values.get("s3_tls_key") is None):
         raise ConfigError("TLS needs both: s3_tls_cert and s3_tls_key", subject="s3_tls_cert")
@@ -406,6 +414,8 @@ _SETTINGS: Final[Mapping[str, Callable[[str], object]]] = {
     "admin": _address_or_off,
     "log_level": _log_level,
     "upload_expiry": parse_duration,
+    "scrub_interval": parse_duration,
+    "scrub_rate": parse_size,
 }
 SETTING_NAMES: Final = tuple(_SETTINGS)
 """Keys of the file; flags of the same name with `-`, variables `LAKE_` and upper case."""

@@ -67,6 +67,7 @@ from lakefs.wire.messages import (
     ReportReply,
     RunFsck,
     RunGc,
+    RunScrub,
     StatNames,
     Status,
     StatusReply,
@@ -376,6 +377,20 @@ class LakeSteps(UploadSteps):
     def fsck(self, *, full: bool = False) -> Steps[str]:
         """Check the store, with `full` every byte of it; the report, JSON text."""
         reply = yield from send(RunFsck(full))
+        assert isinstance(reply.message, ReportReply)
+        return reply.message.report_json
+
+    def scrub(
+        self,
+        *,
+        for_s: float = 0.0,
+        rate_bytes_per_s: int | None = None,
+        restart: bool = False,
+        damaged: bool = False,
+    ) -> Steps[str]:
+        """Go on with the scrub for a while, at most a minute, and tell of it: JSON text.  See `RunScrub`."""
+        rate = -1 if rate_bytes_per_s is None else rate_bytes_per_s
+        reply = yield from send(RunScrub(for_s, rate, restart, damaged))
         assert isinstance(reply.message, ReportReply)
         return reply.message.report_json
 

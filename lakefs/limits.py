@@ -105,6 +105,12 @@ LEASES_MAX: Final = 1 << 20
 """The same of all connections: 200 MiB."""
 GC_GRACE_S: Final = 10.0
 """No frees this long after a start that found a store: clients of the last boot re-offer first."""
+SCRUB_RATE_BYTES_PER_S: Final = 64 * MIB
+"""Of a scrub that runs by itself: 5.3 TiB a day; a hundredth of what a core hashes."""
+SCRUB_INTERVAL_S: Final = 14 * 24 * 3600.0
+"""From the end of one full pass to the beginning of the next."""
+SCRUB_STEP_S_MAX: Final = 60.0
+"""How long one request may go on with a pass before it is answered."""
 GC_BATCH: Final = 2048
 """Records walked between two checkpoints of the loop: about 5 ms."""
 

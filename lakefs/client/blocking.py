@@ -343,6 +343,23 @@ class Lake:
         """Check the store; the report."""
         return cast(dict[str, Any], json.loads(self.run(self.steps.fsck(full=full))))
 
+    def scrub(
+        self,
+        *,
+        for_s: float = 0.0,
+        rate_bytes_per_s: int | None = None,
+        restart: bool = False,
+        damaged: bool = False,
+    ) -> dict[str, Any]:
+        """Go on with the scrub for a while, at most a minute; its report, with `done` when a pass has ended.
+
+        `rate_bytes_per_s`: 0 is unbounded.  With `damaged` the report has the quarantine and its objects.
+        """
+        steps = self.steps.scrub(
+            for_s=for_s, rate_bytes_per_s=rate_bytes_per_s, restart=restart, damaged=damaged
+        )
+        return cast(dict[str, Any], json.loads(self.run(steps)))
+
 
 def _unwind(steps: Steps[T], error: BaseException) -> None:
     """Let an operation clean up that an interrupt left between two steps; what it asks for then is refused.

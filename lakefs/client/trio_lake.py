@@ -360,6 +360,23 @@ class TrioLake:
         """Check the store; the report."""
         return cast(dict[str, Any], json.loads(await self.run(self.steps.fsck(full=full))))
 
+    async def scrub(
+        self,
+        *,
+        for_s: float = 0.0,
+        rate_bytes_per_s: int | None = None,
+        restart: bool = False,
+        damaged: bool = False,
+    ) -> dict[str, Any]:
+        """Go on with the scrub for a while, at most a minute; its report, with `done` when a pass has ended.
+
+        `rate_bytes_per_s`: 0 is unbounded.  With `damaged` the report has the quarantine and its objects.
+        """
+        steps = self.steps.scrub(
+            for_s=for_s, rate_bytes_per_s=rate_bytes_per_s, restart=restart, damaged=damaged
+        )
+        return cast(dict[str, Any], json.loads(await self.run(steps)))
+
 
 class OpenedObject:
     """An object opened for reading, at any offset."""

@@ -545,6 +545,21 @@ class Sync(Request, frozen=True):
     REPLY = Done
 
 
+class RunScrub(Request, frozen=True):
+    """Go on with the scrub's pass, or begin one, for `for_s` seconds (at most 60; 0: not at all), and tell of it.
+
+    The report has `done`: whether a pass ended meanwhile.  `rate_bytes_per_s`: 0 is unbounded, -1 the engine's own.
+    `restart` begins a new pass.  With `damaged` the report has the quarantine: chunks, and the objects they are in.
+    """
+
+    OP = 63
+    REPLY = ReportReply
+    for_s: float = 0.0
+    rate_bytes_per_s: int = -1
+    restart: bool = False
+    damaged: bool = False
+
+
 def _requests(base: type[Request]) -> list[type[Request]]:
     found: list[type[Request]] = []
     for child in base.__subclasses__():

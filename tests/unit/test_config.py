@@ -46,6 +46,8 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "admin": "127.0.0.1:9001",
         "log_level": "info",
         "upload_expiry": "7d",
+        "scrub_interval": "14d",
+        "scrub_rate": "67108864",
     }
 
 
