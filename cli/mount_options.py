@@ -60,7 +60,7 @@ def parse_mount_options(texts: Sequence[str]) -> dict[str, Any]:
 
 def parse_read_ahead(name: str, text: str) -> int:
     """KiB of read-ahead."""
-    if not (text.isascii() and text.isdigit() and int(text[:9]) <= READ_AHEAD_KIB_MAX):
+    if not (text.isascii() and text.isdigit() and len(text) <= 9) or int(text) > READ_AHEAD_KIB_MAX:
         raise InvalidArgument(f"{name}={text}: give KiB, a number up to {READ_AHEAD_KIB_MAX}")
     return int(text)
 

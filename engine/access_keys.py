@@ -15,7 +15,7 @@ import msgspec
 
 from engine.format import Table
 from engine.name_keys import behind, check_bucket_name, lookup_path, shown
-from engine.records import AccessKeyRecord
+from engine.records import AccessKeyRecord, decode_record
 from engine.views import Transaction, View
 from lakefs.errors import AccessKeyNotFound, InvalidArgument, StoreUnusable
 from lakefs.limits import ACCESS_KEY_BUCKETS_MAX, ACCESS_KEYS_MAX, LIST_PAGE_MAX
@@ -97,7 +97,7 @@ def remove_access_key(txn: Transaction, access_key: str) -> None:
 
 def unpack_access_key(value: bytes) -> AccessKeyRecord:
     """An access key's record.  StoreUnusable for a version of the future."""
-    record = _decoder.decode(value)
+    record = decode_record(_decoder, value, "an access key's record")
     if record.version != _RECORD_VERSION:
         raise StoreUnusable(f"access key record version {record.version} is not known")
     return record

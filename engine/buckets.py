@@ -12,7 +12,7 @@ import msgspec
 
 from engine.format import Node, NodeKind, Table, node_key, pack_name, unpack_name
 from engine.name_keys import check_bucket_name, name_key, range_end, shown
-from engine.records import BucketRecord
+from engine.records import BucketRecord, decode_record
 from engine.tree import NameEvent, child, has_children, new_folder
 from engine.version_keys import end_of, first_key
 from engine.views import Transaction, View
@@ -216,7 +216,7 @@ def _value(view: View, name: str, node: NodeId) -> bytes:
 
 
 def _to_record(name: str, value: bytes) -> BucketRecord:
-    record = _decoder.decode(value)
+    record = decode_record(_decoder, value, f"the record of bucket {shown(name)}")
     if record.version != 1 or not 0 <= record.versioning < len(_VERSIONING):
         raise StoreUnusable(
             f"bucket record version {record.version}, versioning {record.versioning} of {shown(name)} is not known",

@@ -444,9 +444,10 @@ def unpack_node(value: bytes) -> Node:
     version, kind, etag_kind, _, mode, uid, gid, size, mtime, ctime, blob = NODE_HEAD.unpack_from(value)
     if version != 1:
         raise StoreUnusable(f"node record version {version} is not known")
-    tail = value[NODE_HEAD.size :]
+    if kind not in _NODE_KINDS or etag_kind >= len(_ETAG_KINDS):
+        raise StoreUnusable(f"node record of kind {kind}, with an ETag of kind {etag_kind}, is not known")
     return Node(
-        kind=_NODE_KINDS.get(kind) or NodeKind(kind),
+        kind=_NODE_KINDS[kind],
         blob=None if blob == NO_BLOB else BlobId(blob),
         size_bytes=size,
         mode=mode,
@@ -454,9 +455,20 @@ def unpack_node(value: bytes) -> Node:
         gid=gid,
         mtime_ns=mtime,
         ctime_ns=ctime,
-        etag_kind=_ETAG_KINDS[etag_kind] if etag_kind < len(_ETAG_KINDS) else EtagKind(etag_kind),
-        attributes=_attributes_decoder.decode(tail) if tail else NO_ATTRIBUTES,
+        etag_kind=_ETAG_KINDS[etag_kind],
+        attributes=_unpack_attributes(value[NODE_HEAD.size :])
+        if len(value) > NODE_HEAD.size
+        else NO_ATTRIBUTES,
     )
+
+
+def _unpack_attributes(tail: bytes) -> Attributes:
+    try:
+        return _attributes_decoder.decode(tail)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise StoreUnusable(
+            f"a node's attributes cannot be read ({error}): they are of another release"
+        ) from error
 
 
 _CHANGE_TIMES: Final = struct.Struct("<qq")
@@ -488,10 +500,12 @@ def pack_name(kind: NodeKind, node: NodeId) -> bytes:
 
 def unpack_name(value: bytes) -> tuple[NodeKind, NodeId]:
     """Kind and node id from the (already verified) value of a name."""
+    if len(value) != NAME_RECORD.size:
+        raise StoreUnusable(f"name record of {len(value)} bytes, {NAME_RECORD.size} expected")
     version, kind, node = NAME_RECORD.unpack(value)
-    if version != 1:
-        raise StoreUnusable(f"name record version {version} is not known")
-    return _NODE_KINDS.get(kind) or NodeKind(kind), NodeId(node)
+    if version != 1 or kind not in _NODE_KINDS:
+        raise StoreUnusable(f"name record version {version}, kind {kind}, is not known")
+    return _NODE_KINDS[kind], NodeId(node)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from engine.format import Table, node_key, unpack_node
-from engine.records import ObjectPartsHeader, ObjectPartsPage, PartRecord
+from engine.records import ObjectPartsHeader, ObjectPartsPage, PartRecord, decode_record
 from engine.upload_keys import UPLOAD_ID_BYTES, object_parts_key
 from engine.views import Transaction, View
 from lakefs.errors import StoreUnusable
@@ -65,7 +65,7 @@ def find_parts(view: View, upload: bytes, after: int, limit: int) -> ObjectParts
 
 def unpack_header(value: bytes) -> ObjectPartsHeader:
     """The header's record.  StoreUnusable for a version of the future."""
-    header = _headers.decode(value)
+    header = decode_record(_headers, value, "the header of an object's parts")
     if header.version != _VERSION:
         raise StoreUnusable(f"header of an object's parts, version {header.version}, is not known")
     return header
@@ -121,7 +121,7 @@ def _parts_behind(view: View, upload: bytes, part_count: int, after: int) -> Ite
 
 def _page(view: View, upload: bytes, number: int) -> ObjectPartsPage:
     value = view.get(Table.UPLOADS, object_parts_key(upload, number))
-    page = None if value is None else _pages.decode(value)
+    page = None if value is None else decode_record(_pages, value, "a page of parts")
     if page is None or page.version != _VERSION or not page.parts:
         raise StoreUnusable(f"page {number} of the parts of upload {upload.hex()} is not there or not known")
     return page

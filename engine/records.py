@@ -5,7 +5,23 @@ The first field is the version; fields are appended to, never moved.  An unknown
 
 from __future__ import annotations
 
+from typing import Final, TypeVar
+
 import msgspec
+
+from lakefs.errors import StoreUnusable
+
+R = TypeVar("R")
+UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoding raises: for other shapes, for text that is not UTF-8, for nesting without end."""
+
+
+def decode_record(decoder: msgspec.msgpack.Decoder[R], value: bytes, what: str) -> R:
+    """The record in an (already verified) value.  StoreUnusable, naming `what`, for a shape that is not known."""
+    try:
+        return decoder.decode(value)
+    except UNREADABLE as error:
+        raise StoreUnusable(f"{what} cannot be read ({error}): it is of another release") from error
 
 
 class BucketRecord(msgspec.Struct, frozen=True, array_like=True):

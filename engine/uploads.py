@@ -27,7 +27,7 @@ from engine.name_refusals import shown_name, subject
 from engine.names import bind, resolve
 from engine.object_parts import keep_parts
 from engine.object_stat import check_record_size, new_object
-from engine.records import PartRecord, UploadRecord
+from engine.records import PartRecord, UploadRecord, decode_record
 from engine.tree import Resolved
 from engine.upload_keys import UPLOAD_ID_BYTES, bucket_of, part_key, part_of, parts_range, upload_key
 from engine.views import Transaction, View
@@ -75,7 +75,7 @@ class UploadRef:
 
 def unpack_upload(value: bytes) -> UploadRecord:
     """An upload's record.  StoreUnusable for a version of the future."""
-    record = _uploads.decode(value)
+    record = decode_record(_uploads, value, "an upload's record")
     if record.version != _VERSION:
         raise StoreUnusable(f"upload record version {record.version} is not known")
     return record
@@ -83,7 +83,7 @@ def unpack_upload(value: bytes) -> UploadRecord:
 
 def unpack_part(value: bytes) -> PartRecord:
     """A part's record.  StoreUnusable for a version of the future."""
-    record = _parts.decode(value)
+    record = decode_record(_parts, value, "a part's record")
     if record.version != _VERSION:
         raise StoreUnusable(f"part record version {record.version} is not known")
     return record

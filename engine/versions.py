@@ -24,7 +24,7 @@ from engine.buckets import BucketRef
 from engine.format import Node, NodeKind, Table, node_key
 from engine.name_keys import lookup_path
 from engine.name_refusals import shown_name, subject
-from engine.records import VersionRecord
+from engine.records import VersionRecord, decode_record
 from engine.tree import Resolved, load_node
 from engine.version_keys import KEY_BYTES_KEPT, behind, group_of, null_key, order_key
 from engine.views import Transaction, View
@@ -88,7 +88,7 @@ def version_not_found(bucket: BucketRef, key: str, version: str) -> VersionNotFo
 
 def unpack_version(value: bytes) -> VersionRecord:
     """A version's record.  StoreUnusable for a version of the format that is not known."""
-    record = _decoder.decode(value)
+    record = decode_record(_decoder, value, "a version's record")
     if record.version != _VERSION:
         raise StoreUnusable(f"version record version {record.version} is not known")
     return record

@@ -57,7 +57,8 @@ def parse_host_port(text: str, subject: str = "") -> TcpAddress:
         raise InvalidArgument(
             f"{text!r}: write an IPv6 address in brackets, as in [::1]:9100", subject=subject or text
         )
-    if not colon or not host or not (port_text.isascii() and port_text.isdigit()) or int(port_text) > 65535:
+    is_number = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
+    if not colon or not host or not is_number or int(port_text) > 65535:
         raise InvalidArgument(f"{text!r} is not HOST:PORT", subject=subject or text)
     return TcpAddress(host, int(port_text))
 

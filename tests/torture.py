@@ -1,4 +1,4 @@
-"""A million odd inputs for each reader of the gateway, then seeds of the simulator for as long as you let it.
+"""A million odd inputs for each reader, then seeds of the simulator for as long as you let it.
 
 `make torture`, or `python -m tests.torture --minutes 5 --inputs 0`.
 
@@ -76,9 +76,7 @@ def main() -> int:
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS + 2, help="lives of a store before the quiet ones"
     )
-    parser.add_argument(
-        "--inputs", type=int, default=1_000_000, help="for each reader of the gateway; 0: none"
-    )
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="for each reader; 0: none")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     last = arguments.first + arguments.seeds if arguments.seeds else 1 << 62

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz`: a number of inputs for each reader of the gateway, or for one of them.
+"""`python -m tests.fuzz`: a number of inputs for each reader of bytes, or for one of them.
 
 Prints for each how many were read and refused, the slowest, and the memory that all took; ends with 1 when one was read
 wrong, and says which seed has it.
@@ -12,7 +12,8 @@ import time
 from dataclasses import dataclass
 
 from tests.fuzz.inputs import Inputs
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.target import Target
+from tests.fuzz.targets import TARGETS
 from tests.sim.__main__ import say
 
 SLOW_S = 1.0

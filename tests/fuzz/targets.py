@@ -1,12 +1,11 @@
-"""Everything in the gateway that reads bytes of strangers, each with what must hold whatever the bytes are.
+"""Everything that reads bytes of strangers, each with what must hold whatever the bytes are; here the gateway's.
 
-A target takes an input and returns, or raises HttpRefusal or S3Error; anything else that it raises is a bug.
+A reader of the gateway takes an input and returns, or raises HttpRefusal or S3Error; anything else is a bug.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -23,43 +22,14 @@ from gateway.s3.sigv4 import authenticate
 from gateway.s3.tags import tags_of_header
 from gateway.s3.targets import parse_copy_source, parse_target
 from lakefs.limits import KEY_BYTES_MAX
-from tests.fuzz.inputs import kept_inputs
+from tests.fuzz.setting_targets import SETTING_TARGETS
 from tests.fuzz.signed import CHUNKED, HEADS, NOW_S, PAYLOAD, PAYLOADS, SEEDS
+from tests.fuzz.store_targets import STORE_TARGETS
+from tests.fuzz.target import REFUSALS, Target
+from tests.fuzz.wire_targets import WIRE_TARGETS
 from tests.unit.signed_heads import KEY, REGION
 
-REFUSALS: Final[tuple[type[HttpRefusal], type[S3Error]]] = (HttpRefusal, S3Error)
 _OBJECT_BYTES: Final = 1000
-
-
-@dataclass(frozen=True)
-class Target:
-    """One reader: what it is given, good inputs, and what it looks for."""
-
-    name: str
-    read: Callable[[bytes], None]
-    good: Sequence[bytes]
-    tokens: Sequence[bytes]
-
-    @property
-    def bases(self) -> list[bytes]:
-        """Good inputs, and those that were kept."""
-        return [*self.good, *kept_inputs(self.name)]
-
-    def survives(self, data: bytes) -> None:
-        """Read an input; whatever is raised here is a bug."""
-        refusal = self.refusal(data)
-        if refusal is not None:
-            assert 400 <= refusal.status <= 599, refusal
-            assert refusal.code.isalnum(), refusal
-            assert refusal.message.encode(), refusal
-
-    def refusal(self, data: bytes) -> HttpRefusal | S3Error | None:
-        """What an input is refused with; None when it is read."""
-        try:
-            self.read(data)
-        except REFUSALS as refusal:
-            return refusal
-        return None
 
 
 # --- HTTP ----------------------------------------------------------------------------------------------
@@ -305,7 +275,7 @@ _RANGES: Final = (
     b'W/"etag", "a"',
     b'"etag"',
 )
-TARGETS: Final = (
+GATEWAY_TARGETS: Final = (
     Target("head", read_head, HEADS, _HEAD_TOKENS),
     Target(
         "chunked",
@@ -335,4 +305,5 @@ TARGETS: Final = (
         (b"=", b"&", b"%", b"%ff", b"+", b"aws:", b"k" * 129),
     ),
 )
+TARGETS: Final = (*GATEWAY_TARGETS, *WIRE_TARGETS, *STORE_TARGETS, *SETTING_TARGETS)
 _MEANINGS: Final = [_meaning(head) for head in map(_head, HEADS) if head is not None]

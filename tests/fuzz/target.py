@@ -1,0 +1,55 @@
+"""One reader of bytes, what it is given, and what its refusals have to be.
+
+A target takes an input and returns, or raises what its face refuses with; anything else that it raises is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.http.refusal import HttpRefusal
+from gateway.s3.errors import S3Error
+from lakefs.errors import InternalError, LakeError
+from tests.fuzz.inputs import kept_inputs
+
+REFUSALS: Final[tuple[type[HttpRefusal], type[S3Error]]] = (HttpRefusal, S3Error)
+Refusal = HttpRefusal | S3Error | LakeError
+
+
+@dataclass(frozen=True)
+class Target:
+    """One reader: what it is given, good inputs, and what it looks for."""
+
+    name: str
+    read: Callable[[bytes], None]
+    good: Sequence[bytes]
+    tokens: Sequence[bytes]
+    refusals: tuple[type[Refusal], ...] = REFUSALS
+
+    @property
+    def bases(self) -> list[bytes]:
+        """Good inputs, and those that were kept."""
+        return [*self.good, *kept_inputs(self.name)]
+
+    def survives(self, data: bytes) -> None:
+        """Read an input; whatever is raised here is a bug."""
+        refusal = self.refusal(data)
+        if refusal is None:
+            return
+        assert refusal.message.encode(), refusal
+        if isinstance(refusal, LakeError):
+            assert not isinstance(refusal, InternalError), refusal
+            assert refusal.wire_code, f"{type(refusal).__name__} has no place in the table of errors"
+            return
+        assert 400 <= refusal.status <= 599, refusal
+        assert refusal.code.isalnum(), refusal
+
+    def refusal(self, data: bytes) -> Refusal | None:
+        """What an input is refused with; None when it is read."""
+        try:
+            self.read(data)
+        except self.refusals as refusal:
+            return refusal
+        return None

@@ -1,0 +1,85 @@
+"""Any bytes at all are read, or refused with an error of the tree, by all that reads bytes beside the gateway:
+
+the native protocol from either end, the store's files, manifests, heads of safetensors files, settings and arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from engine import records
+from lakefs import manifest
+from lakefs.crc import crc32c
+from lakefs.wire import connection, frames
+from tests.fuzz.inputs import Inputs
+from tests.fuzz.setting_targets import SETTING_TARGETS
+from tests.fuzz.store_targets import STORE_TARGETS
+from tests.fuzz.target import Target
+from tests.fuzz.wire_targets import WIRE_TARGETS
+
+INPUTS = 20_000
+"""For each reader; `make torture` takes a million."""
+NATIVE_TARGETS = (*WIRE_TARGETS, *STORE_TARGETS, *SETTING_TARGETS)
+
+
+@pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda target: target.name)
+def test_good_inputs_are_read(target: Target) -> None:
+    for data in target.good:
+        target.read(data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda target: target.name)
+def test_changed_inputs_are_read_or_refused(target: Target) -> None:
+    for data in target.bases:
+        target.survives(data)
+    inputs = Inputs(target.bases, target.tokens, seed=1)
+    for _ in range(INPUTS):
+        target.survives(inputs.next())
+
+
+class _Agreeable(int):
+    """A checksum that is never found to differ."""
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
+def _forget_the_checksum(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(frames, "crc32c", lambda *given: _Agreeable(crc32c(*given)))
+
+
+def _let_everybody_in(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(connection, "_same_token", lambda given, expected: True)
+
+
+def _trust_the_lengths(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(manifest, "_check_sizes", lambda level, size, sizes: None)
+
+
+def _expect_good_records(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(records, "UNREADABLE", ())
+
+
+@pytest.mark.parametrize(
+    ("name", "plant"),
+    [
+        ("frames", _forget_the_checksum),
+        ("server", _let_everybody_in),
+        ("manifest", _trust_the_lengths),
+        ("records", _expect_good_records),
+    ],
+)
+def test_a_planted_bug_is_found(
+    name: str, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [target] = [target for target in NATIVE_TARGETS if target.name == name]
+    plant(monkeypatch)
+    inputs = Inputs(target.bases, target.tokens, seed=1)
+    with pytest.raises(Exception, match=r"not packed|without the token|not add up|truncated|malformed"):
+        for _ in range(INPUTS):
+            target.survives(inputs.next())
