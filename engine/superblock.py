@@ -5,8 +5,8 @@ Rules kept here:
   lock creates the store and the other sees StoreLocked.
 - The superblock is replaced whole: temporary name, sync, rename, sync of the folder.  So a reader sees the old
   one or the new one.
-- Unknown is refused by name: a format version, an incompatible feature.  An unknown read-only feature opens the
-  store without writing to it.
+- Unknown is refused by name: a format version, an incompatible feature.  An unknown read-only feature
+  is for the caller to judge: it may read the store and not write to it (`engine.store`, which writes, refuses it).
 - A store whose lock has another inode than the superblock says was copied: it gets a new engine id, or is
   refused when it belongs to a cluster, where two engines of one id would do harm.
 - A superblock is never created beside a journal, checkpoints or segments: those belong to a store whose
@@ -227,7 +227,10 @@ def _admit(disk: Disk, superblock: Superblock, lock: DiskFile) -> OpenedStore:
     unknown = superblock.read_only_features & ~KNOWN_READ_ONLY
     if unknown:
         bits = ", ".join(f"bit {bit}" for bit in _bits(unknown))
-        read_only = f"the store uses features that this release may only read with: {bits}"
+        read_only = (
+            f"the store uses features that this release may not write with: {bits}; "
+            "open it with a newer release"
+        )
     warnings: list[str] = []
     inode = disk.inode(LOCK_PATH)
     engine_id = superblock.engine_id
