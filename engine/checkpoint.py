@@ -21,6 +21,7 @@ from typing import Final, Protocol, cast
 from crc32c import crc32c
 from isal import isal_zlib
 
+from engine.failpoints import reached
 from engine.format import (
     CHECKPOINT_HEADER,
     CHECKPOINT_MAGIC,
@@ -100,14 +101,18 @@ def write_checkpoint(disk: Disk, identity: StoreIdentity, source: RecordSource) 
     file = disk.open(temporary, create=True)
     try:
         size = _write(file, identity, source)
+        reached("checkpoint.written")
         file.sync_data()
+        reached("checkpoint.synced")
     except BaseException:
         file.close()
         disk.unlink(temporary)
         raise
     file.close()
     disk.rename(temporary, path)
+    reached("checkpoint.renamed")
     disk.sync_folder(CHECKPOINT_FOLDER)
+    reached("checkpoint.durable")
     return Checkpoint(path, source.applied, size)
 
 
@@ -137,6 +142,7 @@ def remove_superseded(disk: Disk, store_id: bytes, newest: Checkpoint) -> int:
         if following.first_sequence <= newest.sequence + 1:
             disk.unlink(file.path)
             removed += 1
+            reached("checkpoint.one-removed")
     if removed:
         disk.sync_folder(CHECKPOINT_FOLDER)
         disk.sync_folder(JOURNAL_FOLDER)

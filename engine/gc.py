@@ -30,6 +30,7 @@ from itertools import islice
 import trio
 
 from engine.chunks import find_chunk
+from engine.failpoints import reached
 from engine.format import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.holds import Holds
 from engine.manifests import Manifests
@@ -131,7 +132,9 @@ class Collector:
             self._holds.barrier = cycle.marked
             try:
                 await self._mark(cycle)
+                reached("gc.marked")
                 await self._sweep(cycle)
+                reached("gc.swept")
             finally:
                 self._holds.barrier = None
                 self._passed = NodeId(0)
@@ -250,7 +253,9 @@ class Collector:
         await self._metadata.wait_durable(sequence)
         cycle.report.freed_chunks += len(freed)
         cycle.report.freed_bytes += sum(record.extent_bytes for record in freed)
+        reached("gc.freed")
         await self._segments.punch([(r.segment, r.offset, r.extent_bytes) for r in freed])
+        reached("gc.punched")
 
     # --- reclaim -----------------------------------------------------------------------------------
 

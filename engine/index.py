@@ -27,6 +27,7 @@ from typing import Final
 
 import lmdb
 
+from engine.failpoints import reached
 from engine.format import Table, node_key, open_value, seal_value
 from engine.overlay import Entry, Layer
 from lakefs.errors import DiskFailed, IndexDamaged, LakeError, StoreFull
@@ -200,7 +201,9 @@ class Index:
             except BaseException:
                 txn.abort()
                 raise
+            reached("index.before-commit")
             txn.commit()
+            reached("index.committed")
         if self.committed is not None:
             self.committed()
 

@@ -22,6 +22,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from engine.failpoints import reached
 from engine.format import (
     FORMAT_VERSION,
     GROUP_HEADER,
@@ -124,8 +125,11 @@ class Journal:
         filled = self._filled
         if end > filled:
             filled = self._extend(file, end)
+            reached("journal.extended")
         file.pwritev(parts, self._end)
+        reached("journal.written")
         file.sync_data()
+        reached("journal.synced")
         self._end, self._filled = end, filled
         self.bytes_written += group_bytes
 
@@ -155,9 +159,13 @@ class Journal:
         file = self._disk.open(temporary, create=True)
         try:
             self._write_new(file, parts)
+            reached("journal-file.written")
             file.sync_data()
+            reached("journal-file.synced")
             self._disk.rename(temporary, path)
+            reached("journal-file.renamed")
             self._disk.sync_folder(JOURNAL_FOLDER)
+            reached("journal-file.durable")
         except BaseException:
             file.close()
             raise

@@ -13,6 +13,7 @@ from __future__ import annotations
 import trio
 
 from engine.extents import Place, large_extent_bytes
+from engine.failpoints import reached
 from engine.format import SEGMENT_DATA_OFFSET, SegmentKind
 from engine.segment_files import grow
 from engine.segment_maker import OpenSegment, SegmentMaker
@@ -66,6 +67,7 @@ class LargeWriter:
             self._maker.gate.note(error)
             raise
         segment.writes_ended += 1
+        reached("large.written")
         return place
 
     async def sync(self, segment_id: SegmentId) -> None:
@@ -111,6 +113,7 @@ class LargeWriter:
         try:
             await self._maker.offload.run(segment.room.file.sync_data)
             segment.writes_synced = sync.covers
+            reached("large.synced")
         except LakeError as error:
             sync.error = error
             self._maker.gate.shut(error)
@@ -147,6 +150,7 @@ class LargeWriter:
             room.extended += await self._maker.offload.run(
                 grow, self._maker.disk, room.file.allocate, room.extended, need, want, sizes.headroom
             )
+            reached("segment.extended")
         except LakeError as error:
             self._maker.gate.note(error)
             raise

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from engine import crash_note
 from engine.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
+from engine.failpoints import reached
 from engine.format import StoreIdentity, Table
 from engine.index import Index, remove_index, replace_index
 from engine.journal import Journal, no_reserve, start_journal
@@ -137,6 +138,7 @@ def recover(
             sizes=sizes,
         )
         opened.callback(journal.close)
+        reached("recovery.journal-begun")
         files = list_journal(disk, identity.store_id)
         if index is None:
             index = _rebuild(disk, identity, files, end.sequence, path)
@@ -294,6 +296,7 @@ def _find_end(
     checkpoint: Checkpoint | None,
     index: Index | None,
 ) -> JournalEnd:
+    reached("recovery.index-opened")
     files = list_journal(disk, identity.store_id)
     durable = clean_sequence or 0
     if checkpoint is not None:
@@ -312,7 +315,9 @@ def _rebuild(
     """Build the index anew and put it in its place."""
     index = build_index(disk, identity, _new_path(path), upto, files)
     try:
+        reached("recovery.rebuilt")
         remove_index(replace_index(_new_path(path), path))
+        reached("recovery.index-replaced")
         if crash_note.died_in_index(disk):
             crash_note.set_aside(disk)
     except BaseException:
@@ -357,6 +362,7 @@ def _replay(index: Index, overlay: Overlay, groups: Iterable[Group]) -> int:
             index.apply(frozen, frozen.last_sequence)
             index.refresh()
             overlay.drop_applied()
+    reached("recovery.replayed")
     return count
 
 

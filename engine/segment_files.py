@@ -22,6 +22,7 @@ from typing import Final
 from crc32c import crc32c
 
 from engine.extents import page_down
+from engine.failpoints import reached
 from engine.format import (
     FORMAT_VERSION,
     PAGE,
@@ -111,7 +112,9 @@ def create_segment_file(
     try:
         file.pwrite(pack_segment_header(identity, segment, kind), 0)
         file.sync_data()
+        reached("segment.header-synced")
         disk.sync_folder(SEGMENTS_FOLDER)
+        reached("segment.durable")
     except LakeError:
         file.close()
         # Nothing refers to the file; where it cannot be removed either, it is an empty segment for gc.

@@ -21,6 +21,7 @@ import trio
 
 from engine.checksums import check_payload, seal_payload
 from engine.extents import Extent, Place, Span, coalesced, gaps, owned_spans, whole_pages
+from engine.failpoints import reached
 from engine.format import ChunkRecord, SegmentKind, StoreIdentity
 from engine.large_segments import LargeWriter
 from engine.medium_check import MediumCheck, Mismatch, Stored
@@ -317,8 +318,11 @@ def _remove_file(disk: Disk, path: str) -> None:
         file.punch(0, -(-file.size() // PAGE_BYTES) * PAGE_BYTES)
     finally:
         file.close()
+    reached("gc.segment-punched")
     disk.unlink(path)
+    reached("gc.segment-unlinked")
     disk.sync_folder(SEGMENTS_FOLDER)
+    reached("gc.segment-removed")
 
 
 def _size_of(disk: Disk, path: str) -> int:

@@ -22,6 +22,7 @@ from typing import Final
 import trio
 
 from engine.extents import Place, page_up
+from engine.failpoints import reached
 from engine.format import SEGMENT_DATA_OFFSET, SegmentKind
 from engine.segment_files import grow
 from engine.segment_maker import OpenSegment, SegmentMaker, WriteGate, close_segment_file
@@ -65,11 +66,14 @@ class SmallBatch:
         try:
             for run in self.runs:
                 run.segment.file.pwritev(run.payloads, run.start)
+            reached("small.written")
             for run in self.runs:
                 run.segment.file.sync_data()
             self.is_written = True
+            reached("small.synced")
             for segment in self.full:
                 segment.is_closed = True
+                reached("segment.full")
                 close_segment_file(segment.file, page_up(segment.cursor))
         except LakeError as error:
             self.gate.shut(error)  # whatever the reason, the pages may be gone
@@ -255,3 +259,4 @@ def _fill(file: DiskFile, offset: int, length: int) -> None:
     assert offset % PAGE_BYTES == 0
     for at in range(offset, offset + length, len(_ZEROS)):
         file.pwrite(memoryview(_ZEROS)[: min(len(_ZEROS), offset + length - at)], at)
+    reached("small.zeroed")

@@ -23,6 +23,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from engine.failpoints import reached
 from engine.format import (
     FORMAT_VERSION,
     GRANULE,
@@ -188,7 +189,9 @@ def write_superblock(disk: Disk, superblock: Superblock) -> None:
         file.sync_data()
     finally:
         file.close()
+    reached("superblock.synced")
     disk.rename(_TEMPORARY_PATH, SUPERBLOCK_PATH)
+    reached("superblock.renamed")
     disk.sync_folder(ROOT_FOLDER)
 
 

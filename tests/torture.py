@@ -11,6 +11,8 @@ import argparse
 import logging
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 
@@ -78,6 +80,7 @@ def main() -> int:
     )
     parser.add_argument("--inputs", type=int, default=1_000_000, help="for each reader; 0: none")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--cycles", type=int, default=1000, help="of SIGKILL of a real engine; 0: none")
     arguments = parser.parse_args()
     last = arguments.first + arguments.seeds if arguments.seeds else 1 << 62
     tally = Tally()
@@ -96,6 +99,8 @@ def main() -> int:
                 first = batch.stop
         except KeyboardInterrupt:
             pool.terminate()
+    if arguments.cycles:
+        tally.add_inputs(_try_cycles(arguments.cycles, arguments.first))
     say(str(tally))
     return 1 if tally.failures else 0
 
@@ -108,6 +113,13 @@ def _try_inputs(task: tuple[str, int, int]) -> str:
     name, count, seed = task
     [target] = [target for target in TARGETS if target.name == name]
     return str(run_inputs(target, count, seed)) if count else f"{name}: no inputs"
+
+
+def _try_cycles(count: int, seed: int) -> str:
+    command = [sys.executable, "-m", "tests.crash.cycles", "--cycles", str(count), "--seed", str(seed)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    last = done.stdout.splitlines()[-1:]
+    return f"FAILED {' '.join(command)}: {last}" if done.returncode else "".join(last)
 
 
 def _try_seed(task: tuple[int, int]) -> Result | str:

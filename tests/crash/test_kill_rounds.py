@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from lakefs.client.connect import connect
 from tests.crash.quiet_store import inspect
-from tests.crash.writer import State, content_of, names_of, read_journal, resolve, write
+from tests.crash.store_check import check_store, check_writer
+from tests.crash.writer import write
 from tests.e2e.served import Served
 
 TORTURE = bool(os.environ.get("LAKE_TORTURE"))
@@ -40,8 +40,8 @@ def test_no_acknowledged_change_is_lost_whoever_is_killed() -> None:
                 kill_in_the_middle(engine, folder, generator, f"{SEED} {number}")
                 engine.start()
                 for writer in WRITERS:
-                    check_writer(engine, folder, writer, where)
-                check_store(engine, where)
+                    check_writer(engine.server, folder / f"{writer}.journal", writer, where)
+                check_store(engine.server, WRITERS, where)
         finally:
             if engine.process is not None and engine.process.poll() is None:
                 engine.kill()
@@ -75,37 +75,3 @@ def kill_in_the_middle(engine: Served, folder: Path, generator: random.Random, s
         process.join()
         assert process.exitcode in (0, -signal.SIGKILL), f"a writer failed: {process.exitcode}"
     os.close(reading)
-
-
-def check_writer(engine: Served, folder: Path, writer: str, where: str) -> None:
-    journal = folder / f"{writer}.journal"
-    if not journal.exists():
-        return
-    known = read_journal(journal)
-    labels = set(known.state.values()) | set((known.doubt.after if known.doubt else {}).values())
-    by_content = {content_of(label): label for label in labels if label}
-    found: State = {}
-    with connect(engine.server) as client:
-        for name in names_of(writer):
-            if not client.exists(name):
-                found[name] = None
-                continue
-            content = bytes(client.get(name))
-            assert content in by_content, f"{where}: {name} has {len(content)} bytes that nobody wrote there"
-            found[name] = by_content[content]
-    # Empty contents are alike: whichever was meant.
-    for name, label in found.items():
-        meant = known.state.get(name)
-        if label and meant and content_of(label) == content_of(meant):
-            found[name] = meant
-    wrong = known.allows(found)
-    assert not wrong, f"{where}: {wrong}"
-    resolve(journal, found)
-
-
-def check_store(engine: Served, where: str) -> None:
-    with connect(engine.server) as client:
-        listed = {f"crash/{entry.key}" for entry in client.ls("crash/")} if client.exists("crash/") else set()
-        assert listed <= {name for writer in WRITERS for name in names_of(writer)}, where
-        report = client.fsck()
-    assert report["damage"] == 0, f"{where}: {report['findings']}"

@@ -11,6 +11,7 @@ import os
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from lakefs.client.blocking import Lake
 from lakefs.client.connect import connect
@@ -33,6 +34,11 @@ def content_of(label: str) -> bytes:
     return generator.randbytes(size)
 
 
+def _alike(one: str | None, other: str | None) -> bool:
+    """Whether two labels stand for the same bytes: those without any do."""
+    return one == other or (bool(one and other) and content_of(one or "") == content_of(other or ""))
+
+
 @dataclass
 class Change:
     """What one operation makes of some names, and how much of it may be there when it was not acknowledged.
@@ -50,7 +56,8 @@ class Known:
 
     state: State = field(default_factory=dict)
     doubt: Change | None = None
-    acknowledged: int = 0
+    acknowledged_since: int = 0
+    """Changes acknowledged since the last check resolved what was in doubt."""
 
     def allows(self, found: State) -> list[str]:
         """Complaints about what was found for all of the writer's names."""
@@ -58,10 +65,10 @@ class Known:
         wrong = [
             f"{name}: {found[name]} instead of {self.state.get(name)}"
             for name in found
-            if name not in doubt and found[name] != self.state.get(name)
+            if name not in doubt and not _alike(found[name], self.state.get(name))
         ]
-        came = {name: found[name] == label for name, label in doubt.items()}
-        stayed = {name: found[name] == self.state.get(name) for name in doubt}
+        came = {name: _alike(found[name], label) for name, label in doubt.items()}
+        stayed = {name: _alike(found[name], self.state.get(name)) for name in doubt}
         wrong += [
             f"{name}: {found[name]}, neither old nor new" for name in doubt if not came[name] | stayed[name]
         ]
@@ -82,7 +89,7 @@ def read_journal(path: Path) -> Known:
         elif known.doubt is not None:
             known.state.update(known.doubt.after)
             known.doubt = None
-            known.acknowledged += 1
+            known.acknowledged_since = 0 if "resolved" in entry else known.acknowledged_since + 1
     return known
 
 
@@ -91,7 +98,7 @@ def resolve(path: Path, found: State) -> None:
     with path.open("a") as journal:
         journal.write("\n" if path.stat().st_size and not path.read_bytes().endswith(b"\n") else "")
         journal.write(
-            json.dumps({"after": found, "together": True}) + "\n" + json.dumps({"done": True}) + "\n"
+            json.dumps({"after": found, "together": True}) + "\n" + json.dumps({"resolved": True}) + "\n"
         )
 
 
@@ -102,58 +109,94 @@ def names_of(writer: str) -> list[str]:
     ]
 
 
+class Hand(Protocol):
+    """How a writer changes names: one connection, one thing at a time.  OperationalError: not known what happened."""
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """What it can do; what is there twice is done twice as often."""
+        ...
+
+    def do(self, action: str, source: str, target: str, contents: dict[str, bytes]) -> None:
+        """Do it; `contents` are the bytes of the names that it makes."""
+        ...
+
+
+class NativeHand:
+    """Through the native protocol."""
+
+    actions = ("put", "put", "put", "stream", "batch", "remove", "move", "copy")
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+
+    def do(self, action: str, source: str, target: str, contents: dict[str, bytes]) -> None:
+        """See `Hand`."""
+        if action == "batch":
+            self._lake.put_many(list(contents.items()))
+        elif action == "remove":
+            assert self._lake.remove(source)
+        elif action == "move":
+            self._lake.move(source, target)
+        elif action == "copy":
+            self._lake.copy(source, target)
+        elif action == "put":
+            self._lake.put(target, contents[target])
+        else:
+            _put_file(self._lake, target, contents[target])
+
+
 def write(address: str, writer: str, seed: str, journal_path: Path, told: int) -> None:
     """Change names until the engine is gone; a byte goes to the pipe `told` for each acknowledgement."""
-    generator = random.Random(f"{writer} {seed}")
-    state = dict(read_journal(journal_path).state) if journal_path.exists() else {}
     try:
         lake = connect(address)
     except EngineUnreachable:
         return  # the engine was killed while this writer said hello
-    with journal_path.open("ab", buffering=0) as journal, lake:
+    with lake:
+        write_with(NativeHand(lake), writer, seed, journal_path, told)
+
+
+def write_with(hand: Hand, writer: str, seed: str, journal_path: Path, told: int) -> None:
+    """As `write`, with any hand."""
+    generator = random.Random(f"{writer} {seed}")
+    state = dict(read_journal(journal_path).state) if journal_path.exists() else {}
+    with journal_path.open("ab", buffering=0) as journal:
         for number in range(1 << 30):
             try:
-                _change(lake, generator, writer, f"{writer} {seed} {number}", state, journal.fileno())
+                _change(hand, generator, writer, f"{writer} {seed} {number}", state, journal.fileno())
             except OperationalError:
                 return
             os.write(told, b".")
 
 
 def _change(
-    lake: Lake, generator: random.Random, writer: str, label: str, state: State, journal: int
+    hand: Hand, generator: random.Random, writer: str, label: str, state: State, journal: int
 ) -> None:
     """One operation, between its two lines of the journal."""
     names = names_of(writer)[:KEYS]
     present = [name for name in names if state.get(name)]
-    action = generator.choice(("put", "put", "put", "stream", "batch", "remove", "move", "copy"))
+    action = generator.choice(hand.actions)
     source, target = generator.choice(present or names), generator.choice(names)
     if action in ("remove", "move", "copy") and (not present or source == target):
         action = "put"
+    made: dict[str, str] = {}
+    change: State = {}
     if action == "batch":
-        change = Change({name: f"{SMALL} {label} {name}" for name in names_of(writer)[KEYS:]}, together=False)
+        made = {name: f"{SMALL} {label} {name}" for name in names_of(writer)[KEYS:]}
     elif action == "remove":
-        change = Change({source: None})
+        change = {source: None}
     elif action == "move":
-        change = Change({source: None, target: state[source]})
+        change = {source: None, target: state[source]}
     elif action == "copy":
-        change = Change({target: state[source]})
+        change = {target: state[source]}
     else:
-        change = Change({target: label})
-    os.write(journal, json.dumps({"after": change.after, "together": change.together}).encode() + b"\n")
-    if action == "batch":
-        lake.put_many([(name, content_of(content or "")) for name, content in change.after.items()])
-    elif action == "remove":
-        assert lake.remove(source)
-    elif action == "move":
-        lake.move(source, target)
-    elif action == "copy":
-        lake.copy(source, target)
-    elif action == "put":
-        lake.put(target, content_of(label))
-    else:
-        _put_file(lake, target, content_of(label))
+        made = {target: label}
+    change = change or dict(made)
+    contents = {name: content_of(content) for name, content in made.items()}
+    os.write(journal, json.dumps({"after": change, "together": action != "batch"}).encode() + b"\n")
+    hand.do(action, source, target, contents)
     os.write(journal, b'{"done": true}\n')
-    state.update(change.after)
+    state.update(change)
 
 
 def _put_file(lake: Lake, name: str, content: bytes) -> None:

@@ -1,0 +1,84 @@
+"""Who else is there while writers write: a reader who knows what may be read, and one who collects garbage.
+
+Every content that a writer ever gives a name stands in its journal before the request is sent.  So whoever reads a
+name and then looks into the journal finds what was read there, or the bytes are wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+
+from lakefs.client.blocking import Lake
+from lakefs.client.connect import connect
+from lakefs.errors import BucketNotFound, KeyNotFound, OperationalError
+from tests.crash.s3_hand import S3Hand
+from tests.crash.writer import content_of, names_of
+from tests.e2e.s3_raw import Signer
+
+
+class Known:
+    """The digests of all contents that a writer's journal names, read on from where the last look ended."""
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+        self._read_bytes = 0
+        self._labels: set[str] = set()
+        self._digests: set[bytes] = set()
+
+    def allows(self, content: bytes) -> bool:
+        """Whether somebody ever meant these bytes for a name of this writer."""
+        with self._journal.open("rb") as journal:
+            journal.seek(self._read_bytes)
+            new = journal.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        for line in whole.splitlines():
+            after = json.loads(line).get("after", {}) if line else {}
+            self._labels.update(label for label in after.values() if label)
+        digest = _digest(content)
+        while digest not in self._digests and self._labels:
+            self._digests.add(_digest(content_of(self._labels.pop())))
+        return digest in self._digests
+
+
+def read_all_the_time(
+    address: str, signer: Signer | None, folder: Path, writers: tuple[str, ...], seed: str
+) -> None:
+    """Read names of all writers, through either face, until the engine is gone; wrong bytes are an error."""
+    generator = random.Random(f"reader {seed}")
+    known = {writer: Known(folder / f"{writer}.journal") for writer in writers}
+    try:
+        with connect(address) as lake:
+            s3 = None if signer is None else S3Hand(signer)
+            while True:
+                writer = generator.choice(writers)
+                name = generator.choice(names_of(writer))
+                content = _read(lake, name) if s3 is None or generator.random() < 0.5 else s3.get(name)
+                if content is not None:
+                    assert known[writer].allows(bytes(content)), f"{name}: {len(content)} bytes of nobody"
+    except OperationalError:
+        return
+
+
+def collect_all_the_time(address: str) -> None:
+    """One cycle of gc after the other until the engine is gone."""
+    try:
+        with connect(address) as lake:
+            while True:
+                lake.gc()
+    except OperationalError:
+        return
+
+
+def _read(lake: Lake, name: str) -> bytes | None:
+    try:
+        return bytes(lake.get(name))
+    except (BucketNotFound, KeyNotFound):
+        return None
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()

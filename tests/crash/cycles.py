@@ -1,0 +1,245 @@
+"""Cycles of load, SIGKILL and check on one store: what `test_kill_cycles` runs a few of and `make torture` a thousand.
+
+One cycle: the engine is started, half of the time with a step armed at which it dies (`engine.failpoints`); writers
+write through the native protocol and through S3, a reader reads through both, somebody collects garbage; the engine
+is killed, at its step or after a number of acknowledgements; it is started again and all is held against the writers'
+journals.  After some cycles the store is looked at without an engine: what gc leaves and fsck finds, twice.
+
+    python -m tests.crash.cycles --cycles 1000 --seed 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+from lakefs.client.connect import connect
+from lakefs.errors import EngineUnreachable
+from tests.crash.bystanders import collect_all_the_time, read_all_the_time
+from tests.crash.quiet_store import inspect
+from tests.crash.s3_hand import S3Hand
+from tests.crash.small_engine import REBUILDS, SmallEngine, some_failpoint
+from tests.crash.store_check import check_store, check_writer
+from tests.crash.writer import write, write_with
+from tests.e2e.s3_client import KEYS_ARE_FRESH_S, url_of
+from tests.e2e.s3_raw import Signer
+
+NATIVE: Final = ("ann", "bob")
+S3: Final = ("sue", "tom")
+WRITERS: Final = NATIVE + S3
+_FORK: Final = multiprocessing.get_context("fork")
+_Process = Any  # multiprocessing's class of the chosen context
+
+
+@dataclass
+class Tally:
+    """What the cycles came to."""
+
+    began: float = field(default_factory=time.monotonic)
+    cycles: int = 0
+    acknowledged: int = 0
+    at_steps: Counter[str] = field(default_factory=Counter)
+    steps_missed: int = 0
+    looks: int = 0
+
+    def __str__(self) -> str:
+        seconds = time.monotonic() - self.began
+        return (
+            f"{self.cycles} cycles of SIGKILL in {seconds:.0f} s, {sum(self.at_steps.values())} of them at "
+            f"{len(self.at_steps)} named steps ({self.steps_missed} armed steps were not reached), "
+            f"{self.acknowledged} acknowledged changes held, {self.looks} looks without an engine"
+        )
+
+
+class Cycles:
+    """One store under cycles.  `close` ends what runs."""
+
+    def __init__(self, folder: Path, seed: str) -> None:
+        self._folder = folder
+        self._seed = seed
+        self._generator = random.Random(seed)
+        self.tally = Tally()
+        self.engine = SmallEngine(folder)
+        self._key = json.loads(self.engine.good("key", "create", "--json").text)
+        with connect(self.engine.server) as client:
+            client.create_bucket("crash")
+        time.sleep(KEYS_ARE_FRESH_S)
+        self.engine.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process = self.engine.process
+        if process is not None and process.poll() is None:
+            self.engine.kill()
+
+    def run(self, count: int, *, look_every: int, said: Callable[[str], None] = lambda _: None) -> None:
+        """So many cycles; an AssertionError says how to repeat the one that failed."""
+        for number in range(count):
+            try:
+                self._cycle(number)
+                if (number + 1) % look_every == 0:
+                    self._look()
+            except AssertionError as error:
+                again = f"python -m tests.crash.cycles --seed {self._seed} --cycles {number + 1}"
+                raise AssertionError(
+                    f"cycle {number}: {error}\nagain, as far as the clock allows: {again}"
+                ) from error
+            self.tally.cycles += 1
+            if (number + 1) % look_every == 0:
+                said(str(self.tally))
+        self.engine.start()
+        self._check()
+        self.engine.kill()
+        self._look()
+
+    def _cycle(self, number: int) -> None:
+        """Start, check what the last cycle left, load, kill."""
+        failpoint = some_failpoint(self._generator) if self._generator.random() < 0.6 else ""
+        if failpoint.startswith(REBUILDS):
+            shutil.rmtree(self.engine.data / "index")
+        died = not self._start_and_check(failpoint)
+        if not died:
+            died = self._load(f"{self._seed} {number}", failpoint)
+        if died:
+            self.tally.at_steps[failpoint.partition(":")[0]] += 1
+        self.tally.steps_missed += bool(failpoint) and not died
+        if self.engine.process is not None and self.engine.process.poll() is None:
+            self.engine.kill()  # it died at a start, and the next one has served the check
+
+    def _start_and_check(self, failpoint: str) -> bool:
+        """Whether the engine lives still; where it died at its step on the way, one without has served the check."""
+        try:
+            if self.engine.try_start(failpoint):
+                self._check()
+                return True
+        except EngineUnreachable:
+            assert failpoint, "the engine is gone"
+            assert self.engine.wait() == -signal.SIGKILL, failpoint
+        self.engine.start()
+        self._check()
+        return False
+
+    def _check(self) -> None:
+        for writer in WRITERS:
+            journal = self._folder / f"{writer}.journal"
+            self.tally.acknowledged += check_writer(
+                self.engine.server, journal, writer, self.engine.failpoint
+            )
+        check_store(self.engine.server, WRITERS, self.engine.failpoint)
+
+    def _load(self, seed: str, failpoint: str) -> bool:
+        """Clients work until the engine has died at its step, true, or is killed after some acknowledgements."""
+        reading, writing = os.pipe()
+        writers, others = self._clients(seed, writing)
+        os.close(writing)
+        wanted = self._generator.randrange(3, 60) if not failpoint else 150
+        while wanted > 0 and (told := os.read(reading, wanted)):
+            wanted -= len(told)
+        died = wanted > 0
+        process = self.engine.process
+        assert process is not None
+        if died:
+            try:
+                code = process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"all writers gave up while the engine lives ({failpoint})") from None
+            assert code == -signal.SIGKILL, f"{failpoint}: the engine ended with {code}"
+            self.engine.wait()
+        else:
+            self.engine.kill()
+        for client in (*writers, *others):
+            client.join(0.05)  # one that found something wrong says so before it is ended
+            client.kill()
+            client.join()
+            assert client.exitcode in (0, -signal.SIGKILL), f"{client.name} failed: see its traceback"
+        os.close(reading)
+        return died
+
+    def _clients(self, seed: str, told: int) -> tuple[list[_Process], list[_Process]]:
+        server, folder, signer = self.engine.server, self._folder, self._signer()
+        writers = [
+            _FORK.Process(
+                target=write, args=(server, name, seed, folder / f"{name}.journal", told), name=name
+            )
+            for name in NATIVE
+        ]
+        writers += [
+            _FORK.Process(
+                target=_write_s3, args=(signer, name, seed, folder / f"{name}.journal", told), name=name
+            )
+            for name in S3
+        ]
+        for writer in WRITERS:
+            (folder / f"{writer}.journal").touch()
+        others = [
+            _FORK.Process(
+                target=_without, args=(told, read_all_the_time, server, signer, folder, WRITERS, seed)
+            ),
+            _FORK.Process(target=_without, args=(told, collect_all_the_time, server)),
+        ]
+        for client in (*writers, *others):
+            client.start()
+        return writers, others
+
+    def _signer(self) -> Signer:
+        parts = urlsplit(url_of(self.engine))
+        assert parts.hostname is not None
+        assert parts.port is not None
+        return Signer(self._key["access_key"], self._key["secret_key"], (parts.hostname, parts.port))
+
+    def _look(self) -> None:
+        """The store without an engine: nothing is damaged or leaked, and a second look finds what the first left."""
+        first, second = inspect(self.engine.data), inspect(self.engine.data)
+        for found in (first, second):
+            assert found.fsck["damage"] == 0, found.fsck
+            assert found.leaked_bytes <= 0, found
+        assert second.gc.freed_chunks == 0, second
+        assert second.fsck["findings"] == [], second.fsck
+        self.tally.looks += 2
+
+
+def _write_s3(signer: Signer, writer: str, seed: str, journal: Path, told: int) -> None:
+    write_with(S3Hand(signer), writer, seed, journal, told)
+
+
+def _without(told: int, target: Callable[..., None], *arguments: object) -> None:
+    """Run it without the writers' pipe, whose end says that no writer is left."""
+    os.close(told)
+    target(*arguments)
+
+
+def main() -> int:
+    """Run cycles and print what they came to."""
+    parser = argparse.ArgumentParser(prog="python -m tests.crash.cycles")
+    parser.add_argument("--cycles", type=int, default=1000)
+    parser.add_argument("--seed", default=str(int(time.time())))
+    parser.add_argument("--look-every", type=int, default=25)
+    arguments = parser.parse_args()
+    with TemporaryDirectory(prefix="lake-") as name, Cycles(Path(name), arguments.seed) as cycles:
+        cycles.run(arguments.cycles, look_every=arguments.look_every, said=_say)
+    _say(str(cycles.tally))
+    return 0
+
+
+def _say(line: str) -> None:
+    os.write(1, f"{line}\n".encode())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

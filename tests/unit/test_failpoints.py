@@ -1,0 +1,51 @@
+"""The named steps: each is in the code once, none costs anything when off, and an armed one ends the process."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import engine.failpoints as failpoints
+from engine.failpoints import POINTS, VARIABLE, armed
+from lakefs.errors import ConfigError
+
+ROOT = Path(failpoints.__file__).parents[1]
+
+
+def test_every_step_is_named_once_and_reached_at_one_place() -> None:
+    sources = [path.read_text() for path in sorted((ROOT / "engine").glob("*.py"))]
+    called = re.findall(r'reached\("([^"]+)"\)', "".join(sources))
+    assert sorted(called) == sorted(POINTS)
+    assert len(set(POINTS)) == len(POINTS)
+
+
+def test_without_the_variable_a_step_does_nothing() -> None:
+    assert failpoints._chosen({}) is failpoints._nothing
+
+
+@pytest.mark.parametrize(
+    "setting", ["", "nowhere:1", "large.written", "large.written:x", "large.written:1:OFF"]
+)
+def test_a_setting_that_names_no_step_is_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match=VARIABLE):
+        armed(setting)
+
+
+def test_the_process_ends_the_third_time_it_comes_to_its_step() -> None:
+    script = (
+        "from engine.failpoints import reached\n"
+        "for turn in range(5):\n"
+        "    reached('journal.synced'); reached('journal.written'); print(turn, flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={VARIABLE: "journal.written:3"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (-9, b"0\n1\n")
