@@ -224,11 +224,11 @@ class LocalDisk:
                 return []
 
     def make_folder(self, path: str) -> None:
-        """Create a folder; the root with all the folders above it."""
+        """Create a folder; the root with all the folders above it, their names durable on return."""
         with _Translating("create folder", path):
             try:
                 if path in _ROOT_NAMES:
-                    os.makedirs(self._root, mode=0o700)
+                    make_folders(Path(self._root))
                 else:
                     os.mkdir(self._inside(path), mode=0o700)
             except FileExistsError:
@@ -257,11 +257,7 @@ class LocalDisk:
     def sync_folder(self, path: str) -> None:
         """fsync of the folder."""
         with _Translating("sync folder", path):
-            descriptor = os.open(self._inside(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            _sync_folder(self._inside(path))
 
     def inode(self, path: str) -> int:
         """Inode number of a file."""
@@ -311,6 +307,22 @@ class LocalDisk:
         if "\0" in path or any(part in ("", ".", "..") for part in parts):
             raise DiskFailed(f"{path!r} is not a path inside the store", subject=path)
         return f"{self._root}/{path}"
+
+
+def make_folders(path: Path) -> None:
+    """Create a folder, mode 0700, and those above it; the name of each new one is durable on return.  OSError."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        _sync_folder(str(folder.parent))
+
+
+def _sync_folder(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _make_direct(descriptor: int) -> bool:

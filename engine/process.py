@@ -21,6 +21,7 @@ from typing import Any, Final
 import structlog
 import trio
 
+from engine.disk import make_folders
 from engine.local import open_local_store
 from engine.server import Server
 from engine.service import Service
@@ -158,7 +159,7 @@ async def _scrub_now_and_then(store: Store, interval_s: float) -> None:
 
 def _make_data_folder(data: Path) -> None:
     try:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(data)
     except OSError as error:
         raise LocalFileError(f"data folder {data}: {error.strerror}", subject=str(data)) from error
 

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,9 @@ class SmallEngine(Served):
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.failpoint = ""
+        self.program = SMALL_LAKE
+        self.wrapped: Callable[[list[str]], list[str]] = list
+        """What the command becomes: under another program."""
         super().__init__(folder, *options)
 
     def start(self) -> None:
@@ -33,9 +37,9 @@ class SmallEngine(Served):
     def try_start(self, failpoint: str = "") -> bool:
         """Start with that step armed, "" for none; whether the engine serves, or has died there."""
         self.failpoint = failpoint
-        command = [*SMALL_LAKE, "serve", "--data", str(self.data), "--socket", str(self.socket)]
+        command = [*self.program, "serve", "--data", str(self.data), "--socket", str(self.socket)]
         self.process = subprocess.Popen(
-            [*command, "--admin", "off", "--s3", "127.0.0.1:0", *self._options],
+            self.wrapped([*command, "--admin", "off", "--s3", "127.0.0.1:0", *self._options]),
             stdout=subprocess.PIPE,
             text=True,
             env=environment("unix:/nowhere/lake.sock") | ({VARIABLE: failpoint} if failpoint else {}),

@@ -26,18 +26,23 @@ SMALL: Final = {
 }
 
 
-def main() -> None:
-    """Make the bounds small before anything has read them, and be `lake`."""
+def make_small() -> None:
+    """Change the bounds before anything has read them."""
     assert not any(name.startswith("engine") for name in sys.modules), (
         "the engine has the large bounds already"
     )
     for name, value in SMALL.items():
         assert hasattr(limits, name), f"there is no bound {name} any more"
         setattr(limits, name, value)
+
+
+def be_lake() -> None:
+    """The command line, from the process's arguments."""
     from cli.main import main as lake
 
     lake()
 
 
 if __name__ == "__main__":
-    main()
+    make_small()
+    be_lake()
