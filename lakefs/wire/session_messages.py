@@ -34,6 +34,10 @@ class Hello(Request, frozen=True):
     features: int = 0
     token: str = ""
 
+    def __repr__(self) -> str:
+        """Without the token: messages end up in logs."""
+        return f"Hello(protocol={self.protocol}, client={self.client!r}, features={self.features})"
+
 
 class Ping(Request, frozen=True):
     """Answered at once."""

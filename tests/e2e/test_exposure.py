@@ -1,0 +1,102 @@
+"""What each face shows to whom: the sentences of docs/security.md that no other test holds."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+
+from engine.embedded import EmbeddedEngine, open_lake
+from engine.local import open_local_store
+from engine.service import Service
+from lakefs import config
+from lakefs.errors import PermissionDenied
+from lakefs.ids import data_chunk_id
+from lakefs.wire import messages as m
+from tests.e2e.served import serving
+from tests.raw_client import Running, real
+from tests.store_rig import PLAIN, ask
+
+MINE = b"what I may read " * 100
+THEIRS = b"what is of somebody else " * 100
+
+
+async def _put(client: EmbeddedEngine, bucket: str, payload: bytes) -> None:
+    change = m.NameChange(bucket, "key", b"", PLAIN, create_bucket=True)
+    await ask(client, m.PutObjects([len(payload)], [change]), m.NameResults, payload)
+
+
+def test_a_segments_descriptor_shows_all_that_lies_in_the_segment(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with open_local_store(tmp_path / "store") as store:
+            client = EmbeddedEngine(Service(store))
+            await _put(client, "mine", MINE)
+            await _put(client, "theirs", THEIRS)
+            asked = m.Locate([bytes(data_chunk_id(MINE))])
+            [grant] = (await ask(client, asked, m.Located)).grants
+            reply = await client.call(m.OpenSegments([grant.segment]))
+            [descriptor] = reply.descriptors
+            try:
+                assert os.pread(descriptor, grant.stored_bytes, grant.offset) == MINE
+                assert THEIRS in os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+            finally:
+                os.close(descriptor)
+
+    trio.run(main)
+
+
+def test_contents_and_secret_keys_lie_in_the_store_as_they_are(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with open_lake(store) as lake:
+        lake.put("bucket/key", MINE)
+        secret = lake.create_access_key().secret_key.encode()
+    segments = b"".join(path.read_bytes() for path in (store / "segments").iterdir())
+    journal = b"".join(path.read_bytes() for path in (store / "journal").iterdir())
+    assert MINE in segments
+    assert secret in journal
+    assert all(path.stat().st_mode & 0o077 == 0 for path in [store, *store.rglob("*")])
+
+
+def test_every_address_is_a_loopback_one_or_off_until_told_otherwise() -> None:
+    found = config.load(file="/dev/null", environ={"HOME": "/home/a"})
+    assert found.native is None
+    for address in (found.s3, found.admin):
+        assert address is not None
+        assert address.host == "127.0.0.1"
+    assert found.socket_group == ""
+
+
+def test_the_admin_port_tells_no_names_and_no_secrets(tmp_path: Path) -> None:
+    with serving(tmp_path, "--admin", "127.0.0.1:0", "--native", "127.0.0.1:0") as served:
+        served.good("put", "-", "hidden-bucket/hidden-key", stdin=MINE)
+        secret = served.good("key", "create").text
+        token = (served.data / "native.token").read_text().strip()
+        printed = "\n".join(served.printed)
+        ports = re.findall(r"admin\S*\s+(?:http://)?(127\.0\.0\.1:\d+)", printed)
+        assert ports, printed
+        for path in ("health", "ready", "metrics"):
+            with urllib.request.urlopen(f"http://{ports[0]}/{path}", timeout=30) as answer:
+                told = answer.read().decode()
+            assert told
+            for hidden in ("hidden-bucket", "hidden-key", token, *re.findall(r"[A-Za-z0-9+/]{40}", secret)):
+                assert hidden not in told, path
+        assert token not in printed
+
+
+def test_a_token_that_was_presented_is_in_no_log_and_no_representation() -> None:
+    assert "presented" not in repr(m.Hello(1, "client", token="presented"))
+
+    async def test(served: Running) -> None:
+        with structlog.testing.capture_logs() as logged:
+            async with served.stranger() as client:
+                with pytest.raises(PermissionDenied):
+                    await client.hello(m.Hello(1, "client", token="presented"))
+        assert [event["event"] for event in logged] == ["hello_refused"]
+        assert "presented" not in repr(logged)
+
+    real("tcp://127.0.0.1:0", test, token="expected", trusted=False)
