@@ -38,13 +38,14 @@ class Target:
         refusal = self.refusal(data)
         if refusal is None:
             return
-        assert refusal.message.encode(), refusal
-        if isinstance(refusal, LakeError):
+        assert refusal.message, refusal
+        if isinstance(refusal, LakeError):  # its message may have names of files that are not UTF-8
             assert not isinstance(refusal, InternalError), refusal
             assert refusal.wire_code, f"{type(refusal).__name__} has no place in the table of errors"
             return
         assert 400 <= refusal.status <= 599, refusal
         assert refusal.code.isalnum(), refusal
+        assert refusal.message.encode(), refusal
 
     def refusal(self, data: bytes) -> Refusal | None:
         """What an input is refused with; None when it is read."""

@@ -158,7 +158,7 @@ def read_message(data: bytes) -> None:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return  # what lakefs.wire.connection takes for unreadable
     again = _encode(message)
-    assert msgspec.msgpack.decode(again, type=shape) == message
+    assert _encode(msgspec.msgpack.decode(again, type=shape)) == again  # not ==: a number may be NaN
     assert "secret" not in repr(message) or "secret_key=" not in repr(message)
     if isinstance(message, HelloReply):
         try:
