@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from engine import records
@@ -80,6 +81,6 @@ def test_a_planted_bug_is_found(
     [target] = [target for target in NATIVE_TARGETS if target.name == name]
     plant(monkeypatch)
     inputs = Inputs(target.bases, target.tokens, seed=1)
-    with pytest.raises(Exception, match=r"not packed|without the token|not add up|truncated|malformed"):
+    with pytest.raises((AssertionError, msgspec.MsgspecError)):
         for _ in range(INPUTS):
             target.survives(inputs.next())
