@@ -2,7 +2,8 @@
 
 Rules kept here:
 - A checked read answers with the bytes that were written, or with ChunkDamaged naming segment and offset; never
-  with other bytes.  On a mismatch the extent is read once more past the page cache: rot in memory heals so.
+  with other bytes.  On a mismatch, or when the disk fails the read, the extent is read once more past the page cache:
+  rot in memory heals so, and what the disk fails once.
 - The vector is checked by the record before a granule is checked by the vector.
 - What is removed is StaleGrant (the chunk may have moved); what is missing or short is damage.
 
@@ -19,7 +20,7 @@ from engine.checksums import check_payload, check_vector, vector_of
 from engine.extents import Place, page_down, page_up
 from engine.format import ChunkRecord
 from engine.segment_files import ReadFiles, SegmentRegister
-from lakefs.errors import ChunkDamaged, CorruptionError, LakeError, OperationalError, StoreDamaged
+from lakefs.errors import ChunkDamaged, CorruptionError, DiskFailed, LakeError, OperationalError, StoreDamaged
 from lakefs.ids import Buffer, SegmentId
 from lakefs.limits import GRANULE_BYTES
 from lakefs.ports import Disk, DiskFile, Offload
@@ -54,7 +55,7 @@ class SegmentReader:
         self._register = register
         self._files = files
         self.healed_reads = 0
-        """Reads that matched only past the page cache: bad memory, or a bad cable."""
+        """Reads that matched only past the page cache: bad memory, a bad cable, or a read that failed once."""
 
     # --- bytes as they lie there ---------------------------------------------------------------------
 
@@ -136,8 +137,11 @@ class SegmentReader:
             if found is None:
                 raise _damaged(record)
             return found
-        with self._files.using(record.segment) as file:
-            found = attempt(record, lambda offset, target: file.pread_into(target, offset), *args)
+        try:
+            with self._files.using(record.segment) as file:
+                found = attempt(record, lambda offset, target: file.pread_into(target, offset), *args)
+        except DiskFailed:  # the second attempt tells
+            found = None
         if found is not None:
             return found
         try:

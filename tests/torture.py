@@ -1,4 +1,4 @@
-"""A million odd inputs for each reader, then seeds of the simulator for as long as you let it.
+"""A million odd inputs for each reader, 100,000 simulated crashes, 1,000 cycles of SIGKILL: all with one command.
 
 `make torture`, or `python -m tests.torture --minutes 5 --inputs 0`.
 
@@ -15,14 +15,15 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from multiprocessing.pool import Pool
 
 import structlog
 
 from tests.fuzz.__main__ import run as run_inputs
 from tests.fuzz.targets import TARGETS
-from tests.sim.__main__ import say
+from tests.sim.__main__ import say, try_seed
 from tests.sim.lives import Result
-from tests.sim.world import ROUNDS, causes_of, run_seed
+from tests.sim.world import ROUNDS
 
 BATCH_PER_JOB = 50
 READERS = [target.name for target in TARGETS]
@@ -36,9 +37,13 @@ class Tally:
     seeds: int = 0
     lives: int = 0
     crashes: int = 0
+    operations: int = 0
+    faults: int = 0
     disk_operations: int = 0
     decisions: int = 0
     failures: list[str] = field(default_factory=list)
+    figures: str = "no seeds"
+    """Of the seeds, as of the last batch."""
 
     def add(self, outcome: Result | str) -> None:
         """Count one seed."""
@@ -49,6 +54,8 @@ class Tally:
             return
         self.lives += outcome.lives
         self.crashes += outcome.crashes
+        self.operations += outcome.operations
+        self.faults += outcome.faults
         self.disk_operations += outcome.disk_operations
         self.decisions += outcome.decisions
 
@@ -59,50 +66,65 @@ class Tally:
             self.failures.append(outcome)
 
     def __str__(self) -> str:
-        seconds = time.monotonic() - self.began
+        minutes = (time.monotonic() - self.began) / 60
+        counted = {"operations": self.operations, "faults": self.faults, "crashes": self.crashes}
+        rates = ", ".join(
+            f"{count} {what} ({count / minutes:.0f} a minute)" for what, count in counted.items()
+        )
         return (
-            f"{self.seeds} seeds in {seconds:.0f} s ({self.seeds / seconds:.1f}/s), {self.lives} lives, "
-            f"{self.crashes} crashes, {self.disk_operations} operations of the disk, "
-            f"{self.decisions} changes of names, {len(self.failures)} failed"
+            f"{self.seeds} seeds in {minutes:.1f} min: {rates}; {self.lives} lives, {self.decisions} changes of "
+            f"names, {self.disk_operations} operations of the disk; {len(self.failures)} failed"
         )
 
 
 def main() -> int:
-    """Run seeds until the time is over, one is asked to stop, or the seeds are used up."""
+    """Run seeds until there were enough crashes and operations, the time is over, or one is asked to stop."""
     parser = argparse.ArgumentParser(prog="python -m tests.torture")
     parser.add_argument(
         "--first", type=int, default=int(time.time()) * 1000, help="first seed (default: the time)"
     )
-    parser.add_argument("--seeds", type=int, default=0, help="how many; 0: until the time is over")
-    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seeds", type=int, default=0, help="how many; 0: as many as it takes")
+    parser.add_argument("--crashes", type=int, default=100_000, help="at least so many, simulated")
+    parser.add_argument("--operations", type=int, default=1_000_000, help="at least so many, simulated")
+    parser.add_argument("--minutes", type=float, default=600.0, help="no seed is begun after that")
     parser.add_argument(
-        "--rounds", type=int, default=ROUNDS + 2, help="lives of a store before the quiet ones"
+        "--rounds", type=int, default=ROUNDS + 4, help="lives of a store before the quiet ones"
     )
     parser.add_argument("--inputs", type=int, default=1_000_000, help="for each reader; 0: none")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--cycles", type=int, default=1000, help="of SIGKILL of a real engine; 0: none")
     arguments = parser.parse_args()
-    last = arguments.first + arguments.seeds if arguments.seeds else 1 << 62
     tally = Tally()
     with multiprocessing.get_context("fork").Pool(arguments.jobs, _be_quiet) as pool:
         try:
             tasks = [(name, arguments.inputs, arguments.first) for name in READERS]
             for told in pool.imap_unordered(_try_inputs, tasks):
                 tally.add_inputs(told)
-            until = time.monotonic() + 60 * arguments.minutes
-            first = arguments.first
-            while first < last and time.monotonic() < until:
-                batch = range(first, min(last, first + BATCH_PER_JOB * arguments.jobs))
-                for outcome in pool.imap_unordered(_try_seed, [(seed, arguments.rounds) for seed in batch]):
-                    tally.add(outcome)
-                say(str(tally))
-                first = batch.stop
+            _run_seeds(pool, arguments, tally)
         except KeyboardInterrupt:
             pool.terminate()
     if arguments.cycles:
         tally.add_inputs(_try_cycles(arguments.cycles, arguments.first))
-    say(str(tally))
+    say(tally.figures)
     return 1 if tally.failures else 0
+
+
+def _run_seeds(pool: Pool, arguments: argparse.Namespace, tally: Tally) -> None:
+    """Batches of seeds, one after the other, with the rates so far after each."""
+    last = arguments.first + arguments.seeds if arguments.seeds else 1 << 62
+    first = arguments.first
+    tally.began = time.monotonic()
+    until = tally.began + 60 * arguments.minutes
+    while first < last and time.monotonic() < until:
+        batch = range(first, min(last, first + BATCH_PER_JOB * arguments.jobs))
+        for outcome in pool.imap_unordered(try_seed, [(seed, arguments.rounds) for seed in batch]):
+            tally.add(outcome)
+        tally.figures = str(tally)
+        say(tally.figures)
+        first = batch.stop
+        enough = tally.crashes >= arguments.crashes and tally.operations >= arguments.operations
+        if enough and not arguments.seeds:
+            return
 
 
 def _be_quiet() -> None:
@@ -120,15 +142,6 @@ def _try_cycles(count: int, seed: int) -> str:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     last = done.stdout.splitlines()[-1:]
     return f"FAILED {' '.join(command)}: {last}" if done.returncode else "".join(last)
-
-
-def _try_seed(task: tuple[int, int]) -> Result | str:
-    seed, rounds = task
-    try:
-        return run_seed(seed, rounds)
-    except Exception as error:  # noqa: BLE001 - whatever went wrong is the seed's finding
-        causes = "; ".join(f"{type(cause).__name__}: {cause}"[:400] for cause in causes_of(error))
-        return f"FAILED {causes}\n  again: python -m tests.sim --seed {seed} --rounds {rounds}"
 
 
 if __name__ == "__main__":

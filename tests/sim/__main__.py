@@ -1,4 +1,4 @@
-"""Run seeds of the simulator: `python -m tests.sim --seed 7`, or `--seeds 0 300`."""
+"""Run seeds of the simulator: `python -m tests.sim 7`, `--seeds 0 300`, or `7 --shrink` for one that fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import traceback
 
 import structlog
 
-from tests.sim.world import ROUNDS, causes_of, run_seed
+from tests.sim.lives import Result
+from tests.sim.shrink import shrink
+from tests.sim.world import ROUNDS, World, causes_of
 
 STUCK_S = 300
 """A seed takes a second; one that takes this long is shown where it hangs."""
@@ -20,32 +22,65 @@ STUCK_S = 300
 def main() -> int:
     """0 when every seed kept the promises, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim")
-    parser.add_argument("--seed", type=int, help="run this one, and show where it fails")
+    parser.add_argument("seed", type=int, nargs="?", help="run this one, and show where it fails")
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "END"), default=(0, 50))
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="lives before the quiet ones")
+    parser.add_argument("--shrink", action="store_true", help="look for the fewest operations that fail")
+    parser.add_argument(
+        "--only", help="operations of customers that are done, as --shrink names them; -: none"
+    )
     parser.add_argument("--log", action="store_true", help="show the engine's log")
     arguments = parser.parse_args()
     if not arguments.log:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    seeds = range(*arguments.seeds) if arguments.seed is None else [arguments.seed]
+    if arguments.seed is None:
+        return _run_many(range(*arguments.seeds), arguments.rounds)
+    if arguments.shrink:
+        return _shrink(arguments.seed, arguments.rounds)
+    only = None if arguments.only is None else frozenset(arguments.only.split(","))
+    try:
+        say(f"seed {arguments.seed} {World(arguments.seed, arguments.rounds, only).run()}")
+    except Exception as error:  # noqa: BLE001 - whatever went wrong is the seed's finding
+        for cause in causes_of(error):
+            say("".join(traceback.format_exception(cause)))
+        return 1
+    return 0
+
+
+def _run_many(seeds: range, rounds: int) -> int:
     failed = 0
     for seed in seeds:
         faulthandler.dump_traceback_later(STUCK_S, exit=True)
         began = time.monotonic()
-        try:
-            result = run_seed(seed, arguments.rounds)
-        except Exception as error:  # noqa: BLE001 - whatever went wrong is the seed's finding
+        outcome = try_seed((seed, rounds))
+        if isinstance(outcome, str):
             failed += 1
-            for cause in causes_of(error):
-                lines = traceback.format_exception(cause)
-                say(
-                    "".join(lines) if arguments.seed is not None else f"{type(cause).__name__}: {cause}"[:700]
-                )
-            say(f"seed {seed} FAILED; again: python -m tests.sim --seed {seed} --rounds {arguments.rounds}")
+            say(outcome)
         else:
-            say(f"seed {seed} {time.monotonic() - began:.2f} s {result}")
+            say(f"seed {seed} {time.monotonic() - began:.2f} s {outcome}")
     say(f"{len(seeds)} seeds, {failed} failed")
     return 1 if failed else 0
+
+
+def _shrink(seed: int, rounds: int) -> int:
+    found = shrink(seed, rounds, say)
+    if found is None:
+        say(f"seed {seed} keeps the promises: there is nothing to shrink")
+        return 0
+    say(found.failure)
+    say(f"{len(found.operations)} of {found.of} operations are left; again:")
+    say(f"python -m tests.sim {seed} --rounds {found.rounds} --only {','.join(found.operations) or '-'}")
+    return 1
+
+
+def try_seed(task: tuple[int, int]) -> Result | str:
+    """The run of a seed with so many rounds, or what went wrong, with the line that repeats it."""
+    seed, rounds = task
+    try:
+        return World(seed, rounds).run()
+    except Exception as error:  # noqa: BLE001 - whatever went wrong is the seed's finding
+        causes = "; ".join(f"{type(cause).__name__}: {cause}"[:400] for cause in causes_of(error))
+        return f"FAILED {causes}\n  again: python -m tests.sim {seed} --rounds {rounds}"
 
 
 def say(line: str) -> None:

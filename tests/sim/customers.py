@@ -19,6 +19,7 @@ from lakefs.client.trio_lake import OpenedObject, TrioLake
 from lakefs.errors import (
     BugError,
     ChunkNotFound,
+    CorruptionError,
     DiskFailed,
     EngineUnreachable,
     LakeError,
@@ -29,26 +30,18 @@ from lakefs.errors import (
 )
 from lakefs.ids import BlobId, ChunkKind, data_chunk_id
 from lakefs.names import parse_object_name
-from lakefs.steps import send
 from lakefs.wire.messages import (
-    Commit,
     NameChange,
-    NameResults,
     ObjectAttributes,
     ObjectStat,
-    Offer,
-    Offered,
     PutObjects,
-    SessionEnd,
-    SessionOpen,
-    SessionOpened,
-    StoreChunks,
 )
 from tests.sim.contents import Contents
 from tests.sim.disk import SimDisk
 from tests.sim.history import History, SimFailure
 from tests.sim.model import Bound
 from tests.sim.name_customers import NameCustomer
+from tests.sim.session_customers import SessionCustomer
 from tests.sim.upload_customers import UploadCustomer
 from tests.sim.version_customers import VersionCustomer
 
@@ -66,6 +59,8 @@ class Weather:
     """Nothing new may fit; removing, renaming and collecting must work."""
     disk_failing: bool = False
     cuts: bool = False
+    damaged: bool = False
+    """The disk has lied or rotted: errors that say so are right, wrong bytes are not."""
     leases_end: bool = False
     """A connection that is made again has lost its leases: what was open for reading may be gone."""
 
@@ -75,6 +70,10 @@ class Weather:
             return True
         if isinstance(error, UserError):
             return True  # the witness has seen to it
+        if self.damaged and isinstance(error, CorruptionError):
+            return True
+        if self.damaged and storing and isinstance(error, ChunkNotFound):
+            return True  # what is damaged counts as absent for who builds on it
         if self.disk_full and storing and isinstance(error, StoreFull):
             return True
         if self.disk_failing and isinstance(error, (DiskFailed, StoreReadOnly)):
@@ -84,7 +83,7 @@ class Weather:
         return self.cuts and isinstance(error, (EngineUnreachable, SessionLost))
 
 
-class Customer(NameCustomer, UploadCustomer, VersionCustomer):
+class Customer(NameCustomer, SessionCustomer, UploadCustomer, VersionCustomer):
     """One client, doing operations of random kinds over one connection after the other."""
 
     def __init__(
@@ -96,14 +95,23 @@ class Customer(NameCustomer, UploadCustomer, VersionCustomer):
         rng: random.Random,
         *,
         slowest_s: float,
+        is_wanted: Callable[[int], bool],
     ) -> None:
+        """`is_wanted` says of each operation, by its number, whether it is done: what a shrinker leaves of a run."""
         super().__init__(rng)
+        self._is_wanted = is_wanted
+        self._number = 0
         self._connect = connect
         self._history = history
         self._contents = contents
         self._weather = weather
         self._slowest_s = slowest_s
-        self._kinds: list[tuple[int, Callable[[], Awaitable[None]]]] = [
+        self._kinds = self._weighted()
+        self._storing = self._storing_kinds()
+
+    def _weighted(self) -> list[tuple[int, Callable[[], Awaitable[None]]]]:
+        """What it does, and how often."""
+        return [
             (24, self.put),
             (6, self.put_many),
             (12, self.get),
@@ -117,6 +125,7 @@ class Customer(NameCustomer, UploadCustomer, VersionCustomer):
             (6, self.compose),
             (6, self.adopt),
             (2, self.abandon),
+            (2, self.lie),
             (6, self.upload),
             (4, self.finish_upload),
             (3, self.make_folder),
@@ -138,7 +147,10 @@ class Customer(NameCustomer, UploadCustomer, VersionCustomer):
             (4, self.commit_beside_gc),
             (2, self.check),
         ]
-        self._storing = (
+
+    def _storing_kinds(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        """Of these, what needs room."""
+        return (
             self.put,
             self.put_many,
             self.conditional_put,
@@ -149,6 +161,7 @@ class Customer(NameCustomer, UploadCustomer, VersionCustomer):
             self.finish_upload,
             self.adopt,
             self.abandon,
+            self.lie,
             self.put_again_beside_gc,
             self.commit_beside_gc,
         )
@@ -157,13 +170,19 @@ class Customer(NameCustomer, UploadCustomer, VersionCustomer):
         """Do that many operations."""
         kinds = [kind for _, kind in self._kinds]
         weights = [weight for weight, _ in self._kinds]
+        plan = self._rng
         while count > 0:
-            on_this_connection = min(count, self._rng.randint(1, 30))
+            on_this_connection = min(count, plan.randint(1, 30))
             count -= on_this_connection
+            chosen = plan.choices(kinds, weights, k=on_this_connection)
             try:
                 async with self._connect() as self._lake:
-                    for kind in self._rng.choices(kinds, weights, k=on_this_connection):
-                        await self._do(kind)
+                    for kind in chosen:
+                        # A source of its own, so that one that is left out does not disturb the others.
+                        self._rng = random.Random(plan.getrandbits(64))
+                        self._number += 1
+                        if self._is_wanted(self._number - 1):
+                            await self._do(kind)
             except LakeError as error:
                 self._judge(error, "connect", storing=False)
 
@@ -177,6 +196,7 @@ class Customer(NameCustomer, UploadCustomer, VersionCustomer):
             except LakeError as error:
                 self._judge(error, kind.__name__, storing=kind in self._storing)
         self._weather.met["cancelled"] += scope.cancelled_caught
+        self._weather.met["operations"] += 1
         await self._pause()
 
     def _judge(self, error: LakeError, what: str, *, storing: bool) -> None:
@@ -243,72 +263,6 @@ class Customer(NameCustomer, UploadCustomer, VersionCustomer):
         (stat,) = await self._ask(request, content)
         self._expect(stat.blob == data_chunk_id(content), f"put of {name}, durable {durable}")
         return stat
-
-    async def compose(self) -> None:
-        """A blob of many small chunks, each offered first, some of them in use elsewhere."""
-        parts, tree = self._contents.compose()
-        session = await self._open_session()
-        try:
-            await self._bring(session, [(ChunkKind.DATA, part) for part in parts])
-            await self._bring(session, [(ChunkKind.MANIFEST, payload) for _, payload in tree.manifests])
-            await self._commit(session, tree.blob)
-        finally:
-            await self._end_session(session)
-
-    async def adopt(self) -> None:
-        """Bind a name to a content that the store may still have, by its id alone."""
-        content = self._contents.take()
-        self._contents.register_chunk(content)
-        if not content or len(content) > 200_000:
-            return
-        session = await self._open_session()
-        try:
-            await self._bring(session, [(ChunkKind.DATA, content)])
-            await self._commit(session, BlobId(data_chunk_id(content)))
-        finally:
-            await self._end_session(session)
-
-    async def abandon(self) -> None:
-        """A session that stores, and is left alone."""
-        session = await self._open_session()
-        await self._bring(session, [(ChunkKind.DATA, self._contents.take_small()) for _ in range(3)])
-
-    async def _bring(self, session: bytes, payloads: list[tuple[ChunkKind, bytes]]) -> None:
-        """Offer chunks (or not), and store those that are not there."""
-        kinds = [int(kind) for kind, _ in payloads]
-        missing = list(range(len(payloads)))
-        if self._rng.random() < 0.8 and kinds[0] == ChunkKind.DATA:
-            ids = [bytes(data_chunk_id(payload)) for _, payload in payloads]
-            reply = await self._lake.run(send(Offer(session, ids)))
-            assert isinstance(reply.message, Offered)
-            missing = [index for index in missing if not reply.message.present[index]]
-            await self._pause()
-        if missing:
-            bodies = [memoryview(payloads[index][1]) for index in missing]
-            request = StoreChunks(session, [kinds[i] for i in missing], [len(body) for body in bodies])
-            await self._lake.run(send(request, body=bodies))
-            await self._pause()
-
-    async def _commit(self, session: bytes, blob: BlobId) -> None:
-        name = parse_object_name(self._name())
-        change = NameChange(name.bucket, name.key, blob, ObjectAttributes(), create_bucket=True)
-        end = self._rng.random() < 0.7
-        reply = await self._lake.run(send(Commit(session, [change], end_session=end)))
-        assert isinstance(reply.message, NameResults)
-        (result,) = reply.message.results
-        what = result.failure.message if result.failure else ""
-        self._expect(result.stat is not None and result.stat.blob == blob, f"commit of {name}: {what}")
-
-    async def _open_session(self) -> bytes:
-        reply = await self._lake.run(send(SessionOpen()))
-        assert isinstance(reply.message, SessionOpened)
-        return reply.message.session
-
-    async def _end_session(self, session: bytes) -> None:
-        try:
-            await self._lake.run(send(SessionEnd(session)))
-        except LakeError as error:
-            self._judge(error, "end of a session", storing=False)
 
     # --- reading -----------------------------------------------------------------------------------
 
@@ -417,7 +371,8 @@ class Customer(NameCustomer, UploadCustomer, VersionCustomer):
 
     async def check(self) -> None:
         report = await self._lake.fsck(full=self._rng.random() < 0.5)
-        self._expect(report["damage"] == 0, f"fsck of the running store: {report['findings']}")
+        excused = self._weather.damaged or self._weather.disk_failing  # a read that failed is damage, too
+        self._expect(report["damage"] == 0 or excused, f"fsck of the running store: {report['findings']}")
 
     # --- below -------------------------------------------------------------------------------------
 

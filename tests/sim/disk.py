@@ -52,8 +52,9 @@ class SimDisk:
         self.supports_direct = supports_direct
         self.crash_at = crash_at
         """Number of the operation (from 1) that is cut short by the power loss."""
-        self.lying_sync = False
-        """Syncs report success and do nothing: what a drive without power-loss protection may do."""
+        self.lying_sync = 0.0
+        """Share of syncs that report success and do nothing: what a drive without power-loss protection may do."""
+        self.lies = 0
         self.operation_count = 0
         self.trace = hashlib.blake2b(digest_size=16)
         """Over every operation that changes something, from the first view of this disk on."""
@@ -97,6 +98,10 @@ class SimDisk:
         """Turn one bit of a file over, on the medium and for every reader."""
         self._names.seen[path].flip_bit(offset, bit)
 
+    def random_offset(self, path: str, rng: random.Random) -> int:
+        """The place of a byte of a file that was written."""
+        return self._names.seen[path].seen.written_offset(rng)
+
     def crash(self) -> SimDisk:
         """The power fails: this view is dead; the returned one has what the medium holds."""
         for inode in self._names.inodes():
@@ -110,10 +115,17 @@ class SimDisk:
             inode.process_lost()
         return self._successor(self._index.read())
 
+    def syncs(self) -> bool:
+        """Whether a sync that reports success has done anything."""
+        if self.rng.random() >= self.lying_sync:
+            return True
+        self.lies += 1
+        return False
+
     def note_index_sync(self) -> None:
         """The index has committed: its file is put aside as one of the states a power loss may leave."""
         with self.changing("note_index_sync", INDEX) as completes:
-            if not self.lying_sync and (completes or self.rng.randrange(2)):
+            if self.syncs() and (completes or self.rng.randrange(2)):
                 self._index.note_commit()
 
     def _successor(self, index: bytes | None) -> SimDisk:
@@ -235,7 +247,7 @@ class SimDisk:
         """Names of the folder are durable."""
         folder = "" if path == "." else path
         with self.changing("sync_folder", folder) as completes:
-            if completes and not self.lying_sync:
+            if completes and self.syncs():
                 self._names.sync(folder)
 
     def inode(self, path: str) -> int:
@@ -353,7 +365,7 @@ class SimFile:
         self._check_writable("sync_data")
         try:
             with self._disk.changing("sync_data", self._path) as completes:
-                if completes and not self._disk.lying_sync:
+                if completes and self._disk.syncs():
                     self._inode.sync()
         except DiskFailed:
             self._inode.sync_failed()

@@ -1,19 +1,32 @@
-"""The real folder that LMDB works in beside a simulated disk, and the states a power loss may leave it in."""
+"""The real folder that LMDB works in beside a simulated disk, and the states a power loss may leave it in.
+
+LMDB writes the pages of a commit, syncs them, writes the meta page (less than a sector) and syncs that.  So between
+two commits a power loss leaves the older meta page with any sectors of the newer one's pages, which nothing refers to,
+or all of them and the newer meta page.  The file is put aside at every commit; two of them, one commit apart, give
+every state between.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import shutil
+import struct
 import tempfile
 import weakref
 from collections import deque
 from pathlib import Path
 from typing import Final
 
+from tests.sim.medium import PAGE, SECTOR
+
 INDEX: Final = "index"
 _COPIES: Final = 3
 _MEMORY_FOLDER: Final = "/dev/shm"  # LMDB's syncs are free there
+_META_PAGES: Final = 2
+_TXNID: Final = struct.Struct("<Q")
+_TXNID_OFFSET: Final = 144
+"""In a meta page: its header of 16 bytes, 24 of magic, version, address and size, two trees of 48, the last page."""
 
 
 class RealIndex:
@@ -57,8 +70,38 @@ class RealIndex:
             self._copies.append(content)
 
     def after_power_loss(self, rng: random.Random) -> bytes | None:
-        """The last commit, the one before it (less often), or nothing."""
-        choice = rng.randrange(4)
-        if choice == 3 or not self._copies:
+        """The last commit, the one before it, one that was under way, or nothing."""
+        choice = rng.randrange(6)
+        current = self.read()
+        states = list(self._copies)
+        if current is not None and states and current != states[-1]:
+            states.append(current)  # a commit that the power loss came into
+        if choice < 3 and len(states) > 1 and _commits(states[-2]) + 1 == _commits(states[-1]):
+            return _half_written(rng, states[-2], states[-1])
+        if choice == 5 or not self._copies:
             return None
-        return self._copies[-2] if choice == 2 and len(self._copies) > 1 else self._copies[-1]
+        return self._copies[-2] if choice == 4 and len(self._copies) > 1 else self._copies[-1]
+
+
+def _commits(content: bytes) -> int:
+    """Number of the newest commit in LMDB's file; -1 in one without meta pages."""
+    if len(content) < _META_PAGES * PAGE:
+        return -1
+    return max(
+        int(_TXNID.unpack_from(content, page * PAGE + _TXNID_OFFSET)[0]) for page in range(_META_PAGES)
+    )
+
+
+def _half_written(rng: random.Random, before: bytes, after: bytes) -> bytes:
+    """Pages of the later commit kept, dropped or torn; its meta page is there only when all are."""
+    kept = rng.choice((0.0, 0.5, 0.9, 1.0))
+    if kept == 1.0 and rng.randrange(2):
+        return after
+    unit = rng.choice((SECTOR, PAGE))
+    end = len(after) if kept == 1.0 else max(len(before), rng.randrange(len(after) // PAGE + 1) * PAGE)
+    state = bytearray(before.ljust(end, b"\0"))
+    for offset in range(_META_PAGES * PAGE, end, unit):
+        piece = after[offset : offset + unit]
+        if piece != state[offset : offset + unit] and rng.random() < kept:
+            state[offset : offset + len(piece)] = piece
+    return bytes(state)

@@ -17,7 +17,7 @@ class Life:
     ending: str
     """stop, kill or crash"""
     trouble: str
-    """none, full, sync or write: a disk that fills up, or fails once"""
+    """none, full (the disk fills up), or what fails once: sync, write, read, or room (a write finds none)"""
     wire: str
     """embedded, remote or reconnecting"""
     crash_at: int | None
@@ -30,6 +30,7 @@ class Life:
     grace_s: float
 
 
+TROUBLES = ("none", "full", "sync", "write", "read", "room")
 QUIET = Life("stop", "none", "embedded", None, 1.0, 0, 0, 0.001, 0.0)
 
 
@@ -40,6 +41,10 @@ class Result:
     trace: str = ""
     lives: int = 0
     crashes: int = 0
+    operations: int = 0
+    """Requests of customers."""
+    faults: int = 0
+    """What went wrong on purpose, the crashes apart: failures of the disk, lies, flipped bits, cuts, cancellations."""
     disk_operations: int = 0
     decisions: int = 0
     met: Counter[str] = field(default_factory=Counter)
@@ -54,7 +59,7 @@ def draw_life(rng: random.Random) -> Life:
     slowest_s = rng.choice((0.0005, 0.02, 0.3))
     return Life(
         ending,
-        rng.choices(("none", "full", "sync", "write"), (12, 2, 1, 1))[0],
+        rng.choices(TROUBLES, (24, 4, 2, 2, 1, 1))[0],
         rng.choices(("embedded", "remote", "reconnecting"), (8, 1, 1))[0],
         crash_at,
         patience_s=rng.uniform(0.0, 100 * slowest_s) if rng.random() < 0.2 else 1e6,

@@ -81,6 +81,10 @@ class Content:
         del self._pages[-(-size // PAGE) :]
         self.size = size
 
+    def written_offset(self, rng: random.Random) -> int:
+        """Any offset that was written, or 0."""
+        return rng.randrange(max(1, min(self.size, len(self._stored))))
+
     def flip_bit(self, offset: int, bit: int) -> None:
         """Rot: one bit turns over."""
         assert offset < self.size

@@ -32,8 +32,8 @@ class SimOffload:
 
     async def _pause(self) -> None:
         choice = self._rng.randrange(4)
-        with trio.CancelScope(shield=True):
-            if choice == 3:
+        if choice == 3:
+            with trio.CancelScope(shield=True):
                 await trio.sleep(self._rng.uniform(0.0, self._slowest_s))
-            for _ in range(choice):
-                await trio.lowlevel.checkpoint()
+        for _ in range(choice):
+            await trio.lowlevel.cancel_shielded_checkpoint()

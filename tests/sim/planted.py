@@ -1,20 +1,32 @@
-"""Bugs put into the engine on purpose, to see that the simulator would notice them."""
+"""Bugs put into the engine on purpose, to see that the simulator would notice them.
+
+`python -m tests.sim.planted` runs all of them and writes the table in `docs/simulator.md`.
+"""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import logging
+import multiprocessing
+import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 from unittest import mock
 
+import structlog
 import trio
 
 from engine.buckets import BucketRef
+from engine.chunks import Chunks
 from engine.commit import Committer, PayloadBatch
 from engine.extents import Extent, Place
-from engine.format import ChunkRecord, Table, node_key
+from engine.format import GROUP_HEADER, ChunkRecord, Table, node_key
 from engine.gc import Collector, _Cycle
+from engine.held_blobs import HeldBlob, HeldBlobs
 from engine.holds import Holds, Session
 from engine.journal import Journal
 from engine.large_segments import LargeWriter
@@ -25,7 +37,10 @@ from engine.tree import NameEvent
 from engine.versions import release_old
 from engine.views import Transaction
 from engine.watch import Watchers
-from lakefs.ids import Birth, SegmentId, Sequence
+from lakefs.errors import ChunkNotFound
+from lakefs.ids import Birth, BlobId, SegmentId, Sequence
+from lakefs.ports import DiskFile
+from tests.sim.__main__ import say
 from tests.sim.disk import SimDisk, SimFile
 from tests.sim.world import causes_of, run_seed
 
@@ -66,6 +81,48 @@ def _skip_journal_sync() -> AbstractContextManager[Any]:
     return _file_sync_without(".journal.new")
 
 
+def _skip_journal_folder_sync() -> AbstractContextManager[Any]:
+    return _folder_sync_without("journal")
+
+
+def _skip_payload_checksums() -> AbstractContextManager[Any]:
+    return mock.patch("engine.segment_reader.check_payload", return_value=True)
+
+
+def _skip_group_checksums() -> AbstractContextManager[Any]:
+    def try_body(file: DiskFile, header: Any) -> bytes:
+        buffer = bytearray(header.body_bytes)
+        file.pread_into(memoryview(buffer), header.offset + GROUP_HEADER.size)
+        return bytes(buffer)
+
+    return mock.patch("engine.journal_reader._try_body", try_body)
+
+
+def _believe_what_a_blob_is() -> AbstractContextManager[Any]:
+    original = HeldBlobs.hold
+
+    async def hold(self: HeldBlobs, session: Session, blob: bytes) -> HeldBlob:
+        try:
+            return await original(self, session, blob)
+        except ChunkNotFound:
+            return HeldBlob(BlobId(blob), 40, 1)
+
+    return mock.patch.object(HeldBlobs, "hold", hold)
+
+
+def _name_chunks_as_told() -> AbstractContextManager[Any]:
+    """The id of a chunk is what the client's word would be, and that is wrong now and then."""
+    original = Chunks.hash
+
+    async def hash_as_told(self: Chunks, payloads: Any) -> Any:
+        hashed = await original(self, payloads)
+        if len(hashed) > 2:
+            hashed[0] = dataclasses.replace(hashed[0], chunk=hashed[1].chunk)
+        return hashed
+
+    return mock.patch.object(Chunks, "hash", hash_as_told)
+
+
 def _payload_behind_its_group() -> AbstractContextManager[Any]:
     original = Committer._append_blocking
 
@@ -78,10 +135,14 @@ def _payload_behind_its_group() -> AbstractContextManager[Any]:
 
 
 def _skip_segment_folder_sync() -> AbstractContextManager[Any]:
+    return _folder_sync_without("segments")
+
+
+def _folder_sync_without(folder: str) -> AbstractContextManager[Any]:
     original = SimDisk.sync_folder
 
     def sync_folder(self: SimDisk, path: str) -> None:
-        if path != "segments":
+        if path != folder:
             original(self, path)
 
     return mock.patch.object(SimDisk, "sync_folder", sync_folder)
@@ -218,7 +279,12 @@ BUGS = [
     Bug("a small segment is not synced", _skip_small_sync, 10),
     Bug("a group is appended before the small payload that it names", _payload_behind_its_group, 40),
     Bug("the folder of a new segment is not synced", _skip_segment_folder_sync, 10),
-    Bug("a new journal file is not synced", _skip_journal_sync, 10),
+    Bug("the folder of a new journal file is not synced", _skip_journal_folder_sync, 20),
+    Bug("checksums of payloads are not looked at", _skip_payload_checksums, 100),
+    Bug("checksums of groups are not looked at", _skip_group_checksums, 150),
+    Bug("a commit believes the client that a blob is there", _believe_what_a_blob_is, 10),
+    Bug("a chunk has the digest that the client names", _name_chunks_as_told, 10),
+    Bug("the journal is not synced", _skip_journal_sync, 10),
     Bug("answers leave before they are durable", _acknowledge_before_durable, 15),
     Bug("Sync is answered before what was visible is durable", _answer_sync_at_once, 10),
     Bug("an offset is given out twice", _reuse_an_offset, 10),
@@ -229,10 +295,10 @@ BUGS = [
     Bug("gc forgets what an ended session held", _end_sessions_without_a_word_to_gc, 60),
     Bug("gc forgets what is open for reading", _forget_leases, 80),
     Bug("gc forgets the parts of uploads", _forget_parts, 20),
-    Bug("an upload stays when it has ended", _keep_completed_uploads, 5),
+    Bug("an upload stays when it has ended", _keep_completed_uploads, 10),
     Bug("what is overwritten is dropped where versions are kept", _drop_what_is_overwritten, 10),
-    Bug("the node of a removed version stays", _leave_the_node_of_a_removed_version, 10),
-    Bug("no version takes the place of one that was removed", _bind_nothing_newest, 10),
+    Bug("the node of a removed version stays", _leave_the_node_of_a_removed_version, 60),
+    Bug("no version takes the place of one that was removed", _bind_nothing_newest, 60),
     Bug("watchers are not told of moves", _tell_nobody_of_moves, 20),
     Bug("the last group is not carried into the new journal file", _lose_the_carried_group, 60),
 ]
@@ -247,3 +313,51 @@ def seeds_to_notice(bug: Bug, *, first: int = 0) -> tuple[int, str] | None:
             except Exception as error:  # noqa: BLE001 - a planted bug may break anything
                 return count + 1, "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes_of(error))
     return None
+
+
+# --- the table of the document -----------------------------------------------------------------------
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "simulator.md"
+HEADER: Final = "| bug | noticed by seed | bound |"
+
+
+def rows() -> list[tuple[str, int, int]]:
+    """The document's table: bug, number of seeds, bound."""
+    lines = PAGE.read_text().splitlines()
+    first = lines.index(HEADER) + 2
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines[first:]
+        if line.startswith("|")
+    ]
+    return [(what, int(seeds), int(bound)) for what, seeds, bound in cells]
+
+
+def main() -> int:
+    """Run every bug until it is noticed and write the table; 1 when one was not."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.planted")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    arguments = parser.parse_args()
+    counted: list[int] = []
+    with multiprocessing.get_context("fork").Pool(arguments.jobs, _be_quiet) as pool:
+        for bug, (count, said) in zip(BUGS, pool.imap(_count, range(len(BUGS))), strict=True):
+            say(f"{bug.what}: {count or 'NOT NOTICED'} of {bug.seeds}: {said[:160]}")
+            counted.append(count)
+    table = [f"| {bug.what} | {count} | {bug.seeds} |" for bug, count in zip(BUGS, counted, strict=True)]
+    lines = PAGE.read_text().splitlines()
+    first = lines.index(HEADER) + 2
+    rest = [line for line in lines[first:] if not line.startswith("|")]
+    PAGE.write_text("\n".join([*lines[:first], *table, *rest]) + "\n")
+    return 0 if all(counted) else 1
+
+
+def _be_quiet() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
+def _count(index: int) -> tuple[int, str]:
+    return seeds_to_notice(BUGS[index]) or (0, "")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

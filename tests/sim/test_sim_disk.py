@@ -218,7 +218,7 @@ def test_a_lying_sync_keeps_nothing() -> None:
     outcomes = set()
     for seed in range(30):
         disk = SimDisk(seed)
-        disk.lying_sync = True
+        disk.lying_sync = 1.0
         created(disk, "f", b"1")
         outcomes.add(disk.crash().exists("f"))
     assert outcomes == {True, False}

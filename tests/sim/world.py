@@ -8,8 +8,10 @@ stops.  The last lives are quiet: everything must be whole, garbage must go, and
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -19,11 +21,13 @@ from trio.testing import MockClock
 from engine.reserve import RESERVE_PATH
 from engine.service import Service
 from engine.store import Store, open_store
-from lakefs.errors import DiskFailed, OperationalError, StoreFull, StoreReadOnly
+from lakefs.errors import CorruptionError, DiskFailed, OperationalError, StoreFull, StoreReadOnly
+from lakefs.ids import Sequence
 from lakefs.limits import KIB, MIB
 from tests.sim.clock import SimClock
 from tests.sim.contents import Contents
 from tests.sim.customers import Customer, Weather
+from tests.sim.damage import Place, check_honest, flip_anywhere, live_places
 from tests.sim.determinism import run_seeded
 from tests.sim.disk import SimCrashed, SimDisk
 from tests.sim.gate import Gate
@@ -41,13 +45,27 @@ from tests.sim.witness import Witness, WitnessedService
 
 ROUNDS = 4
 CAPACITY_BYTES = 256 * MIB
+ORDEALS = 0.3
+"""Share of seeds that end with a disk that lies or rots."""
+FAILING: dict[str, tuple[str, type[OperationalError]]] = {
+    "sync": ("sync_data", DiskFailed),
+    "write": ("pwrite", DiskFailed),
+    "read": ("pread_into", DiskFailed),
+    "room": ("pwrite", StoreFull),
+}
+"""What fails once in a life with such a trouble, and how."""
+FAULTS = ("cancelled", "cut", "fill_up", "flipped", *(f"{trouble} failed" for trouble in FAILING))
 
 
 class World:
     """The run of one seed."""
 
-    def __init__(self, seed: int, rounds: int = ROUNDS) -> None:
+    def __init__(self, seed: int, rounds: int = ROUNDS, only: Collection[str] | None = None) -> None:
+        """`only`: the operations of customers that are done (life.customer.number); None: all."""
         self.rounds = rounds
+        self.only = only
+        self.done: list[str] = []
+        """Operations that customers came to."""
         self.rng = random.Random(seed)
         huge = self.rng.random() < 0.04
         self.sizes = draw_sizes(self.rng, huge=huge)
@@ -61,6 +79,10 @@ class World:
         self._ids = self._random()
         self._stage = "opening"
         self._was_clean = False
+        self._damaged = False
+        self._refused = False
+        self._must_find = False
+        self._live_places: list[Place] = []
 
     def _random(self) -> random.Random:
         """A source of its own for a part of the world, so that the parts do not disturb each other."""
@@ -73,16 +95,46 @@ class World:
         self.disk.capacity_bytes = CAPACITY_BYTES
         self._live(QUIET)
         self._live(QUIET)
+        if self.rng.random() < ORDEALS:
+            self._suffer()
+        self.result.operations = self.result.met["operations"]
+        self.result.faults += sum(self.result.met[fault] for fault in FAULTS)
         self.result.trace = self.disk.trace.hexdigest()
         return self.result
+
+    def _suffer(self) -> None:
+        """The disk lies or rots; from then on errors that say so are right, and wrong bytes are not."""
+        self._damaged = True
+        if self.rng.random() < 0.5:
+            self.disk.lying_sync = self.rng.choice((1.0, 0.5, 0.1))
+            self._live(replace(draw_life(self.rng), ending="crash"))
+            self.history.floor = Sequence(0)
+        else:
+            self._rot()
+        for life in (replace(draw_life(self.rng), trouble="none"), QUIET):
+            if self._refused:
+                break
+            self._live(life)
+
+    def _rot(self) -> None:
+        """After a clean stop bits turn over: of a payload, or of any file."""
+        if self._live_places and self.rng.random() < 0.5:
+            path, offset = self.rng.choice(self._live_places)
+            self.disk.flip_bit(path, offset, self.rng.randrange(8))
+            self._must_find = True
+        else:
+            flip_anywhere(self.disk, self.rng)
+        self.result.met["flipped"] += 1
 
     # --- one life ----------------------------------------------------------------------------------
 
     def _live(self, life: Life) -> None:
         self.disk.operation_count = 0
         self.disk.crash_at = life.crash_at
-        self._plant(life)
         self._stage = "opening"
+        self.disk.forget_failures()
+        if life.trouble in FAILING:
+            self._plant(life)
         crashed = failed = False
         try:
             with self._determined():
@@ -93,7 +145,7 @@ class World:
                 )
         except SimCrashed:
             crashed = True
-        except (BaseExceptionGroup, OperationalError) as error:
+        except (BaseExceptionGroup, OperationalError, CorruptionError) as error:
             crashed, others = _knocked_on(error)
             failed = others is not None
             if others is not None and not self._is_excused(life, others):
@@ -103,23 +155,28 @@ class World:
             self.disk = self.disk.kill() if life.ending == "kill" else self.disk.crash()
 
     def _plant(self, life: Life) -> None:
-        """One failure of the disk, somewhere in this life."""
-        self.disk.forget_failures()
-        if life.trouble in ("sync", "write"):
-            operation = "sync_data" if life.trouble == "sync" else "pwrite"
-            folder = self.rng.choice(("segments/", "journal/", ""))
-            error = DiskFailed(f"planted failure of {operation} in {folder}")
+        """One failure of the disk, somewhere in this life; of a read or for want of room once it serves."""
+        operation, failure = FAILING[life.trouble]
+        while_serving = life.trouble in ("read", "room")
+        if while_serving == (self._stage == "serving"):
+            folder = "segments/" if while_serving else self.rng.choice(("segments/", "journal/", ""))
+            error = failure(f"planted failure of {operation} in {folder}")
             self.disk.fail_next(operation, error, path=folder, skip=self.rng.randint(0, 30))
 
     def _is_excused(self, life: Life, error: BaseException) -> bool:
         """Whether a life may end like this: the disk has failed it, or has not a page of room left."""
+        if self._damaged and all(isinstance(cause, CorruptionError) for cause in causes_of(error)):
+            self._refused = True
+            self.result.met[f"refused while {self._stage}"] += 1
+            return True
         if isinstance(error, StoreFull) and self._stage == "opening" and self._is_reserve_used_up():
             self.result.met["too full to open"] += 1
             self.disk.capacity_bytes = CAPACITY_BYTES
             return True
-        if life.trouble not in ("sync", "write") or self.disk.faults_to_come:
+        if life.trouble not in FAILING or self.disk.faults_to_come:
             return False
-        return all(isinstance(cause, (DiskFailed, StoreReadOnly)) for cause in causes_of(error))
+        excused = (FAILING[life.trouble][1], StoreReadOnly)
+        return all(isinstance(cause, excused) for cause in causes_of(error))
 
     def _is_reserve_used_up(self) -> bool:
         """Others took all room each time that some was released, until nothing was left to release."""
@@ -137,7 +194,8 @@ class World:
         if crashed or life.ending != "stop":
             self.result.crashes += 1
             self.result.met[f"{life.ending} while {self._stage}"] += 1
-        if life.trouble in ("sync", "write") and not self.disk.faults_to_come:
+        self.result.faults += self.disk.lies
+        if life.trouble in FAILING and not self.disk.faults_to_come:
             self.result.met[f"{life.trouble} failed"] += 1
             failed = True
         self._was_clean = not (crashed or failed or life.ending != "stop")
@@ -175,11 +233,16 @@ class World:
         ) as store:
             self._stage = "checking"
             await self._compare(store)
-            if life is QUIET:
+            if life is QUIET and not self._damaged:
                 await store.collector.run()
                 await check_tidy(store)
+                self._live_places = live_places(store)
+            elif life is QUIET:
+                self.result.met["inspected"] += 1
             else:
                 self._stage = "serving"
+                if life.trouble in FAILING:
+                    self._plant(life)
                 await self._serve(life, store, offload)
             self._note_state(store)
             self._stage = "stopping"
@@ -192,10 +255,15 @@ class World:
         rebuilt = store.metadata.rebuilt_because
         if rebuilt:
             self.result.met["index rebuilt"] += 1
-        if rebuilt and self._was_clean:
+        if rebuilt and self._was_clean and not self._damaged:
             raise SimFailure(f"after a clean stop the index was rebuilt: {rebuilt}")
         self.history.reopened(await names_of(store))
-        await check_whole(store)
+        if not self._damaged:
+            await check_whole(store)
+            return
+        lost = await check_honest(store, self.history.state, self.contents, sure=self._must_find)
+        self._must_find = False  # it is quarantined, and may be stored anew
+        self.result.met["damage met"] += lost > 0
 
     async def _serve(self, life: Life, store: Store, offload: SimOffload) -> None:
         service = WitnessedService(Service(store), Witness(store, self.history, self.model, self.contents))
@@ -203,8 +271,9 @@ class World:
         weather = Weather(
             self.disk,
             self.result.met,
-            disk_full=self.disk.capacity_bytes < CAPACITY_BYTES,
-            disk_failing=life.trouble in ("sync", "write"),
+            disk_full=self.disk.capacity_bytes < CAPACITY_BYTES or life.trouble == "room",
+            disk_failing=life.trouble in FAILING,
+            damaged=self._damaged,
             cuts=life.wire != "embedded",
             leases_end=life.wire == "reconnecting",
         )
@@ -227,7 +296,8 @@ class World:
                 nursery.start_soon(onlooker.run)
             with trio.move_on_after(life.patience_s):
                 async with trio.open_nursery() as customers:
-                    for _ in range(life.customers):
+                    for index in range(life.customers):
+                        place = f"{self.result.lives}.{index}."
                         customer = Customer(
                             gate.connect,
                             self.history,
@@ -235,6 +305,7 @@ class World:
                             weather,
                             self._random(),
                             slowest_s=life.slowest_s,
+                            is_wanted=partial(self._is_wanted, place),
                         )
                         customers.start_soon(customer.work, life.operations)
             await trio.sleep(SETTLING_S)  # what was given up on the way, and what it decided, has ended
@@ -243,6 +314,12 @@ class World:
                     onlooker.compare()
             nursery.cancel_scope.cancel()
         self.result.decisions += len(self.history.points) - 1
+
+    def _is_wanted(self, place: str, number: int) -> bool:
+        """Whether the shrinker has left this operation in the run."""
+        where = f"{place}{number}"
+        self.done.append(where)
+        return self.only is None or where in self.only
 
     def _note_state(self, store: Store) -> None:
         """What this life has come across, so that a test can tell that lives come across everything."""
@@ -272,9 +349,9 @@ def causes_of(error: BaseException) -> list[BaseException]:
 
 
 def run_seed(seed: int, rounds: int = ROUNDS) -> Result:
-    """The run of a seed; a failure names the command that repeats it."""
+    """The run of a seed; a failure names the command that repeats it, on one line."""
     try:
         return World(seed, rounds).run()
     except Exception as error:
-        error.add_note(f"again: python -m tests.sim --seed {seed} --rounds {rounds}")
+        error.add_note(f"again: python -m tests.sim {seed} --rounds {rounds}")
         raise

@@ -55,6 +55,24 @@ def test_after_a_failed_sync_nothing_is_written_and_nothing_is_retried() -> None
     drive(body)
 
 
+def test_a_read_that_the_disk_fails_once_gives_the_payload_and_one_that_it_fails_twice_an_error() -> None:
+    async def body(world: World) -> None:
+        disk = world.disk
+        assert isinstance(disk, SimDisk)
+        (small,) = await world.store_small([b"small"])
+        large = await world.store_large(world.payload(70_000))
+        for record in (small, large):
+            path = segment_path(record.segment, world.segments.kind(record.segment))
+            disk.fail_next("pread_into", DiskFailed("planted"), path=path)
+            assert await world.segments.read_chunk(record) == world.stored[record]
+            for _ in range(2):
+                disk.fail_next("pread_into", DiskFailed("planted"), path=path)
+            with pytest.raises(DiskFailed, match="planted"):
+                await world.segments.read_chunk(record)
+
+    drive(body)
+
+
 def test_all_who_shared_a_failed_group_are_told() -> None:
     async def body(world: World) -> None:
         disk = world.disk

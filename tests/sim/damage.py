@@ -1,0 +1,86 @@
+"""Disks that lie or rot: what they do, and what must hold afterwards: damage is found, wrong bytes never come out.
+
+LMDB's file is not among what rots here: a bit of it can end the process, and with it the simulator.
+"""
+
+from __future__ import annotations
+
+import random
+
+from engine.embedded import EmbeddedEngine
+from engine.format import SegmentKind, Table, unpack_chunk_record
+from engine.service import Service
+from engine.store import Store
+from lakefs.client.trio_lake import TrioLake
+from lakefs.errors import CorruptionError, LakeError
+from lakefs.names import Name
+from tests.sim.contents import Contents
+from tests.sim.disk import SimDisk
+from tests.sim.history import SimFailure
+from tests.sim.model import NO_BLOB, NO_BUCKETS, State
+
+Place = tuple[str, int]
+"""A file and an offset in it."""
+_FOLDERS = ("segments", "segments", "journal", "checkpoints")
+
+
+def live_places(store: Store) -> list[Place]:
+    """A byte in the middle of each payload that the store has."""
+    places: list[Place] = []
+    with store.metadata.view() as view:
+        for _, value in view.scan(Table.CHUNKS, b"", b"\xff"):
+            record = unpack_chunk_record(value)
+            kind = SegmentKind(store.segments.kind(record.segment)).name.lower()
+            path = f"segments/{record.segment:016x}.{kind}"
+            places.append((path, record.offset + record.stored_bytes // 2))
+    return places
+
+
+def flip_anywhere(disk: SimDisk, rng: random.Random) -> str:
+    """Turn one bit over of a file of segments, journal or checkpoints, or of the superblock; which file."""
+    folder = rng.choice(_FOLDERS)
+    names = disk.list_folder(folder)
+    path = f"{folder}/{rng.choice(names)}" if names else "superblock"
+    offset = disk.random_offset(path, rng)
+    disk.flip_bit(path, offset, rng.randrange(8))
+    return path
+
+
+async def check_honest(store: Store, state: State, contents: Contents, *, sure: bool) -> int:
+    """Every name gives its bytes or an error that says that they are damaged, and fsck has said so before.
+
+    `sure`: fsck must have found damage.  Returns how many names cannot be read.
+    """
+    report = await store.check(full=True)
+    if sure and not report["damage"]:
+        raise SimFailure("a bit of a stored payload is flipped, and fsck found nothing")
+    lake = TrioLake(EmbeddedEngine(Service(store), descriptors=False), store.offload)
+    damaged = 0
+    for bucket in sorted(state.keys() - NO_BUCKETS):
+        for key, bound in state[bucket].items():
+            if bound.blob in (NO_BLOB, b""):
+                continue
+            damaged += not await _reads_right(lake, str(Name(bucket, key)), contents.by_blob[bound.blob])
+    if damaged and not report["damage"]:
+        raise SimFailure(f"{damaged} names cannot be read, and fsck found no damage")
+    return damaged
+
+
+async def _reads_right(lake: TrioLake, name: str, content: bytes) -> bool:
+    """Whether the whole and all but a byte at each end can be read; SimFailure for wrong bytes."""
+    readable = True
+    for is_range in (False, True):
+        try:
+            if is_range:
+                async with await lake.open(name) as opened:
+                    found, expected = await opened.read(1, max(0, len(content) - 2)), content[1:-1]
+            else:
+                found, expected = bytes(await lake.get(name)), content
+        except CorruptionError:
+            readable = False
+            continue
+        except LakeError as error:
+            raise SimFailure(f"{name} on a damaged disk: {error!r}") from error
+        if found != expected:
+            raise SimFailure(f"{name} on a damaged disk: {len(found)} wrong bytes, range {is_range}")
+    return readable
