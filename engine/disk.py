@@ -2,7 +2,8 @@
 
 Rules kept here:
 - Every `OSError` is translated at one place (`_Translating`): no room is StoreFull, a read-only file system
-  is StoreReadOnly, anything else is DiskFailed naming the file.  FileNotFoundError and FileExistsError pass.
+  is StoreReadOnly, no descriptor left is EngineBusy, anything else is DiskFailed naming the file.
+  FileNotFoundError and FileExistsError pass.
 - A write is whole or raises; short writes are continued.
 - Nothing reached by a path lies outside the root: paths are relative, without `.`, `..` and empty parts,
   and the last part is never followed when it is a symlink.
@@ -19,22 +20,28 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from lakefs.errors import DiskFailed, LakeError, StoreFull, StoreLocked, StoreReadOnly
+from lakefs.errors import DiskFailed, EngineBusy, LakeError, StoreFull, StoreLocked, StoreReadOnly
 from lakefs.ids import Buffer
 from lakefs.limits import MIB, PAGE_BYTES
 
 _FALLOC_KEEP_SIZE: Final = 0x01  # linux/falloc.h
 _FALLOC_PUNCH_HOLE: Final = 0x02
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 _VECTORS_MAX: Final = 1024  # IOV_MAX of Linux
 _CLOSED: Final = (1 << 31) - 1  # no process has so many: EBADF, where Python refuses -1 in its own way
 _ROOT_NAMES: Final = frozenset({"", "."})
+
+SPARE_DESCRIPTORS: Final = 16
+"""A checkpoint, a journal file and a segment of either kind may be begun at once, each with its folder's sync."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -46,6 +53,11 @@ _ZEROS: Final = memoryview(mmap.mmap(-1, MIB)).toreadonly()
 
 def _translated(error: OSError, doing: str, name: str) -> LakeError:
     reason = error.strerror or str(error)
+    if error.errno in _NO_DESCRIPTOR:
+        return EngineBusy(
+            f"cannot {doing} {name} now: {reason}; try again, close connections, or raise the limit (LimitNOFILE)",
+            subject=name,
+        )
     if error.errno in _NO_ROOM:
         message = f"no room to {doing} {name} ({reason}); remove objects, then run: lake gc"
         return StoreFull(message, subject=name)
@@ -198,11 +210,84 @@ class LocalFile:
                 os.close(descriptor)
 
 
+class _Spares:
+    """Descriptors kept for the moment at which clients have taken all others.
+
+    Writing a journal, a segment or a checkpoint must not fail half-way because somebody opened a connection.  Used
+    from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: list[int] = []
+        self._is_closed = True
+
+    def fill(self) -> None:
+        """Hold as many as there should be, or as there are."""
+        with self._lock:
+            self._is_closed = False
+            self._refill()
+
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        """os.open, at the cost of a spare when there is no other descriptor."""
+        while True:
+            try:
+                descriptor = os.open(path, flags, mode)
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR or not self._give_one():
+                    raise
+            else:
+                break
+        with self._lock:
+            if not self._is_closed and len(self._held) < SPARE_DESCRIPTORS:
+                self._refill()
+        return descriptor
+
+    def close(self) -> None:
+        """Hold none any more."""
+        with self._lock:
+            self._is_closed = True
+            while self._held:
+                os.close(self._held.pop())
+
+    def _give_one(self) -> bool:
+        with self._lock:
+            if not self._held:
+                return False
+            os.close(self._held.pop())
+            return True
+
+    def _refill(self) -> None:
+        with suppress(OSError):
+            while len(self._held) < SPARE_DESCRIPTORS:
+                self._held.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+
+
+class _LockFile(LocalFile):
+    """The store's lock; the spare descriptors go with it."""
+
+    __slots__ = ("_spares",)
+
+    def __init__(self, descriptor: int, name: str, spares: _Spares) -> None:
+        super().__init__(descriptor, name, direct=False)
+        self._spares = spares
+        spares.fill()
+
+    def close(self) -> None:
+        """Give the store up."""
+        self._spares.close()
+        super().close()
+
+
 class LocalDisk:
-    """The folder of a store on a local file system (`lakefs.ports.Disk`).  `""` and `"."` name the root."""
+    """The folder of a store on a local file system (`lakefs.ports.Disk`).  `""` and `"."` name the root.
+
+    While its lock is held, what writes finds a descriptor also when connections have taken all there are.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = str(root.absolute())
+        self._spares = _Spares()
 
     def open(
         self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False
@@ -212,7 +297,7 @@ class LocalDisk:
         if create:
             flags |= os.O_CREAT | os.O_EXCL
         with _Translating("open", path):
-            descriptor = self._open(path, flags)
+            descriptor = self._open(path, flags, spare=not read_only)
             return LocalFile(descriptor, path, direct and _make_direct(descriptor))
 
     def list_folder(self, path: str) -> list[str]:
@@ -257,7 +342,7 @@ class LocalDisk:
     def sync_folder(self, path: str) -> None:
         """fsync of the folder."""
         with _Translating("sync folder", path):
-            _sync_folder(self._inside(path))
+            _sync_folder(self._inside(path), self._spares.open)
 
     def inode(self, path: str) -> int:
         """Inode number of a file."""
@@ -291,14 +376,15 @@ class LocalDisk:
             except OSError:
                 os.close(descriptor)
                 raise
-        return LocalFile(descriptor, path, direct=False)
+        return _LockFile(descriptor, path, self._spares)
 
     def local_path(self, path: str) -> str:
         """The absolute path."""
         return self._inside(path)
 
-    def _open(self, path: str, flags: int) -> int:
-        return os.open(self._inside(path), flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    def _open(self, path: str, flags: int, *, spare: bool = False) -> int:
+        opening = self._spares.open if spare else os.open
+        return opening(self._inside(path), flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def _inside(self, path: str) -> str:
         if path in _ROOT_NAMES:
@@ -317,8 +403,8 @@ def make_folders(path: Path) -> None:
         _sync_folder(str(folder.parent))
 
 
-def _sync_folder(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync_folder(path: str, opening: Callable[[str, int], int] = os.open) -> None:
+    descriptor = opening(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

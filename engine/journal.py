@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+import structlog
 from crc32c import crc32c
 
 from engine.failpoints import reached
@@ -34,10 +35,11 @@ from engine.format import (
 )
 from engine.journal_reader import JOURNAL_FOLDER, Group, JournalFile, journal_path
 from engine.sizes import DEFAULT_SIZES, MetadataSizes
-from lakefs.errors import LakeError, StoreFull, StoreReadOnly
+from lakefs.errors import EngineBusy, LakeError, StoreFull, StoreReadOnly
 from lakefs.ids import Sequence
 from lakefs.ports import Clock, Disk, DiskFile
 
+_log: Final = structlog.get_logger(__name__)
 _GROUP_CHECKED_BYTES: Final = GROUP_HEADER.size - 4
 _FILE_CHECKED_BYTES: Final = JOURNAL_HEADER.size - 4
 
@@ -93,12 +95,14 @@ class Journal:
 
     def begin_file(self, first_sequence: Sequence, carried: Group | None = None) -> None:
         """Go on in a new file, which may begin with a copy of its first group; durable on return."""
-        path = journal_path(first_sequence)
+        self._go_on_in(self._open_temporary(first_sequence), first_sequence, carried)
+
+    def _go_on_in(self, file: DiskFile, first_sequence: Sequence, carried: Group | None = None) -> None:
         parts = [self._pack_file_header(first_sequence)]
         if carried is not None:
             assert carried.sequence == first_sequence
             parts += self._pack(carried.sequence, carried.time_ns, carried.body, carried.record_count)
-        file = self._create_whole(path, parts)
+        self._make_whole(file, journal_path(first_sequence), parts)
         self.close()
         self._file = file
         self._first_sequence = first_sequence
@@ -115,10 +119,19 @@ class Journal:
         finally:
             file.close()
 
+    def _begin_next(self, sequence: Sequence) -> None:
+        """Begin the next file; stay in this one, longer than it should be, while no descriptor is left for another."""
+        try:
+            file = self._open_temporary(sequence)
+        except EngineBusy as error:
+            _log.warning("the journal goes on in its file: no other can be opened", reason=error.message)
+        else:
+            self._go_on_in(file, sequence)
+
     def _append(self, sequence: Sequence, parts: list[bytes]) -> None:
         group_bytes = sum(map(len, parts))
         if self._end > PAGE and self._end + group_bytes > self._sizes.journal_file:
-            self.begin_file(sequence)
+            self._begin_next(sequence)
         file = self._file
         assert file is not None
         end = self._end + group_bytes
@@ -152,24 +165,27 @@ class Journal:
             else:
                 return target
 
-    def _create_whole(self, path: str, parts: list[bytes]) -> DiskFile:
-        temporary = f"{path}.new"
+    def _open_temporary(self, first_sequence: Sequence) -> DiskFile:
+        """A new file under the temporary name of the one that begins with that group."""
+        temporary = f"{journal_path(first_sequence)}.new"
         if self._disk.exists(temporary):
             self._disk.unlink(temporary)
-        file = self._disk.open(temporary, create=True)
+        return self._disk.open(temporary, create=True)
+
+    def _make_whole(self, file: DiskFile, path: str, parts: list[bytes]) -> None:
+        """Write a temporary file and give it its name; closed after an error."""
         try:
             self._write_new(file, parts)
             reached("journal-file.written")
             file.sync_data()
             reached("journal-file.synced")
-            self._disk.rename(temporary, path)
+            self._disk.rename(f"{path}.new", path)
             reached("journal-file.renamed")
             self._disk.sync_folder(JOURNAL_FOLDER)
             reached("journal-file.durable")
         except BaseException:
             file.close()
             raise
-        return file
 
     def _write_new(self, file: DiskFile, parts: list[bytes]) -> None:
         """Write a file that nobody knows yet; on a full disk from the reserve."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import grp
 import os
+import resource
 import secrets
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,13 +30,16 @@ from engine.service import Service
 from engine.store import Store
 from lakefs.config import Config
 from lakefs.errors import ConfigError, LakeError, LocalFileError
-from lakefs.limits import SCRUB_STEP_S_MAX
+from lakefs.limits import CONNECTIONS_MAX, SCRUB_STEP_S_MAX
 from lakefs.net import TrioNetwork
 
 DRAIN_TIMEOUT_S: Final = 20.0
 GC_INTERVAL_S: Final = 600.0
 SCRUB_DELAY_S: Final = 60.0
 """After the start: clients come back first."""
+OWN_DESCRIPTORS: Final = 128
+"""Journal, index, open segments, listeners, spares; readers' files come from what is left, as connections do."""
+_CONNECTIONS_MIN: Final = 8
 TOKEN_FILE: Final = "native.token"  # noqa: S105 - a file name
 _log: Final = structlog.get_logger()
 
@@ -74,12 +79,14 @@ Face = Callable[..., Awaitable[None]]
 async def run_engine(config: Config, *, printer: Callable[[str], None], faces: Sequence[Face] = ()) -> None:
     """Serve until told to stop.  Raises what `open_store` and binding the addresses raise."""
     _make_data_folder(config.data)
+    connections = _connections_max(_raise_descriptor_limit())
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with open_local_store(config.data, upload_expiry_s=config.upload_expiry) as store:
             store.scrubber.rate_bytes_per_s = config.scrub_rate
             token = _native_token(config.data) if config.native else None
             service = Service(store)
-            server = Server(service, TrioNetwork(group=_group_id(config.socket_group)), token=token)
+            network = TrioNetwork(group=_group_id(config.socket_group))
+            server = Server(service, network, token=token, connections_max=connections)
             engine = RunningEngine(config, store, service, server)
             async with trio.open_nursery() as nursery:
                 await _start_faces(engine, nursery, printer, faces)
@@ -162,6 +169,18 @@ def _make_data_folder(data: Path) -> None:
         make_folders(data)
     except OSError as error:
         raise LocalFileError(f"data folder {data}: {error.strerror}", subject=str(data)) from error
+
+
+def _raise_descriptor_limit() -> int:
+    """Take as many descriptors as the process may have; how many those are."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard if hard != resource.RLIM_INFINITY else sys.maxsize
+
+
+def _connections_max(descriptors: int) -> int:
+    """Native connections: a third at most of what the store's own files leave."""
+    return max(_CONNECTIONS_MIN, min(CONNECTIONS_MAX, (descriptors - OWN_DESCRIPTORS) // 3))
 
 
 def _native_token(data: Path) -> str:

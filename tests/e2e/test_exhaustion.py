@@ -1,0 +1,170 @@
+"""An engine that runs out of descriptors, memory or room: it says so, keeps what it acknowledged, and goes on without
+a restart when there is enough again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from engine.failpoints import WRITE_POINTS
+from lakefs.client.connect import connect
+from lakefs.errors import EngineBusy, LakeError, StoreFull
+from tests.crash.small_engine import SmallEngine
+from tests.e2e.small_disk import fill, tmpfs
+
+pytestmark = pytest.mark.slow
+MIB = 1 << 20
+TORTURE = bool(os.environ.get("LAKE_TORTURE"))
+Contents = dict[str, bytes]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="lake-") as name:
+        yield Path(name)
+
+
+def check_serves(engine: SmallEngine, stored: Contents) -> None:
+    """All is there, the store takes more, and it was never restarted."""
+    with connect(engine.server) as client:
+        client.gc()  # what a killed engine had taken and not used
+        client.put("b/afterwards", b"there is enough again")
+        client.put("b/large-afterwards", bytes(300_000))
+        for name, content in stored.items():
+            assert client.get(name) == content, name
+        assert client.status()["state"] == "serving"
+        assert client.fsck(full=True)["damage"] == 0
+
+
+def check_serves_soon(engine: SmallEngine, stored: Contents) -> None:
+    """As `check_serves`, once the engine has seen that the others are gone."""
+    for _ in range(1000):
+        with suppress(EngineBusy):
+            check_serves(engine, stored)
+            return
+    raise AssertionError("an engine that nobody else uses stays busy")
+
+
+def held_connections(stack: ExitStack, engine: SmallEngine, count: int) -> list[socket.socket]:
+    """Connections that nothing is said on, as many as the engine's queue takes."""
+    held: list[socket.socket] = []
+    for _ in range(count):
+        sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+        sock.settimeout(1.0)
+        try:
+            sock.connect(str(engine.socket))
+        except OSError:  # nobody accepts any more, and the queue is full
+            break
+        held.append(sock)
+    return held
+
+
+def test_a_store_without_descriptors_goes_on_writing(folder: Path) -> None:
+    engine = SmallEngine(folder)
+    assert engine.process is not None
+    chance = random.Random(1)
+    stored: Contents = {}
+    with connect(engine.server) as client, ExitStack() as stack:
+        client.put("b/before", b"before")
+        resource.prlimit(engine.process.pid, resource.RLIMIT_NOFILE, (120, 120))
+        held_connections(stack, engine, 200)
+        opened = Path(f"/proc/{engine.process.pid}/fd")
+        while len(list(opened.iterdir())) < 120:
+            pass
+        for number in range(300):  # through several journal files, segments and checkpoints
+            content = chance.randbytes(300_000 if number % 2 else 3_000)
+            with suppress(EngineBusy):
+                client.put(f"b/{number}", content)
+                stored[f"b/{number}"] = content
+        assert len(stored) > 100
+        assert client.status()["state"] == "serving"
+    check_serves_soon(engine, stored)
+    engine.kill()
+    engine.start()
+    check_serves(engine, stored)
+    assert engine.stop() == 0
+
+
+def test_more_connections_than_the_descriptors_allow_are_refused_with_the_reason(folder: Path) -> None:
+    engine = SmallEngine(folder / "first")
+    engine.stop()
+    engine.wrapped = lambda command: ["prlimit", "--nofile=256:256", *command]
+    engine.start()
+    with connect(engine.server) as client, ExitStack() as stack:
+        client.put("b/x", b"content")
+        held_connections(stack, engine, 100)
+        with pytest.raises(EngineBusy, match="connections already"):
+            connect(engine.server)
+        client.put("b/y", bytes(200_000))
+    check_serves_soon(engine, {"b/x": b"content", "b/y": bytes(200_000)})
+    assert engine.stop() == 0
+
+
+def test_a_disk_that_fills_at_any_step_of_a_write_keeps_all_and_goes_on(folder: Path) -> None:
+    """The engine is stopped at the step, the disk filled by another, and the engine let go.  `LAKE_TORTURE`: at all."""
+    reached: list[str] = []
+    with tmpfs(folder, 96 * MIB) as disk:
+        engine = SmallEngine(disk)
+        stored: Contents = {}
+        for point in WRITE_POINTS[:: 1 if TORTURE else 3]:
+            engine.kill()
+            assert engine.try_start(f"{point}:2:STOP"), point
+            if fill_at_the_step(engine, disk, stored):
+                reached.append(point)
+            check_serves(engine, stored)
+        engine.kill()
+        engine.start()
+        check_serves(engine, stored)
+        assert engine.stop() == 0
+    assert len(reached) > (len(WRITE_POINTS) // 2 if TORTURE else 2), reached
+
+
+def fill_at_the_step(engine: SmallEngine, disk: Path, stored: Contents) -> bool:
+    """Put until the engine stops at its step; fill the disk there, put on, and make room again."""
+    assert engine.process is not None
+    pid = engine.process.pid
+    refusals: list[LakeError] = []
+    ended = threading.Event()
+
+    def put_some() -> None:
+        chance = random.Random(engine.failpoint)
+        try:
+            with connect(engine.server) as client:
+                for number in range(160):
+                    content = chance.randbytes(70_000 if number % 40 == 0 else 8_000)
+                    name = f"b/{number % 30}"
+                    stored.pop(name, None)
+                    try:
+                        client.put(name, content)
+                    except LakeError as error:
+                        refusals.append(error)
+                        if client.exists(name):  # whole, and the new or the old one
+                            stored[name] = client.get(name)
+                    else:
+                        stored[name] = content
+        finally:
+            ended.set()
+
+    putting = threading.Thread(target=put_some)
+    putting.start()
+    is_stopped = False
+    while not ended.is_set() and not is_stopped:
+        is_stopped = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
+    if is_stopped:
+        fill(disk / "others")
+        os.kill(pid, signal.SIGCONT)
+    putting.join()
+    (disk / "others").unlink(missing_ok=True)
+    assert all(isinstance(error, StoreFull) for error in refusals), refusals[:3]
+    return is_stopped
