@@ -1,0 +1,161 @@
+"""Requests with odd values in every field, against a real engine on a simulated disk: well-formed, and senseless.
+
+What the wire's readers let through is any value that a field's type can have.  Values that an answer had (ids, names,
+versions) are used again, so that many requests are about something that is there.  Each request is done, or refused
+with an error of the tree that is no bug's; afterwards the store is whole.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, Final, cast, get_args, get_origin
+
+import msgspec
+
+from lakefs.errors import InternalError, LakeError
+from lakefs.limits import CHUNK_BYTES
+from lakefs.wire import messages as m
+from tests.store_rig import ask, client_of, simulated_store
+
+BUCKET: Final = "bucket"
+_LEARNT_MAX: Final = 40
+_NUMBERS: Final = tuple(
+    sign * (1 << bits) + more
+    for bits in (0, 8, 16, 31, 32, 53, 63)
+    for sign in (1, -1)
+    for more in (-1, 0, 1)
+)
+_TEXTS: Final = (
+    *(
+        "",
+        "a",
+        BUCKET,
+        "a/b",
+        "a/",
+        "..",
+        "\0",
+        "é",
+        "x" * 300,
+        "x" * 2000,
+        "null",
+        "enabled",
+        "f" * 16,
+        "//",
+    ),
+    *("a/../b", "\u2028", "-1", "*", '"'),
+)
+_BYTES: Final = (
+    b"",
+    b"\0",
+    *(bytes([kind]) * size for kind in (0, 1, 2, 3) for size in (16, 32, 33)),
+    b"x" * 1000,
+)
+_WHOLE_STORE: Final = (m.RunGc, m.RunFsck, m.RunScrub)
+_SENT: Final = [shape for shape in m.REQUESTS.values() if shape is not m.Hello]
+
+
+class OddRequests:
+    """Makes requests; the same for the same seed and the same answers."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._values: dict[type, list[Any]] = {int: list(_NUMBERS), str: list(_TEXTS), bytes: list(_BYTES)}
+        self._learnt: dict[type, list[Any]] = {int: [], str: [], bytes: []}
+
+    def next(self) -> tuple[m.Request, list[bytes]]:
+        """One more request, and the body that comes with it."""
+        shape = self._random.choice(_SENT)
+        if shape in _WHOLE_STORE and self._random.random() < 0.9:
+            shape = m.StatNames
+        request = cast(m.Request, self._message(shape))
+        if not isinstance(request, m.StoreChunks | m.PutObjects):
+            return request, []
+        body = self._random.randbytes(self._random.choice((0, 1, 100, 4096, 70_000)))
+        if self._random.random() < 0.7:
+            request = msgspec.structs.replace(request, lengths=[len(body)])
+        return request, [body]
+
+    def learn(self, value: object) -> None:
+        """Use what an answer had, from now on."""
+        if isinstance(value, msgspec.Struct):
+            value = list(msgspec.structs.astuple(value))
+        if isinstance(value, list | tuple):
+            for entry in value[:50]:
+                self.learn(entry)
+        elif type(value) in self._learnt and value not in self._learnt[type(value)]:
+            known = self._learnt[type(value)]
+            known.append(value)
+            del known[:-_LEARNT_MAX]
+
+    def _message(self, shape: type[msgspec.Struct]) -> msgspec.Struct:
+        fields = msgspec.structs.fields(shape)
+        return shape(
+            **{
+                field.name: self._value(field.type)
+                for field in fields
+                if field.required or self._random.random() < 0.4
+            }
+        )
+
+    def _value(self, kind: Any) -> object:
+        choice = self._random.choice
+        if kind in self._values:
+            return (
+                choice(self._learnt[kind] or self._values[kind])
+                if choice((0, 1))
+                else choice(self._values[kind])
+            )
+        if kind is bool or kind is type(None):
+            return choice((True, False)) if kind is bool else None
+        if kind is float:
+            return choice((0.0, -1.0, 1e300, float("inf"), float("nan")))
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            return self._message(kind)
+        return self._compound(get_origin(kind), get_args(kind))
+
+    def _compound(self, origin: object, kinds: Sequence[Any]) -> object:
+        count = self._random.choice((0, 1, 1, 2, 3, 8))
+        if origin is list:
+            return [self._value(kinds[0]) for _ in range(count)]
+        if origin is dict:
+            return {self._value(kinds[0]): self._value(kinds[1]) for _ in range(count)}
+        if origin is tuple:
+            return tuple(self._value(kind) for kind in kinds)
+        return self._value(self._random.choice(kinds))  # a union
+
+
+def _as_sent(request: m.Request) -> m.Request | None:
+    """The request as it comes out of the wire; None when it cannot be sent."""
+    try:
+        sent: m.Request = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=type(request))
+    except (msgspec.MsgspecError, OverflowError, UnicodeEncodeError):
+        return None
+    return sent
+
+
+async def survive(seed: int, count: int) -> tuple[int, int]:
+    """Send so many; how many were done, and refused.  Whatever else is raised is a bug."""
+    odd = OddRequests(seed)
+    done = refused = 0
+    async with simulated_store() as store:
+        client = client_of(store)
+        await ask(client, m.BucketCreate(BUCKET), m.Buckets)
+        for _ in range(count):
+            request, body = odd.next()
+            sent = _as_sent(request)
+            if sent is None or sum(map(len, body)) > CHUNK_BYTES:
+                continue
+            try:
+                reply = await client.call(sent, body)
+            except InternalError:
+                raise
+            except LakeError:
+                refused += 1
+                continue
+            reply.body.release()
+            odd.learn(reply.message)
+            done += 1
+        report = msgspec.json.decode((await ask(client, m.RunFsck(), m.ReportReply)).report_json)
+        assert report["damage"] == 0, report["findings"]
+    return done, refused

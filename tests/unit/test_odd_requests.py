@@ -1,0 +1,25 @@
+"""Requests that are well-formed and make no sense are done or refused, and leave the store whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine import buckets
+from tests.fuzz.requests import survive
+from tests.store_rig import run
+
+REQUESTS = 1500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_senseless_requests_are_done_or_refused(seed: int) -> None:
+    done, refused = run(lambda: survive(seed, REQUESTS))
+    assert done > REQUESTS // 8
+    assert refused > REQUESTS // 8
+
+
+def test_a_check_that_was_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "check_bucket_name", lambda name: name.encode())
+    with pytest.raises((AssertionError, BaseExceptionGroup)):
+        run(lambda: survive(0, REQUESTS))
