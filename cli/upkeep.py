@@ -34,13 +34,16 @@ def status(context: click.Context, as_json: bool) -> int:
 
 
 @click.command()
+@click.option(
+    "--compact", is_flag=True, help="Also move what lives out of segments that hold little garbage."
+)
 @json_option
 @engine_options
 @click.pass_context
-def gc(context: click.Context, as_json: bool) -> None:
+def gc(context: click.Context, compact: bool, as_json: bool) -> None:
     """Free what no name refers to any more.  Runs beside readers and writers."""
     with target_of(context).open() as lake:
-        report = lake.gc()
+        report = lake.gc(compact=compact)
     if as_json:
         write_json(report)
         return

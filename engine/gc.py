@@ -104,7 +104,8 @@ class Collector:
         self._expiry = expiry
         self._batch = batch
         self._not_before = clock.monotonic() + grace_s
-        self._lock = trio.Lock()
+        self.reclaiming = self._lock = trio.Lock()
+        """Held during a cycle, and by whoever else removes segments."""
         self._passed = NodeId(0)
         self._rebound: list[BlobId] = []
         metadata.on_joined(self._note_rebound)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+import trio
+
 from engine.chunks import Chunks, find_chunk
 from engine.metadata import Metadata
-from lakefs.errors import ChunkDamaged, ChunkNotFound, InvalidArgument
+from lakefs.errors import ChunkDamaged, ChunkNotFound, InvalidArgument, StaleGrant
 from lakefs.ids import ChunkId, id_text
 from lakefs.manifest import Manifest, check_child, parse
 
@@ -34,11 +36,7 @@ class Manifests:
         if cached is not None:
             self._cache.move_to_end(chunk)
             return cached
-        with self._metadata.view() as view:
-            record = find_chunk(view, chunk)
-        if record is None:
-            raise ChunkNotFound(f"manifest {id_text(chunk)} is not in the store", subject=id_text(chunk))
-        payload = await self._chunks.read(chunk, record)
+        payload = await self._payload(chunk)
         try:
             manifest = parse(payload)
         except InvalidArgument as error:
@@ -47,6 +45,18 @@ class Manifests:
             ) from error
         self._remember(chunk, manifest)
         return manifest
+
+    async def _payload(self, chunk: ChunkId) -> bytes:
+        """Its bytes; looked for again when they were moved meanwhile."""
+        while True:
+            with self._metadata.view() as view:
+                record = find_chunk(view, chunk)
+            if record is None:
+                raise ChunkNotFound(f"manifest {id_text(chunk)} is not in the store", subject=id_text(chunk))
+            try:
+                return await self._chunks.read(chunk, record)
+            except StaleGrant:
+                await trio.lowlevel.checkpoint()
 
     async def layout(self, top: ChunkId, chunks_max: int) -> tuple[list[ChunkId], list[int]] | None:
         """Data chunks and lengths of a blob in order; None when there are more than `chunks_max`."""

@@ -136,7 +136,7 @@ async def _collect_now_and_then(store: Store) -> None:
     while True:
         await trio.sleep(GC_INTERVAL_S)
         try:
-            report = await store.collector.run()
+            report = await store.collect()
         except LakeError as error:
             _log.error("garbage collection failed", error=error.message)
         else:
@@ -145,8 +145,9 @@ async def _collect_now_and_then(store: Store) -> None:
                 chunks=report.freed_chunks,
                 freed_bytes=report.freed_bytes,
                 expired_uploads=report.expired_uploads,
+                moved_bytes=report.compaction.moved_bytes,
+                removed_segments=report.removed_segments + report.compaction.removed_segments,
             )
-        await store.offload.run(store.reserve.restore)
 
 
 async def _scrub_now_and_then(store: Store, interval_s: float) -> None:

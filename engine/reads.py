@@ -53,6 +53,8 @@ from lakefs.wire import messages as m
 
 NO_GRANT = m.Grant(0)
 SEGMENTS_PER_REQUEST_MAX = 64
+READ_ATTEMPTS = 4
+"""A chunk is moved by compaction at most once in minutes."""
 LAYOUT_MAX = 4096
 """Chunks of one object's layout."""
 LAYOUTS_MAX = 32_768
@@ -264,15 +266,33 @@ class Reads:
             chunks, records, request.offsets, request.lengths, strict=True
         ):
             try:
-                begin, payload, crcs = await self._read_piece(chunk, record, offset, length, room)
+                begin, payload, crcs = await self._read_where_it_is(chunk, record, offset, length, room)
             except (UserError, OperationalError, CorruptionError) as error:
-                told = error if record is None else await self._store.chunks.judged(chunk, record, error)
-                pieces.append(m.ReadPiece(0, 0, b"", failure_of(told)))
+                pieces.append(m.ReadPiece(0, 0, b"", failure_of(error)))
                 continue
             room -= len(payload)
             pieces.append(m.ReadPiece(begin, len(payload), crcs))
             parts.append(payload)
         return Reply(m.ReadChunksReply(pieces), Body(parts))
+
+    async def _read_where_it_is(
+        self, chunk: ChunkId, record: ChunkRecord | None, offset: int, length: int, room: int
+    ) -> tuple[int, bytes | bytearray | memoryview, bytes]:
+        """A piece; looked for again when the chunk was moved meanwhile.  StaleGrant when that does not help."""
+        for attempt in range(READ_ATTEMPTS):
+            try:
+                return await self._read_piece(chunk, record, offset, length, room)
+            except (UserError, OperationalError, CorruptionError) as error:
+                if record is None:
+                    raise
+                told = await self._store.chunks.judged(chunk, record, error)
+                if not isinstance(told, StaleGrant) or attempt == READ_ATTEMPTS - 1:
+                    raise told from error
+            with self._metadata.view() as view:
+                record = find_chunk(view, chunk)
+            if record is None:
+                raise told
+        raise AssertionError("the last attempt has returned or raised")
 
     async def _read_piece(
         self, chunk: ChunkId, record: ChunkRecord | None, offset: int, length: int, room: int

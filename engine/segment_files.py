@@ -283,14 +283,17 @@ class ReadFiles:
         try:
             file = self._disk.open(path, read_only=True)
         except FileNotFoundError as error:
+            self._register.path(segment)  # raises when it was removed meanwhile
             raise StoreDamaged(
                 f"{path} is missing; put the file back, or run: lake fsck", subject=path
             ) from error
         try:
             header = bytearray(SEGMENT_HEADER.size)
             count = file.pread_into(memoryview(header), 0)
-            kind = self._register.kinds[segment]
-            if not check_segment_header(bytes(header[:count]), self._store_id, segment, kind):
+            kind = self._register.kinds.get(segment)
+            if kind is None:
+                self._register.path(segment)  # raises: it was removed meanwhile
+            elif not check_segment_header(bytes(header[:count]), self._store_id, segment, kind):
                 self.damaged_headers.add(segment)
         except LakeError:
             file.close()

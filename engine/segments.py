@@ -256,6 +256,10 @@ class Segments:
         """Every segment, ascending."""
         return sorted(self._register.kinds)
 
+    def has(self, segment: SegmentId) -> bool:
+        """Whether there is such a segment."""
+        return segment in self._register.kinds
+
     def sealed(self) -> list[SegmentId]:
         """Segments to which nothing more is written, ascending; extents in them may still be in flight."""
         return sorted(self._register.kinds.keys() - self._being_written())
@@ -274,6 +278,10 @@ class Segments:
         chosen = self._register.kinds if segments is None else segments
         paths = [segment_path(segment, self._register.kinds[segment]) for segment in chosen]
         return await self._offload.run(_allocated_of, self._disk, paths)
+
+    async def free_bytes(self) -> int:
+        """Room of the disk that payload may take."""
+        return await self._offload.run(self._disk.free_bytes) - self._maker.sizes.headroom
 
     @property
     def healed_reads(self) -> int:

@@ -29,7 +29,7 @@ from engine.store import Store
 from engine.upload_requests import UploadRequests
 from engine.watch import Watch
 from lakefs.errors import IndexDamaged, InvalidArgument, UnsupportedVersion
-from lakefs.limits import SCRUB_STEP_S_MAX
+from lakefs.limits import COMPACT_SHARE, COMPACT_SHARE_MOST, SCRUB_STEP_S_MAX
 from lakefs.service import Body, Reply, ServedClient
 from lakefs.sockets import close_all
 from lakefs.wire import messages as m
@@ -167,8 +167,7 @@ class Service:
     async def _run_gc(
         self, client: Client, request: m.RunGc, body: Body, descriptors: Sequence[int]
     ) -> Reply:
-        report = await self._store.collector.run()
-        await self._store.offload.run(self._store.reserve.restore)
+        report = await self._store.collect(COMPACT_SHARE_MOST if request.compact else COMPACT_SHARE)
         return Reply(m.ReportReply(json.dumps(asdict(report))))
 
     async def _run_fsck(

@@ -8,6 +8,7 @@ from typing import Final
 from lakefs.limits import (
     BUFFER_POOL_BYTES,
     CHECKPOINT_JOURNAL_BYTES,
+    COMPACT_WON_BYTES_MIN,
     GC_BATCH,
     GROUP_BYTES_MAX,
     JOURNAL_FILE_BYTES,
@@ -52,6 +53,7 @@ class StoreSizes:
     metadata: MetadataSizes = field(default_factory=MetadataSizes)
     segments: SegmentSizes = field(default_factory=SegmentSizes)
     gc_batch: int = GC_BATCH
+    compact_won_bytes: int = COMPACT_WON_BYTES_MIN
     buffer_bytes: int = BUFFER_POOL_BYTES
     part_bytes_min: int = PART_BYTES_MIN
 

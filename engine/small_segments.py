@@ -112,6 +112,28 @@ class SmallWriter:
         current = [] if self._current is None else [self._current]
         return {segment.segment for segment in (*current, *self._full)}
 
+    @property
+    def filled(self) -> tuple[SegmentId, int] | None:
+        """The segment that the next payload goes to, and the bytes placed in it; None when there is none."""
+        current = self._current
+        return None if current is None else (current.segment, current.cursor - SEGMENT_DATA_OFFSET)
+
+    async def retire(self, segment: SegmentId) -> None:
+        """Place nothing more in this segment; it is written and closed on return.  StoreReadOnly.
+
+        When cancelled, or when another has taken its place already, it is closed with one of the next batches.
+        """
+        async with self._making_room:
+            current = self._current
+            if current is None or current.segment != segment:
+                return
+            self._current = None
+            self._full.append(current)
+        while not current.is_closed:
+            self._maker.gate.check()
+            self.urge()
+            await self._batch_ended.park()
+
     async def place(self, payloads: Sequence[Buffer]) -> list[Place]:
         """Give payloads their places; see `Segments.place_small`.  No checkpoint when there is room at once."""
         assert all(0 < len(payload) < SMALL_PAYLOAD_BYTES for payload in payloads)

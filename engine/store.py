@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ from engine import superblock as superblocks
 from engine.buckets import initialise
 from engine.check import check_store
 from engine.chunks import Chunks
+from engine.compaction import CompactionReport, Compactor
 from engine.damage_report import damage_report
 from engine.format import ReadOnlyFeature
-from engine.gc import Collector
+from engine.gc import Collector, GcReport
 from engine.holds import Holds
 from engine.manifests import Manifests
 from engine.metadata import Metadata, open_metadata
@@ -47,13 +48,20 @@ from engine.watch import Watchers
 from lakefs.buffers import BufferPool
 from lakefs.errors import IndexDamaged, LakeError, StoreFull, StoreReadOnly
 from lakefs.ids import SegmentId
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, GC_GRACE_S, INFLIGHT_PER_CONNECTION
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, GC_GRACE_S, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Clock, Disk, Offload
 from lakefs.version import VERSION
 from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import HelloReply
 
 _log = structlog.get_logger()
+
+
+@dataclass
+class CollectReport(GcReport):
+    """What a cycle of gc and the compaction behind it did."""
+
+    compaction: CompactionReport = field(default_factory=CompactionReport)
 
 
 @dataclass
@@ -73,6 +81,7 @@ class Store:
     manifests: Manifests
     collector: Collector
     scrubber: Scrubber
+    compactor: Compactor
     watchers: Watchers
     payload_memory: PayloadMemory
     buffers: BufferPool
@@ -132,6 +141,7 @@ class Store:
             "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
             "gc_running": self.collector.running,
             "scrub": self.scrubber.status(),
+            "compaction_running": self.compactor.running,
         }
 
     async def begin_to_use(self, feature: ReadOnlyFeature) -> None:
@@ -142,6 +152,22 @@ class Store:
                 changed = replace(self.superblock, read_only_features=features)
                 await self.offload.run(_write_superblock, self.disk, changed, self.reserve)
                 self.superblock = changed
+
+    async def collect(self, share: float = COMPACT_SHARE) -> CollectReport:
+        """A cycle of gc, the reserve filled up again, then compaction; errors as of the two.
+
+        On a full disk gc frees what it can and the reserve comes first: compaction takes only what is left.
+        """
+        try:
+            report = await self.collector.run()
+        finally:
+            is_full = not await self.offload.run(self.reserve.restore)
+        if is_full:
+            compaction = CompactionReport(stopped="the disk is full: what lives is not moved")
+        else:
+            compaction = await self.compactor.run(share)
+        after = await self.segments.allocated_bytes()
+        return CollectReport(**{**asdict(report), "disk_bytes_after": after}, compaction=compaction)
 
     async def check(self, *, full: bool) -> dict[str, Any]:
         """fsck of the open store; JSON-able report."""
@@ -293,6 +319,16 @@ def _put_together(
         grace_s=grace_s,
         batch=sizes.gc_batch,
     )
+    memory = PayloadMemory(buffers)
+    compactor = Compactor(
+        metadata,
+        segments,
+        chunks,
+        memory,
+        collector.reclaiming,
+        won_bytes_min=sizes.compact_won_bytes,
+        batch=sizes.gc_batch,
+    )
     return Store(
         superblock,
         disk,
@@ -307,8 +343,9 @@ def _put_together(
         manifests,
         collector,
         Scrubber(metadata, segments, chunks, quarantine, clock),
+        compactor,
         watchers,
-        PayloadMemory(buffers),
+        memory,
         buffers,
         sizes,
     )

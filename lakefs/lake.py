@@ -368,9 +368,9 @@ class LakeSteps(UploadSteps):
         assert isinstance(reply.message, StatusReply)
         return reply.message.status_json
 
-    def gc(self) -> Steps[str]:
-        """One cycle of garbage collection; its report, JSON text."""
-        reply = yield from send(RunGc())
+    def gc(self, *, compact: bool = False) -> Steps[str]:
+        """One cycle of garbage collection, with `compact` to the last page; its report, JSON text."""
+        reply = yield from send(RunGc(compact))
         assert isinstance(reply.message, ReportReply)
         return reply.message.report_json
 

@@ -113,6 +113,20 @@ SCRUB_STEP_S_MAX: Final = 60.0
 """How long one request may go on with a pass before it is answered."""
 GC_BATCH: Final = 2048
 """Records walked between two checkpoints of the loop: about 5 ms."""
+COMPACT_SHARE: Final = 0.75
+"""A segment is compacted when at most this share of the room that it takes lives: three bytes written give one back."""
+COMPACT_SHARE_MOST: Final = 0.97
+"""The same when all room is asked for."""
+COMPACT_WON_BYTES_MIN: Final = 16 * KIB
+"""Less is not worth a new file: the last page of a segment is never full, and each start begins a new segment."""
+COMPACT_BATCH: Final = 128
+"""Chunks moved by one decision: 11 KiB of a group."""
+COMPACT_BATCH_BYTES: Final = 4 * MIB
+"""Payload copied at once; with a chunk's vector and rounding at most 3 buffers of the pool."""
+COMPACT_BYTES_PER_S: Final = 128 * MIB
+"""Rate of compaction: a share of any disk's that leaves room for writers."""
+COMPACT_RECORDS_MAX: Final = 100_000
+"""Records in memory while segments are compacted, about 400 bytes each: 40 MiB."""
 
 # --- wire --------------------------------------------------------------------------------------------
 CONTROL_BYTES_MAX: Final = 4 * MIB

@@ -335,9 +335,9 @@ class Lake:
         """State of the engine."""
         return cast(dict[str, Any], json.loads(self.run(self.steps.status())))
 
-    def gc(self) -> dict[str, Any]:
-        """One cycle of garbage collection; its report."""
-        return cast(dict[str, Any], json.loads(self.run(self.steps.gc())))
+    def gc(self, *, compact: bool = False) -> dict[str, Any]:
+        """One cycle of garbage collection, with `compact` to the last page; its report."""
+        return cast(dict[str, Any], json.loads(self.run(self.steps.gc(compact=compact))))
 
     def fsck(self, *, full: bool = False) -> dict[str, Any]:
         """Check the store; the report."""

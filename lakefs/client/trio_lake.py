@@ -352,9 +352,9 @@ class TrioLake:
         """State of the engine."""
         return cast(dict[str, Any], json.loads(await self.run(self.steps.status())))
 
-    async def gc(self) -> dict[str, Any]:
-        """One cycle of garbage collection; its report."""
-        return cast(dict[str, Any], json.loads(await self.run(self.steps.gc())))
+    async def gc(self, *, compact: bool = False) -> dict[str, Any]:
+        """One cycle of garbage collection, with `compact` to the last page; its report."""
+        return cast(dict[str, Any], json.loads(await self.run(self.steps.gc(compact=compact))))
 
     async def fsck(self, *, full: bool = False) -> dict[str, Any]:
         """Check the store; the report."""

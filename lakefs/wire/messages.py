@@ -524,10 +524,11 @@ class ReportReply(Message, frozen=True):
 
 
 class RunGc(Request, frozen=True):
-    """One full cycle of garbage collection."""
+    """One full cycle of garbage collection, then compaction; with `compact` also where little is won."""
 
     OP = 60
     REPLY = ReportReply
+    compact: bool = False
 
 
 class RunFsck(Request, frozen=True):

@@ -88,6 +88,7 @@ def draw_sizes(rng: random.Random, *, huge: bool) -> StoreSizes:
             small_fill=rng.choice((4 * KIB, 64 * KIB)),
         ),
         gc_batch=rng.choice((3, 10, 2048)),
+        compact_won_bytes=1,
         buffer_bytes=rng.choice((37, 64)) * MIB,
         part_bytes_min=1,
     )

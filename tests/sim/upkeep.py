@@ -10,7 +10,7 @@ import trio
 
 from engine.store import Store
 from lakefs.errors import LakeError
-from lakefs.limits import KIB
+from lakefs.limits import COMPACT_SHARE, COMPACT_SHARE_MOST, KIB
 from tests.sim.customers import Weather
 from tests.sim.disk import SimDisk
 from tests.sim.history import SimFailure
@@ -36,7 +36,13 @@ class Upkeep:
 
     async def run(self) -> None:
         """Do things at random moments."""
-        kinds: list[Callable[[], Awaitable[None]]] = [self.checkpoint, self.verify, self.rebuild]
+        kinds: list[Callable[[], Awaitable[None]]] = [
+            self.checkpoint,
+            self.verify,
+            self.rebuild,
+            self.compact,
+            self.compact,
+        ]
         if self.fills_up:
             kinds += [self.fill_up, self.fill_up]
         if self.weather.cuts:
@@ -61,6 +67,13 @@ class Upkeep:
 
     async def rebuild(self) -> None:
         await self.store.metadata.rebuild_online()
+
+    async def compact(self) -> None:
+        """Beside customers, gc and itself (a second run waits)."""
+        report = await self.store.compactor.run(self.rng.choice((COMPACT_SHARE, COMPACT_SHARE_MOST)))
+        self.weather.met["chunks moved"] += report.moved_chunks
+        self.weather.met["chunks changed while they were moved"] += report.changed_meanwhile
+        self.weather.met["segments emptied"] += report.removed_segments
 
     async def fill_up(self) -> None:
         """Somebody else takes the room, and gives it back."""
