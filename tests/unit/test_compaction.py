@@ -13,11 +13,11 @@ import pytest
 import trio
 import trio.testing
 
-from engine.compaction import CompactionReport
+from engine.compaction import CompactionReport, Compactor
 from engine.format import SegmentKind
 from engine.segment_files import segment_path
 from engine.store import Store
-from lakefs.errors import ChunkDamaged, DiskFailed, StaleGrant
+from lakefs.errors import ChunkDamaged, ChunkNotFound, DiskFailed, StaleGrant
 from lakefs.ids import data_chunk_id
 from lakefs.limits import COMPACT_SHARE_MOST, KIB
 from lakefs.wire import messages as m
@@ -372,3 +372,42 @@ def test_cancelled_at_any_step_it_leaves_nothing_but_garbage_for_gc() -> None:
             run_seeded(main, steps, clock=trio.testing.MockClock(autojump_threshold=0))
         steps += 1
     assert steps > 20
+
+
+async def store_again_between_copy_and_decision() -> None:
+    """What is copied is freed, and stored again by a session, before the records are changed."""
+    disk = SimDisk()
+    contents = await sparse(disk)
+    chunks: list[bytes] = []
+    original = Compactor._record
+
+    async with simulated_store(disk, sizes=EAGER) as store:
+        await store.collector.run()
+        client = client_of(store)
+        session = await session_of(client)
+
+        async def record(self: Compactor, copies: Any, report: CompactionReport) -> int:
+            await delete(client, *contents)
+            await store.collector.run()
+            chunks.extend(await store_chunks(client, session, list(contents.values())))
+            return await original(self, copies, report)
+
+        with mock.patch.object(Compactor, "_record", record):
+            report = await store.compactor.run(COMPACT_SHARE_MOST)
+        await store.collector.run()
+        changes = [change(key, chunk) for key, chunk in zip(contents, chunks, strict=True)]
+        good(await ask(client, m.Commit(session, changes, end_session=True), m.NameResults))
+        assert (report.moved_chunks, report.changed_meanwhile) == (0, len(contents))
+        await check(store, contents)
+
+
+def test_a_chunk_freed_and_stored_again_while_it_was_copied_is_not_moved() -> None:
+    run(store_again_between_copy_and_decision)
+
+
+def test_moving_a_chunk_that_was_stored_again_is_noticed() -> None:
+    with (
+        mock.patch.object(Compactor, "_is_unchanged", return_value=True),
+        pytest.raises(ChunkNotFound),
+    ):
+        run(store_again_between_copy_and_decision)
