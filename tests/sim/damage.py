@@ -39,7 +39,7 @@ def live_places(store: Store) -> list[Place]:
 def flip_anywhere(disk: SimDisk, rng: random.Random) -> str:
     """Turn one bit over of a file of segments, journal or checkpoints, or of the superblock; which file."""
     folder = rng.choice(_FOLDERS)
-    names = disk.list_folder(folder)
+    names = [name for name in disk.list_folder(folder) if disk.file_bytes(f"{folder}/{name}")]
     path = f"{folder}/{rng.choice(names)}" if names else "superblock"
     offset = disk.random_offset(path, rng)
     disk.flip_bit(path, offset, rng.randrange(8))

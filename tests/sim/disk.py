@@ -98,6 +98,10 @@ class SimDisk:
         """Turn one bit of a file over, on the medium and for every reader."""
         self._names.seen[path].flip_bit(offset, bit)
 
+    def file_bytes(self, path: str) -> int:
+        """Length of a file."""
+        return self._names.seen[path].seen.size
+
     def random_offset(self, path: str, rng: random.Random) -> int:
         """The place of a byte of a file that was written."""
         return self._names.seen[path].seen.written_offset(rng)
