@@ -50,13 +50,6 @@ def _answer_before_the_journal() -> None:
     Committer.wait_durable = at_once  # type: ignore[method-assign,assignment]
 
 
-def _sweep_what_sessions_hold() -> None:
-    from engine.holds import Holds
-
-    Holds.is_held = _does_nothing  # type: ignore[method-assign,assignment]
-    Holds.keep = _does_nothing  # type: ignore[method-assign]
-
-
 class _Unsynced:
     """A file whose syncs do nothing."""
 
@@ -79,7 +72,6 @@ BUGS: Final[dict[str, Callable[[], None]]] = {
     "no-data-sync": _no_data_sync,
     "no-journal-sync": _no_journal_sync,
     "answer-first": _answer_before_the_journal,
-    "sweep-held": _sweep_what_sessions_hold,
 }
 
 

@@ -1,0 +1,22 @@
+"""That the cycles can fail: an engine with a bug in it does not get through them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.crash.cycles import Cycles
+from tests.e2e.served import LAKE
+
+CYCLES = 25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", ["answer-first"])
+def test_an_engine_that_answers_before_its_journal_is_caught(bug: str) -> None:
+    with TemporaryDirectory(prefix="lake-") as name, Cycles(Path(name), "planted") as cycles:
+        cycles.engine.program = [*LAKE[:-1], "tests.crash.planted_lake", bug]
+        with pytest.raises(AssertionError, match=r"^cycle \d+:"):
+            cycles.run(CYCLES, look_every=CYCLES)
