@@ -4,8 +4,8 @@ Rules kept here (`docs/format.md`, Journal):
 - A file's header is good or the file is damaged: files appear whole.
 - A file ends where its successor begins; every group before that is there and good, or it is damage.
 - The end of the last file is the first page that does not hold the expected group.  A good group header with a
-  higher sequence behind it, or an end before a sequence known to be durable, is damage; else it is a torn write
-  of something never acknowledged.
+  higher sequence behind it, or an end before a sequence known to be durable, is damage, and so is a group that was
+  written whole and is one bit off (`flipped_bit`); else it is a torn write of something never acknowledged.
 - Bodies are checked before a record of them is used.  Groups that are only passed over are checked by header.
 
 All functions block.  Nothing is changed on disk.  Damage raises JournalDamaged, which says file, offset and
@@ -20,6 +20,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from engine.flipped_bit import has_unwritten_sector, is_one_bit_off, with_one_bit_turned
 from engine.format import (
     FORMAT_VERSION,
     GROUP_HEADER,
@@ -315,7 +316,10 @@ def _end_of_last_file(disk: Disk, entry: JournalFile) -> JournalEnd:
             previous, final = final, header
         offset = PAGE if final is None else final.next_offset
         torn = False
+        expected = entry.first_sequence if final is None else Sequence(final.sequence + 1)
+        _refuse_flipped_header(file, entry, offset, expected)
         if final is not None and _try_body(file, final) is None:
+            _refuse_flipped_body(file, entry, final)
             offset, final, torn = final.offset, previous, True
         last = None if final is None else _read_body(file, entry, final)
         sequence = Sequence(entry.first_sequence - 1) if last is None else last.sequence
@@ -323,6 +327,28 @@ def _end_of_last_file(disk: Disk, entry: JournalFile) -> JournalEnd:
         return JournalEnd(sequence, last, (entry,), torn)
     finally:
         file.close()
+
+
+def _refuse_flipped_header(file: DiskFile, entry: JournalFile, offset: int, expected: Sequence) -> None:
+    """JournalDamaged when a bit of the header of group `expected` is flipped: a sector is written whole or not."""
+    buffer = bytearray(GROUP_HEADER.size)
+    if file.pread_into(memoryview(buffer), offset) < len(buffer) or not any(buffer):
+        return
+    for turned in with_one_bit_turned(bytes(buffer)):
+        header = _parse_header(turned, offset, entry.boot_tag)
+        if header is not None and header.sequence == expected:
+            reason = "a bit of the group's header is flipped"
+            raise _Damaged(JournalDamage(entry.path, offset, expected, reason))
+
+
+def _refuse_flipped_body(file: DiskFile, entry: JournalFile, header: _Header) -> None:
+    """JournalDamaged when the group was written whole and is one bit off its checksum; else it is torn."""
+    buffer = bytearray(GROUP_HEADER.size + header.body_bytes)
+    if file.pread_into(memoryview(buffer), header.offset) < len(buffer) or has_unwritten_sector(buffer):
+        return
+    if is_one_bit_off(buffer[GROUP_HEADER.size :], header.body_crc):
+        reason = "a bit of the group is flipped"
+        raise _Damaged(JournalDamage(entry.path, header.offset, header.sequence, reason))
 
 
 def _look_behind(file: DiskFile, entry: JournalFile, offset: int, expected: Sequence) -> bool:

@@ -1,4 +1,4 @@
-"""A million odd inputs for each reader, 100,000 simulated crashes, 1,000 cycles of SIGKILL: all with one command.
+"""A million odd inputs for each reader, 100,000 simulated crashes, 1,000 cycles of SIGKILL, 10,000 flipped bits.
 
 `make torture`, or `python -m tests.torture --minutes 5 --inputs 0`.
 
@@ -19,6 +19,7 @@ from multiprocessing.pool import Pool
 
 import structlog
 
+from tests.flips.campaign import run_campaign
 from tests.fuzz.__main__ import run as run_inputs
 from tests.fuzz.targets import TARGETS
 from tests.sim.__main__ import say, try_seed
@@ -91,10 +92,15 @@ def main() -> int:
         "--rounds", type=int, default=ROUNDS + 4, help="lives of a store before the quiet ones"
     )
     parser.add_argument("--inputs", type=int, default=1_000_000, help="for each reader; 0: none")
+    parser.add_argument("--flips", type=int, default=10_000, help="single bits of a small store; 0: none")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--cycles", type=int, default=1000, help="of SIGKILL of a real engine; 0: none")
     arguments = parser.parse_args()
     tally = Tally()
+    if arguments.flips:
+        flipped = run_campaign(arguments.flips, arguments.first, arguments.jobs)
+        tally.failures += flipped.failures
+        say("\n".join([*flipped.failures, *flipped.lines()]))
     with multiprocessing.get_context("fork").Pool(arguments.jobs, _be_quiet) as pool:
         try:
             tasks = [(name, arguments.inputs, arguments.first) for name in READERS]

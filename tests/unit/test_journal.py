@@ -154,18 +154,34 @@ def test_a_torn_last_group_is_told_from_damage_by_what_follows() -> None:
     files = list_journal(disk, STORE)
     place = groups(disk)[2].offset
     last = groups(disk)[3].offset
-    disk.flip_bit(files[0].path, last + GROUP_HEADER.size, 0)
+    for bit in (0, 1, 2):
+        disk.flip_bit(files[0].path, last + GROUP_HEADER.size, bit)
     end = find_end(disk, files, Sequence(0))
     assert (end.sequence, end.torn) == (3, True)
     with pytest.raises(JournalDamaged, match="group 4 was durable"):
         find_end(disk, files, Sequence(4))
-    disk.flip_bit(files[0].path, last + GROUP_HEADER.size, 0)
+    for bit in (0, 1, 2):
+        disk.flip_bit(files[0].path, last + GROUP_HEADER.size, bit)
     disk.flip_bit(files[0].path, place, 0)
     with pytest.raises(JournalDamaged) as caught:
         find_end(disk, files, Sequence(0))
     damage = damage_of(caught.value)
     assert damage is not None
     assert (damage.path, damage.offset, damage.sequence) == (files[0].path, place, 3)
+
+
+@pytest.mark.parametrize("at", [0, 9, 20, GROUP_HEADER.size - 1, GROUP_HEADER.size, GROUP_HEADER.size + 12])
+def test_one_flipped_bit_of_the_last_group_is_damage_and_no_torn_write(at: int) -> None:
+    disk = new_disk()
+    journal, _ = start(disk)
+    append(journal, 1, 4)
+    files = list_journal(disk, STORE)
+    disk.flip_bit(files[0].path, groups(disk)[3].offset + at, 5)
+    with pytest.raises(JournalDamaged, match="a bit of the group") as caught:
+        find_end(disk, files, Sequence(0))
+    damage = damage_of(caught.value)
+    assert damage is not None
+    assert damage.sequence == 4
 
 
 def test_the_end_of_a_zero_filled_file_is_not_torn() -> None:

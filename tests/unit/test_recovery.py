@@ -343,7 +343,7 @@ def test_a_bit_flip_in_a_group_before_the_last_is_damage_that_names_the_group(at
     run(scenario)
 
 
-def test_a_bit_flip_in_the_last_group_is_damage_after_a_clean_stop_and_torn_after_a_crash() -> None:
+def test_a_spoilt_last_group_is_damage_after_a_clean_stop_and_torn_after_a_crash() -> None:
     async def scenario(clean: bool) -> None:
         disk = SimDisk(9)
         async with opened(disk, clean=clean) as metadata:
@@ -352,7 +352,8 @@ def test_a_bit_flip_in_the_last_group_is_damage_after_a_clean_stop_and_torn_afte
         for path in disk.list_folder("checkpoints"):
             disk.unlink(f"checkpoints/{path}")
         (file,) = list_journal(disk, read_superblock(disk).store_id)
-        disk.flip_bit(file.path, group_offset(disk, file.path, 5) + 60, 0)
+        for bit in (0, 3, 6):
+            disk.flip_bit(file.path, group_offset(disk, file.path, 5) + 60, bit)
         async with opened(disk) as metadata:
             assert metadata.durable_sequence == 4
 

@@ -1,0 +1,148 @@
+"""Everything that a store answers: asked of a whole one, and again of one with a flipped bit.
+
+An answer is a run of texts; `problem_of` says what is wrong with one, by the rules of `docs/durability.md`: an error
+is no wrong answer, "not found" of what is there is one, once the walk behind start-up has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import cast
+
+from engine.embedded import EmbeddedEngine
+from lakefs.client.trio_lake import TrioLake
+from lakefs.errors import LakeError, UserError
+from lakefs.wire import messages as m
+from tests.flips.samples import BUCKETS
+
+_OBJECT = 2
+_BATCH = 250
+_LARGE = ("plain/sizes/", "plain/large", "plain/copy")
+_ABSENT = ("plain/nothing", "plain/many/nothing", "kept/again and again!", "absent/bucket")
+Lines = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was answered: lines, or the error's class; `missing` when that says that there is nothing."""
+
+    lines: Lines = ()
+    error: str = ""
+    missing: bool = False
+
+
+Answers = dict[str, Answer]
+
+
+async def ask_everything(engine: EmbeddedEngine, lake: TrioLake, names: list[str]) -> Answers:
+    """All lists, all stats, all contents; `names` are the objects that there are."""
+    answers: Answers = {}
+
+    async def ask(question: str, asked: Callable[[], Awaitable[Lines]]) -> None:
+        try:
+            answers[question] = Answer(await asked())
+        except LakeError as error:
+            answers[question] = _failed(error)
+
+    await ask("buckets", lambda: _buckets(lake))
+    await ask("keys", lambda: _keys(lake))
+    for bucket in BUCKETS:
+        for prefix in ("", "many/", "sizes/", "later/"):
+            await ask(f"ls {bucket}/{prefix}", lambda b=bucket, p=prefix: _listed(lake, b, p))  # type: ignore[misc]
+        await ask(f"versions {bucket}", lambda b=bucket: _versions(engine, b))  # type: ignore[misc]
+        await ask(f"uploads {bucket}", lambda b=bucket: _uploads(lake, b))  # type: ignore[misc]
+    await _ask_names(engine, [*names, *_ABSENT], answers)
+    for name in names:
+        if name.startswith(_LARGE):
+            await ask(f"get {name}", lambda n=name: _content(lake, n))  # type: ignore[misc]
+    return answers
+
+
+async def _ask_names(engine: EmbeddedEngine, names: list[str], answers: Answers) -> None:
+    """What every name is bound to, and the content of the small ones; many in a request."""
+    for begin in range(0, len(names), _BATCH):
+        batch = names[begin : begin + _BATCH]
+        split = [(bucket, key) for bucket, _, key in (name.partition("/") for name in batch)]
+        for what, request in (
+            ("stat", m.StatNames(split)),
+            ("open", m.OpenObjects(split, inline_bytes=1 << 20, lease=False)),
+        ):
+            try:
+                reply = await engine.call(request)
+            except LakeError as error:
+                answers |= {f"{what} {name}": _failed(error) for name in batch}
+                continue
+            body = reply.body.joined()
+            reply.body.release()
+            assert isinstance(reply.message, m.NameResults | m.OpenResults)
+            results = cast(list[m.NameResult | m.OpenResult], reply.message.results)
+            for name, result in zip(batch, results, strict=True):
+                failed = result.failure and _failed(result.failure.as_error())
+                answers[f"{what} {name}"] = failed or Answer(_told(result, body))
+
+
+def _told(result: m.NameResult | m.OpenResult, body: bytes) -> Lines:
+    """A stat, and of small objects the bytes."""
+    if isinstance(result, m.NameResult):
+        return (repr(result.stat),)
+    assert result.opened is not None
+    inline = [
+        body[grant.offset : grant.offset + grant.stored_bytes]
+        for grant in result.opened.grants
+        if grant.medium == 2
+    ]
+    return (repr(result.opened.stat), *(hashlib.sha256(payload).hexdigest() for payload in inline))
+
+
+def _failed(error: LakeError) -> Answer:
+    return Answer((), f"{type(error).__name__}: {error}", isinstance(error, UserError))
+
+
+async def names_of(lake: TrioLake) -> list[str]:
+    """All objects that there are."""
+    return [f"{b}/{entry.key}" for b in BUCKETS async for entry in lake.ls(f"{b}/") if entry.kind == _OBJECT]
+
+
+def problem_of(expected: Answer, answer: Answer, *, walk_ended: bool) -> str:
+    """What is wrong with an answer; empty when nothing is."""
+    if answer == expected:
+        return ""
+    if answer.error:
+        if not answer.missing or not walk_ended:
+            return ""
+        return f"a false answer: {answer.error}"
+    foreign = set(answer.lines) - set(expected.lines)
+    if foreign:
+        return f"wrong: {sorted(foreign)[:2]}"[:600]
+    return "incomplete" if walk_ended else ""
+
+
+async def _buckets(lake: TrioLake) -> Lines:
+    return tuple(map(repr, await lake.buckets()))
+
+
+async def _keys(lake: TrioLake) -> Lines:
+    return tuple(map(repr, await lake.access_keys()))
+
+
+async def _listed(lake: TrioLake, bucket: str, prefix: str) -> Lines:
+    return tuple([repr(entry) async for entry in lake.ls(f"{bucket}/{prefix}", folders=True)])
+
+
+async def _versions(engine: EmbeddedEngine, bucket: str) -> Lines:
+    reply = await engine.call(m.ListVersions(bucket))
+    assert isinstance(reply.message, m.ListedVersions)
+    return tuple(map(repr, reply.message.entries))
+
+
+async def _uploads(lake: TrioLake, bucket: str) -> Lines:
+    return tuple([repr(entry) async for entry in lake.uploads(f"{bucket}/")])
+
+
+async def _content(lake: TrioLake, name: str) -> Lines:
+    async with await lake.open(name) as opened:
+        whole = await opened.read()
+        part = await opened.read(len(whole) // 3, len(whole) // 5) if len(whole) > 10 else b""
+    return (hashlib.sha256(whole).hexdigest(), hashlib.sha256(part).hexdigest())

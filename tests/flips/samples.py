@@ -1,0 +1,114 @@
+"""Small real stores to flip bits in, and everything that a client can ask of them.
+
+`make_stopped` leaves a store after a clean stop: checkpoint, index, nothing needed of the journal.  `make_killed`
+leaves one as SIGKILL does: acknowledged groups that only the journal has, behind a checkpoint and an older index.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from engine.clock import SystemClock
+from engine.crash_note import noting_crashes
+from engine.disk import LocalDisk
+from engine.embedded import EmbeddedEngine
+from engine.service import Service
+from engine.sizes import MetadataSizes, SegmentSizes, StoreSizes
+from engine.store import Store, open_store
+from lakefs.client.trio_lake import TrioLake
+from lakefs.limits import KIB, MIB
+from lakefs.offload import ThreadOffload
+
+SIZES = StoreSizes(
+    MetadataSizes(journal_fill=64 * KIB),
+    SegmentSizes(large_segment=8 * MIB, small_segment=256 * KIB, large_extend=MIB, small_fill=64 * KIB),
+)
+BUCKETS = ("plain", "kept")
+_OBJECT_BYTES = (0, 1, 700, 5000, 40_000, 64 * KIB, 200 * KIB, MIB)
+
+
+@asynccontextmanager
+async def opened(data: Path) -> AsyncIterator[tuple[Store, EmbeddedEngine, TrioLake]]:
+    """The store with real disk, threads and clock, as `lake serve` opens it but for its sizes."""
+    disk = LocalDisk(data)
+    async with (
+        ThreadOffload(2, "flips") as offload,
+        open_store(
+            disk,
+            SystemClock(),
+            offload,
+            grace_s=0.0,
+            sizes=SIZES,
+            while_locked=lambda: noting_crashes(disk),
+        ) as store,
+    ):
+        engine = EmbeddedEngine(Service(store))
+        lake = TrioLake(engine, offload)
+        try:
+            yield store, engine, lake
+        finally:
+            with trio.CancelScope(shield=True):
+                await lake.aclose()
+                await engine.aclose()
+
+
+def make_stopped(data: Path) -> None:
+    """A store after three lives and a clean stop."""
+    generator = random.Random(11)
+    trio.run(_first_life, data, generator)
+    trio.run(_second_life, data, generator)
+    trio.run(_second_life, data, generator)
+
+
+def make_killed(data: Path) -> None:
+    """A store that was killed behind acknowledged writes that its index has not."""
+    make_stopped(data)
+    if not (child := os.fork()):
+        trio.run(_last_life, data, random.Random(12))
+    os.waitpid(child, 0)
+
+
+async def _first_life(data: Path, generator: random.Random) -> None:
+    async with opened(data) as (_, _, lake):
+        for bucket in BUCKETS:
+            await lake.create_bucket(bucket)
+        await lake.set_bucket("kept", versioning="enabled")
+        for size in _OBJECT_BYTES:
+            await lake.put(f"plain/sizes/{size}", generator.randbytes(size))
+        await lake.put("plain/large", generator.randbytes(5 * MIB))
+        names = [f"plain/many/{generator.randbytes(6).hex()}/{number:04}" for number in range(400)]
+        await lake.put_many([(name, name.encode() * 3) for name in names])
+        await lake.copy("plain/large", "plain/copy of large")
+        await lake.create_access_key()
+        await lake.make_folder("plain/empty folder")
+        upload = await lake.create_upload("plain/in parts")
+        await lake.put_part(upload, 1, generator.randbytes(90_000))
+
+
+async def _second_life(data: Path, generator: random.Random) -> None:
+    """Changes, so that the index has older copies of its pages, and room that was given up."""
+    async with opened(data) as (_, _, lake):
+        for turn in range(6):
+            await lake.put("kept/again and again", generator.randbytes(3000 + turn))
+        for number in range(40):
+            await lake.put(f"plain/later/{generator.randbytes(2).hex()}", generator.randbytes(50 * number))
+        async for entry in lake.ls("plain/many/"):
+            if generator.random() < 0.1:
+                await lake.put(f"plain/{entry.key}", generator.randbytes(90))
+        await lake.gc()
+
+
+async def _last_life(data: Path, generator: random.Random) -> None:
+    async with opened(data) as (store, _, lake):
+        for number in range(12):
+            await lake.put(f"plain/last/{number}", generator.randbytes(900 * number + 1))
+        await lake.remove("plain/sizes/1")
+        await lake.put("plain/sizes/700", generator.randbytes(100))
+        await store.metadata.sync()
+        os._exit(0)

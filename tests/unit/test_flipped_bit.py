@@ -1,0 +1,37 @@
+"""A flipped bit is told from a torn write."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from crc32c import crc32c
+
+from engine.flipped_bit import has_unwritten_sector, is_one_bit_off, with_one_bit_turned
+
+
+@pytest.mark.parametrize("size", [1, 2, 44, 511, 4096])
+def test_any_one_bit_is_found_and_two_are_not(size: int) -> None:
+    generator = random.Random(size)
+    content = generator.randbytes(size)
+    crc = crc32c(content)
+    for bit in {0, 7, 8 * size - 1, generator.randrange(8 * size)}:
+        turned = bytearray(content)
+        turned[bit // 8] ^= 1 << bit % 8
+        assert is_one_bit_off(turned, crc)
+        other = (bit + 5) % (8 * size)
+        turned[other // 8] ^= 1 << other % 8
+        assert not is_one_bit_off(turned, crc)
+    assert not is_one_bit_off(content, crc)
+
+
+def test_every_bit_is_turned_once() -> None:
+    turned = list(with_one_bit_turned(b"ab"))
+    assert len(set(turned)) == 16
+    assert all((int.from_bytes(each) ^ int.from_bytes(b"ab")).bit_count() == 1 for each in turned)
+
+
+def test_a_sector_of_zeros_is_unwritten() -> None:
+    assert has_unwritten_sector(b"x" * 512 + bytes(512) + b"x")
+    assert not has_unwritten_sector(b"x" * 512 + bytes(511))
+    assert not has_unwritten_sector(b"x" * 100 + bytes(512) + b"x" * 412)
