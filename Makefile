@@ -50,7 +50,7 @@ test: check clients ## check, then every test
 bench: setup ## measure: make bench SCENARIO=name
 	@$(BIN)/python -m bench.run $(SCENARIO)
 
-torture: setup ## SIGKILL and fault rounds, for as long as you let it
+torture: setup ## simulated crashes, SIGKILL, flipped bits, odd inputs: hours
 	@$(BIN)/python -m tests.torture
 
 docs: setup ## write the reference pages anew
