@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import trio
 
+from engine.check_report import Report
 from engine.chunks import Chunks, find_chunk
 from engine.format import (
     ChunkRecord,
@@ -41,7 +41,7 @@ from engine.segments import Segments
 from engine.upload_check import UploadCheck
 from engine.version_check import VersionCheck
 from engine.views import View
-from lakefs.errors import CorruptionError, LakeError, StaleGrant
+from lakefs.errors import ChunkDamaged, CorruptionError, LakeError, StaleGrant
 from lakefs.ids import (
     EMPTY_CHUNK,
     ROOT_NODE,
@@ -57,44 +57,10 @@ from lakefs.ids import (
 from lakefs.limits import GC_BATCH
 from lakefs.manifest import Entry, Manifest, check_child
 
-FINDINGS_MAX: Final = 1000
-"""Findings listed one by one; all are counted."""
 _LOOKS_FOR_NAMES: Final = 3
+_LOOKS_AT_PAYLOAD: Final = 8
+"""A chunk is moved once by a compaction, and stored anew by who mends it."""
 _LookAtName = Callable[[View, bytes, NodeKind, NodeId, NumberSet], None]
-
-
-@dataclass
-class Report:
-    """What a check found."""
-
-    level: str
-    damage: int = 0
-    notes: int = 0
-    findings: list[dict[str, str]] = field(default_factory=list)
-    checked: dict[str, int] = field(default_factory=dict)
-
-    def found(self, severity: str, subject: str, message: str) -> None:
-        """Add a finding."""
-        if severity == "damage":
-            self.damage += 1
-        else:
-            self.notes += 1
-        if len(self.findings) < FINDINGS_MAX:
-            self.findings.append({"severity": severity, "object": subject, "message": message})
-
-    def count(self, what: str, number: int) -> None:
-        """Add to what was looked at."""
-        self.checked[what] = self.checked.get(what, 0) + number
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as `lake fsck --json` prints it."""
-        return {
-            "level": self.level,
-            "damage": self.damage,
-            "notes": self.notes,
-            "checked": self.checked,
-            "findings": self.findings,
-        }
 
 
 async def check_store(
@@ -374,6 +340,8 @@ class _Check:
         await self._note_size(record.segment, sizes)
         problem = _misplaced(record, sizes)
         if problem and self._record(chunk) == record:
+            # Quarantined, so that who puts the same bytes again is not told that they are there.
+            await self._chunks.judged(chunk, record, ChunkDamaged(problem, subject=id_text(chunk)))
             self._bad_chunk(chunk, record, problem)
 
     def _bad_chunk(self, chunk: ChunkId, record: ChunkRecord, problem: str) -> None:
@@ -410,14 +378,28 @@ class _Check:
                 await self._payload(chunk_id_of_key(key), unpack_chunk_record(value))
 
     async def _payload(self, chunk: ChunkId, record: ChunkRecord) -> None:
-        try:
-            await self._chunks.verify(chunk, record)
-            problem = ""
-        except LakeError as error:
-            problem = error.message
-        if problem and self._record(chunk) == record and record.birth not in self._bad:
+        """One payload, at the place that it has when it was read: compaction may move it meanwhile."""
+        for _ in range(_LOOKS_AT_PAYLOAD):
+            problem = await self._payload_problem(chunk, record)
+            now = self._record(chunk)
+            if now is None:
+                return  # freed
+            if now == record:
+                break
+            record = now
+        else:
+            self.report.found("note", id_text(chunk), "was moved again and again, and is not checked")
+            return
+        if problem and record.birth not in self._bad:
             self._bad_chunk(chunk, record, problem)
         self.report.count("payload_bytes", record.stored_bytes)
+
+    async def _payload_problem(self, chunk: ChunkId, record: ChunkRecord) -> str:
+        try:
+            await self._chunks.verify(chunk, record)
+        except LakeError as error:
+            return error.message
+        return ""
 
     # --- looking again -----------------------------------------------------------------------------
 
