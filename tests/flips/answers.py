@@ -14,13 +14,19 @@ from typing import cast
 from engine.embedded import EmbeddedEngine
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError, UserError
+from lakefs.multipart import UploadName
 from lakefs.wire import messages as m
-from tests.flips.samples import BUCKETS
+from tests.flips.samples import BUCKETS, KEPT
 
-_OBJECT = 2
-_BATCH = 250
+_FOLDER = 1
 _LARGE = ("plain/sizes/", "plain/large", "plain/copy")
-_ABSENT = ("plain/nothing", "plain/many/nothing", "kept/again and again!", "absent/bucket")
+_ALSO_ASKED = (
+    "plain/empty folder/",
+    "plain/nothing",
+    "plain/many/nothing",
+    "kept/again and again!",
+    "absent/x",
+)
 Lines = tuple[str, ...]
 
 
@@ -51,9 +57,10 @@ async def ask_everything(engine: EmbeddedEngine, lake: TrioLake, names: list[str
     for bucket in BUCKETS:
         for prefix in ("", "many/", "sizes/", "later/"):
             await ask(f"ls {bucket}/{prefix}", lambda b=bucket, p=prefix: _listed(lake, b, p))  # type: ignore[misc]
-        await ask(f"versions {bucket}", lambda b=bucket: _versions(engine, b))  # type: ignore[misc]
-        await ask(f"uploads {bucket}", lambda b=bucket: _uploads(lake, b))  # type: ignore[misc]
-    await _ask_names(engine, [*names, *_ABSENT], answers)
+    await ask("versions", lambda: _versions(engine))
+    await ask("uploads", lambda: _uploads(lake))
+    await ask("parts", lambda: _parts_of(engine, lake))
+    await _ask_names(engine, [*names, *_ALSO_ASKED], answers)
     for name in names:
         if name.startswith(_LARGE):
             await ask(f"get {name}", lambda n=name: _content(lake, n))  # type: ignore[misc]
@@ -62,25 +69,23 @@ async def ask_everything(engine: EmbeddedEngine, lake: TrioLake, names: list[str
 
 async def _ask_names(engine: EmbeddedEngine, names: list[str], answers: Answers) -> None:
     """What every name is bound to, and the content of the small ones; many in a request."""
-    for begin in range(0, len(names), _BATCH):
-        batch = names[begin : begin + _BATCH]
-        split = [(bucket, key) for bucket, _, key in (name.partition("/") for name in batch)]
-        for what, request in (
-            ("stat", m.StatNames(split)),
-            ("open", m.OpenObjects(split, inline_bytes=1 << 20, lease=False)),
-        ):
-            try:
-                reply = await engine.call(request)
-            except LakeError as error:
-                answers |= {f"{what} {name}": _failed(error) for name in batch}
-                continue
-            body = reply.body.joined()
-            reply.body.release()
-            assert isinstance(reply.message, m.NameResults | m.OpenResults)
-            results = cast(list[m.NameResult | m.OpenResult], reply.message.results)
-            for name, result in zip(batch, results, strict=True):
-                failed = result.failure and _failed(result.failure.as_error())
-                answers[f"{what} {name}"] = failed or Answer(_told(result, body))
+    split = [(bucket, key) for bucket, _, key in (name.partition("/") for name in names)]
+    for what, request in (
+        ("stat", m.StatNames(split)),
+        ("open", m.OpenObjects(split, inline_bytes=1 << 20, lease=False)),
+    ):
+        try:
+            reply = await engine.call(request)
+        except LakeError as error:
+            answers |= {f"{what} {name}": _failed(error) for name in names}
+            continue
+        body = reply.body.joined()
+        reply.body.release()
+        assert isinstance(reply.message, m.NameResults | m.OpenResults)
+        results = cast(list[m.NameResult | m.OpenResult], reply.message.results)
+        for name, result in zip(names, results, strict=True):
+            failed = result.failure and _failed(result.failure.as_error())
+            answers[f"{what} {name}"] = failed or Answer(_told(result, body))
 
 
 def _told(result: m.NameResult | m.OpenResult, body: bytes) -> Lines:
@@ -101,8 +106,8 @@ def _failed(error: LakeError) -> Answer:
 
 
 async def names_of(lake: TrioLake) -> list[str]:
-    """All objects that there are."""
-    return [f"{b}/{entry.key}" for b in BUCKETS async for entry in lake.ls(f"{b}/") if entry.kind == _OBJECT]
+    """All objects and symlinks that there are."""
+    return [f"{b}/{entry.key}" for b in BUCKETS async for entry in lake.ls(f"{b}/") if entry.kind != _FOLDER]
 
 
 def problem_of(expected: Answer, answer: Answer, *, walk_ended: bool) -> str:
@@ -131,14 +136,45 @@ async def _listed(lake: TrioLake, bucket: str, prefix: str) -> Lines:
     return tuple([repr(entry) async for entry in lake.ls(f"{bucket}/{prefix}", folders=True)])
 
 
-async def _versions(engine: EmbeddedEngine, bucket: str) -> Lines:
-    reply = await engine.call(m.ListVersions(bucket))
-    assert isinstance(reply.message, m.ListedVersions)
-    return tuple(map(repr, reply.message.entries))
+async def _versions(engine: EmbeddedEngine) -> Lines:
+    """All versions; of the bucket that keeps them their contents too, which are small."""
+    lines: list[str] = []
+    for bucket in BUCKETS:
+        reply = await engine.call(m.ListVersions(bucket))
+        assert isinstance(reply.message, m.ListedVersions)
+        entries = reply.message.entries
+        lines += map(repr, entries)
+        if bucket == KEPT:
+            names = [(bucket, entry.key) for entry in entries]
+            opened = await engine.call(
+                m.OpenObjects(names, lease=False, versions=[e.version for e in entries])
+            )
+            assert isinstance(opened.message, m.OpenResults)
+            body = opened.body.joined()
+            opened.body.release()
+            for result in opened.message.results:
+                if result.failure:
+                    raise result.failure.as_error()
+                lines += _told(result, body)
+    return tuple(lines)
 
 
-async def _uploads(lake: TrioLake, bucket: str) -> Lines:
-    return tuple([repr(entry) async for entry in lake.uploads(f"{bucket}/")])
+async def _uploads(lake: TrioLake) -> Lines:
+    """What is under way, and the parts that are there of it."""
+    lines: list[str] = []
+    for bucket in BUCKETS:
+        async for entry in lake.uploads(f"{bucket}/"):
+            name = UploadName(bucket, entry.key, entry.upload)
+            lines += [repr(entry), *[repr(part) async for part in lake.parts(name)]]
+    return tuple(lines)
+
+
+async def _parts_of(engine: EmbeddedEngine, lake: TrioLake) -> Lines:
+    """Where the parts begin of an object that came in parts."""
+    stat = await lake.stat("plain/large")
+    reply = await engine.call(m.UploadedParts(stat.upload))
+    assert isinstance(reply.message, m.ObjectParts)
+    return tuple(map(repr, reply.message.parts))
 
 
 async def _content(lake: TrioLake, name: str) -> Lines:

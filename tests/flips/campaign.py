@@ -1,8 +1,9 @@
 """Single bits turned over anywhere in a small store, which is then opened and asked everything.
 
-Each flip has a copy of the store.  A child process opens it as `lake serve` would, asks everything at once and again
-when the walk behind start-up has ended, scrubs, runs fsck, writes a little, and asks and checks once more.  A child
-that a signal ends (LMDB trusts its pages) is started again, as a service manager would.
+Each flip has a copy of the store, in memory.  It is opened as `lake serve` would, asked everything at once and again
+when the walk behind start-up has ended, scrubbed, checked by fsck, written to a little, opened again, and asked and
+checked once more.  That is done in a child, because LMDB trusts its pages: one that a signal ends is started again on
+the same copy, as a service manager would.  A child that lives goes on with the next flip.
 
 - Wrong bytes or metadata are never served; an error is fine.  "Not found" counts once the walk has ended.
 - A flip in a live byte is reported: by a refused start, a rebuilt index, scrub or fsck.
@@ -11,6 +12,7 @@ that a signal ends (LMDB trusts its pages) is started again, as a service manage
 from __future__ import annotations
 
 import bisect
+import gc
 import json
 import logging
 import multiprocessing
@@ -21,16 +23,18 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import structlog
 import trio
 
 import engine.metadata
 from engine.embedded import EmbeddedEngine
+from engine.reserve import RESERVE_PATH
 from engine.store import Store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError
@@ -42,7 +46,9 @@ from tests.store_rig import records
 
 MEMORY_FOLDER: Final = Path("/dev/shm")
 STARTS_MAX: Final = 4
-CHILD_S: Final = 30
+FLIP_S: Final = 30
+"""A life that takes longer hangs."""
+FLIPS_PER_CHILD: Final = 50
 SAMPLES: Final = {"stopped": make_stopped, "killed": make_killed}
 _WALK_S: Final = 20.0
 
@@ -56,6 +62,9 @@ class Sample:
     names: list[str]
     expected: Answers
     places: dict[str, list[Span]]
+
+
+Samples = dict[str, Sample]
 
 
 @dataclass(frozen=True)
@@ -128,19 +137,27 @@ def run_campaign(count: int, seed: int, jobs: int, only: str = "") -> Tally:
     `only`: in places whose name begins so.
     """
     tally = Tally()
-    with (
-        tempfile.TemporaryDirectory(dir=MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None) as name,
-        multiprocessing.get_context("fork").Pool(jobs) as pool,
-    ):
-        samples = {sample: pool.apply(_make_sample, (sample, Path(name))) for sample in SAMPLES}
+    with samples_made() as (samples, folder), multiprocessing.get_context("fork").Pool(jobs) as pool:
         chosen = [choose(samples, random.Random(f"{seed}/{number}"), only) for number in range(count)]
-        tasks = [(samples[flip.sample], flip, Path(name)) for flip in chosen]
-        for outcome in pool.imap_unordered(_try, tasks, chunksize=4):
-            tally.add(outcome)
+        batch = max(1, min(FLIPS_PER_CHILD, count // jobs))
+        tasks = [(samples, chosen[begin : begin + batch], folder) for begin in range(0, count, batch)]
+        for outcomes in pool.imap_unordered(_try_batch, tasks):
+            for outcome in outcomes:
+                tally.add(outcome)
     return tally
 
 
-def choose(samples: dict[str, Sample], rng: random.Random, only: str = "") -> Flip:
+@contextmanager
+def samples_made() -> Iterator[tuple[Samples, Path]]:
+    """The stores, and a folder for copies of them; in memory where there is such a folder."""
+    memory = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
+    with tempfile.TemporaryDirectory(dir=memory, prefix="lake-flips-") as name:
+        folder = Path(name)
+        with multiprocessing.get_context("fork").Pool(1) as pool:  # which may be told to be quiet
+            yield {sample: pool.apply(_make_sample, (sample, folder)) for sample in SAMPLES}, folder
+
+
+def choose(samples: Samples, rng: random.Random, only: str = "") -> Flip:
     """A sample, a place in it, and any bit of that place."""
     sample = samples[rng.choice(sorted(samples))]
     place = rng.choice(sorted(place for place in sample.places if place.startswith(only)))
@@ -182,57 +199,98 @@ def _make_sample(name: str, folder: Path) -> Sample:
 
 
 def _copy(source: Path, target: Path) -> None:
-    shutil.copytree(source, target, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    """All files; the reserve, which holds nothing, is shared."""
+    for folder, _, names in os.walk(source):
+        there = target / os.path.relpath(folder, source)
+        there.mkdir()
+        for name in names:
+            (os.link if name == RESERVE_PATH else shutil.copyfile)(f"{folder}/{name}", there / name)
 
 
-def _try(task: tuple[Sample, Flip, Path]) -> Outcome:
-    sample, flip, folder = task
-    data = folder / f"flipped-{os.getpid()}"
+def _try_batch(task: tuple[Samples, list[Flip], Path]) -> list[Outcome]:
+    return try_flips(*task)
+
+
+def try_flips(samples: Samples, flips: list[Flip], folder: Path) -> list[Outcome]:
+    """Try flips, as many in a child as it survives; what fails behind others is tried again alone."""
+    outcomes: list[Outcome] = []
+    while len(outcomes) < len(flips):
+        rest = [Outcome(flip) for flip in flips[len(outcomes) :]]
+        folders = [folder / f"flipped-{os.getpid()}-{len(outcomes) + number}" for number in range(len(rest))]
+        done = _in_child(samples, rest, folders)
+        outcomes += [rest[0], *[_again_alone(samples, outcome, folder) for outcome in rest[1:done]]][:done]
+        if done < len(rest):
+            outcomes.append(_begun_again(samples, rest[done], folders[done]))
+    return outcomes
+
+
+def _again_alone(samples: Samples, outcome: Outcome, folder: Path) -> Outcome:
+    """The outcome, when it is a failure that of a process of its own."""
+    if not outcome.failed:
+        return outcome
+    [alone] = try_flips(samples, [outcome.flip], folder)
+    alone.wrong = alone.failed or f"behind other flips in one process, and not alone: {outcome.failed}"
+    return alone
+
+
+def _begun_again(samples: Samples, outcome: Outcome, data: Path) -> Outcome:
+    """A flip whose first start was ended by a signal."""
+    outcome.reported = outcome.reported or "the process was ended by a signal"
+    for outcome.starts in range(2, STARTS_MAX + 1):
+        if _in_child(samples, [outcome], [data]):
+            return outcome
+    outcome.wrong = outcome.wrong or f"does not get over it in {STARTS_MAX} starts"
+    shutil.rmtree(data)
+    return outcome
+
+
+def _in_child(samples: Samples, outcomes: list[Outcome], folders: list[Path]) -> int:
+    """Fill in the outcomes, in order, until a signal ends the child; how many were."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        _child(samples, outcomes, folders, writing)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as pipe:
+        told = [json.loads(line) for line in pipe]
+    _, status = os.waitpid(child, 0)
+    for outcome, (reported, wrong) in zip(outcomes, told, strict=False):
+        outcome.reported, outcome.wrong = outcome.reported or reported, outcome.wrong or wrong
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+        outcomes[len(told)].wrong = f"hangs for {FLIP_S} s"
+        shutil.rmtree(folders[len(told)])
+        return len(told) + 1
+    assert os.WIFSIGNALED(status) or len(told) == len(outcomes), "the child was left by its own bug"
+    return len(told)
+
+
+def _child(samples: Samples, outcomes: list[Outcome], folders: list[Path], writing: int) -> NoReturn:
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    gc.freeze()
+    for outcome, data in zip(outcomes, folders, strict=True):
+        signal.alarm(FLIP_S)
+        sample = samples[outcome.flip.sample]
+        if not data.exists():
+            _flipped_copy(sample, outcome.flip, data)
+        try:
+            _live(sample, data, outcome)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the finding
+            outcome.wrong = outcome.wrong or f"a bug: {type(error).__name__}: {error}"
+        shutil.rmtree(data)
+        os.write(writing, json.dumps([outcome.reported, outcome.wrong]).encode() + b"\n")
+    os._exit(0)
+
+
+def _flipped_copy(sample: Sample, flip: Flip, data: Path) -> None:
     _copy(sample.folder, data)
     with (data / flip.path).open("r+b") as file:
         file.seek(flip.offset)
         byte = file.read(1)[0]
         file.seek(flip.offset)
         file.write(bytes([byte ^ 1 << flip.bit]))
-    outcome = Outcome(flip)
-    try:
-        for outcome.starts in range(1, STARTS_MAX + 1):
-            if _start(sample, data, outcome):
-                return outcome
-            outcome.reported = outcome.reported or "the process was ended by a signal"
-        outcome.wrong = outcome.wrong or f"does not get over it in {STARTS_MAX} starts"
-        return outcome
-    finally:
-        shutil.rmtree(data)
-
-
-def _start(sample: Sample, data: Path, outcome: Outcome) -> bool:
-    """One start in a child; False when a signal ended it."""
-    told = data.with_name(data.name + ".told")
-    told.unlink(missing_ok=True)
-    child = os.fork()
-    if not child:
-        signal.alarm(CHILD_S)
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        found = Outcome(outcome.flip)
-        try:
-            _live(sample, data, found)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the finding
-            found.wrong = found.wrong or f"a bug: {type(error).__name__}: {error}"
-        told.write_text(json.dumps([found.reported, found.wrong]))
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        if os.WTERMSIG(status) == signal.SIGALRM:
-            outcome.wrong = f"hangs for {CHILD_S} s"
-            return True
-        return False
-    reported, wrong = json.loads(told.read_text())
-    told.unlink()
-    outcome.reported, outcome.wrong = outcome.reported or reported, outcome.wrong or wrong
-    return True
 
 
 def _live(sample: Sample, data: Path, outcome: Outcome) -> None:

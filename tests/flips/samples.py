@@ -1,4 +1,4 @@
-"""Small real stores to flip bits in, and everything that a client can ask of them.
+"""Small real stores to flip bits in: few records, long names, so that LMDB's trees are three levels deep all the same.
 
 `make_stopped` leaves a store after a clean stop: checkpoint, index, nothing needed of the journal.  `make_killed`
 leaves one as SIGKILL does: acknowledged groups that only the journal has, behind a checkpoint and an older index.
@@ -23,31 +23,37 @@ from engine.sizes import MetadataSizes, SegmentSizes, StoreSizes
 from engine.store import Store, open_store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.limits import KIB, MIB
-from lakefs.offload import ThreadOffload
+from lakefs.offload import InlineOffload
+from lakefs.wire import messages as m
 
 SIZES = StoreSizes(
     MetadataSizes(journal_fill=64 * KIB),
     SegmentSizes(large_segment=8 * MIB, small_segment=256 * KIB, large_extend=MIB, small_fill=64 * KIB),
+    part_bytes_min=1,
 )
-BUCKETS = ("plain", "kept")
-_OBJECT_BYTES = (0, 1, 700, 5000, 40_000, 64 * KIB, 200 * KIB, MIB)
+KEPT = "kept"
+"""Keeps versions."""
+BUCKETS = ("plain", KEPT)
+_OBJECT_BYTES = (0, 1, 700, 5000, 40_000, 64 * KIB, 200 * KIB)
+_PART_BYTES = (90_000, 66_000, 10_000)
+_LONG_NAMES = 80
+_LONG_NAME_HEX = 220
+"""Bytes, twice as long in text: a page holds eight such names, and the pages above as many keys."""
 
 
 @asynccontextmanager
 async def opened(data: Path) -> AsyncIterator[tuple[Store, EmbeddedEngine, TrioLake]]:
-    """The store with real disk, threads and clock, as `lake serve` opens it but for its sizes."""
+    """The store as `lake serve` opens it but for its sizes and threads: what is handed to threads runs inline."""
     disk = LocalDisk(data)
-    async with (
-        ThreadOffload(2, "flips") as offload,
-        open_store(
-            disk,
-            SystemClock(),
-            offload,
-            grace_s=0.0,
-            sizes=SIZES,
-            while_locked=lambda: noting_crashes(disk),
-        ) as store,
-    ):
+    offload = InlineOffload()
+    async with open_store(
+        disk,
+        SystemClock(),
+        offload,
+        grace_s=0.0,
+        sizes=SIZES,
+        while_locked=lambda: noting_crashes(disk),
+    ) as store:
         engine = EmbeddedEngine(Service(store))
         lake = TrioLake(engine, offload)
         try:
@@ -75,33 +81,50 @@ def make_killed(data: Path) -> None:
 
 
 async def _first_life(data: Path, generator: random.Random) -> None:
-    async with opened(data) as (_, _, lake):
+    async with opened(data) as (_, engine, lake):
         for bucket in BUCKETS:
             await lake.create_bucket(bucket)
         await lake.set_bucket("kept", versioning="enabled")
         for size in _OBJECT_BYTES:
             await lake.put(f"plain/sizes/{size}", generator.randbytes(size))
-        await lake.put("plain/large", generator.randbytes(5 * MIB))
-        names = [f"plain/many/{generator.randbytes(6).hex()}/{number:04}" for number in range(400)]
-        await lake.put_many([(name, name.encode() * 3) for name in names])
+        for name in ("plain/large", "plain/in parts"):
+            upload = await lake.create_upload(name)
+            parts = [
+                (number, (await lake.put_part(upload, number, generator.randbytes(size))).etag)
+                for number, size in enumerate(_PART_BYTES, 1)
+            ]
+            if name == "plain/large":  # the other stays under way
+                await lake.complete_upload(upload, parts)
         await lake.copy("plain/large", "plain/copy of large")
+        names = [f"plain/many/{_long(generator)}{'/' * (n % 2)}{n:04}" for n in range(_LONG_NAMES)]
+        await lake.put_many([(name, name.encode() * 3) for name in names])
         await lake.create_access_key()
         await lake.make_folder("plain/empty folder")
-        upload = await lake.create_upload("plain/in parts")
-        await lake.put_part(upload, 1, generator.randbytes(90_000))
+        attributes = m.ObjectAttributes(
+            xattrs={"user.note": generator.randbytes(3000)}, tags={"team": "blue"}
+        )
+        await engine.call(m.MakeSymlink("plain", "link", b"sizes/700", attributes))
+        await engine.call(m.SetAttributes("plain", "sizes/700", tags={"state": "kept"}, mtime_ns=7 * 10**18))
+        xattrs: dict[str, bytes | None] = {"user.large": generator.randbytes(3000)}
+        await engine.call(m.SetAttributes("plain", "sizes/5000", xattrs=xattrs))
+
+
+def _long(generator: random.Random) -> str:
+    return generator.randbytes(_LONG_NAME_HEX).hex()
 
 
 async def _second_life(data: Path, generator: random.Random) -> None:
     """Changes, so that the index has older copies of its pages, and room that was given up."""
-    async with opened(data) as (_, _, lake):
+    async with opened(data) as (store, _, lake):
         for turn in range(6):
             await lake.put("kept/again and again", generator.randbytes(3000 + turn))
-        for number in range(40):
+        for number in range(20):
             await lake.put(f"plain/later/{generator.randbytes(2).hex()}", generator.randbytes(50 * number))
         async for entry in lake.ls("plain/many/"):
             if generator.random() < 0.1:
                 await lake.put(f"plain/{entry.key}", generator.randbytes(90))
         await lake.gc()
+        await store.scrubber.advance(1.0, rate_bytes_per_s=0)
 
 
 async def _last_life(data: Path, generator: random.Random) -> None:
