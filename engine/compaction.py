@@ -35,6 +35,7 @@ import trio
 
 from engine.chunks import Chunks, Hashed, Payload, Written, is_small
 from engine.extents import large_extent_bytes
+from engine.failpoints import reached
 from engine.format import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.metadata import Metadata
 from engine.payloads import PayloadMemory
@@ -171,6 +172,7 @@ class Compactor:
         lives = living.get(segment, _Living()).room_bytes
         if self._is_worth_it(lives, placed_bytes, share):
             await self._segments.small.retire(segment)
+            reached("compaction.sealed")
 
     # --- moving ------------------------------------------------------------------------------------
 
@@ -283,6 +285,7 @@ class Compactor:
     async def _record(self, copies: dict[ChunkId, tuple[_Found, Hashed]], report: CompactionReport) -> int:
         """Write the copies, have the records name them, and free the old places; how many there were."""
         written = await self._chunks.write([copy for _, copy in copies.values()])
+        reached("compaction.copied")
 
         def decide(txn: Transaction) -> list[_Found]:
             return [item for copy in written if (item := self._move_in(txn, copies, copy)) is not None]
@@ -321,7 +324,9 @@ class Compactor:
         """The old places, when the new ones are durable."""
         await self._metadata.wait_durable(sequence)
         places = [(item.record.segment, item.record.offset, item.record.extent_bytes) for item in moved]
+        reached("compaction.moved")
         await self._segments.punch(places)
+        reached("compaction.punched")
 
     async def _remove(self, segment: SegmentId, report: CompactionReport) -> None:
         """Remove a segment in which nothing lives, once every free that this rests on is durable."""
@@ -329,6 +334,7 @@ class Compactor:
         async with self._reclaiming:
             if self._segments.has(segment):  # or gc was here
                 await self._segments.remove(segment)
+                reached("compaction.segment-removed")
                 report.removed_segments += 1
 
     # --- records -----------------------------------------------------------------------------------

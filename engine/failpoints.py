@@ -31,6 +31,7 @@ WRITE_POINTS: Final = (
     "small.zeroed",
     "small.written",
     "small.synced",
+    "segment.cut",  # the tail is off, and that is not synced
     "segment.full",  # a full small segment, before its tail is cut
     "journal.extended",
     "journal.written",
@@ -57,21 +58,46 @@ UPKEEP_POINTS: Final = (
     "gc.segment-punched",
     "gc.segment-unlinked",
     "gc.segment-removed",
+    "segment.page-punched",
+    "compaction.sealed",
+    "compaction.copied",  # payload has a second place, no record names it
+    "compaction.moved",  # records name the new places, durably; the old ones are not punched
+    "compaction.punched",
+    "compaction.segment-removed",
+    "scrub.page-checked",
+    "scrub.saved",
 )
-"""Steps of index, checkpoint and garbage collection."""
+"""Steps of index, checkpoint, garbage collection, compaction and scrub."""
 
 START_POINTS: Final = (
     "superblock.synced",
     "superblock.renamed",
+    "superblock.durable",
     "recovery.index-opened",
+    "recovery.stale-removed",  # a journal file that nothing durable was written to
     "recovery.journal-begun",
-    "recovery.rebuilt",  # a new index stands beside the old one's place
-    "recovery.index-replaced",
     "recovery.replayed",
 )
-"""Steps of start and stop."""
+"""Steps of every start, but for the stale file."""
 
-POINTS: Final = (*WRITE_POINTS, *UPKEEP_POINTS, *START_POINTS)
+REBUILD_POINTS: Final = (
+    "recovery.rebuilt",  # a new index stands beside the old one's place
+    "index.put-aside",
+    "index.put-in-place",
+    "recovery.index-replaced",
+)
+"""Steps of a start that finds its index damaged."""
+
+FIRST_START_POINTS: Final = ("store.folders-made", "reserve.allocated", "token.synced", "token.renamed")
+"""Steps of the first start of a store, with the native protocol on TCP."""
+
+POINTS: Final = (
+    *WRITE_POINTS,
+    *UPKEEP_POINTS,
+    *START_POINTS,
+    *REBUILD_POINTS,
+    *FIRST_START_POINTS,
+)
 
 
 def _nothing(point: str) -> None:

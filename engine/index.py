@@ -320,9 +320,12 @@ class Verification:
 
     def step(self, limit: int) -> bool:
         """Check up to `limit` records; False when all are done.  IndexDamaged names table and key or sums."""
-        if not self._tables:
-            return False
-        table = self._tables[0]
+        while self._tables and limit > 0:
+            limit -= self._check_records(self._tables[0], limit)
+        return bool(self._tables)
+
+    def _check_records(self, table: Table, limit: int) -> int:
+        """The next records of the first table, its sums behind the last; how many those were."""
         done = 0
         for key, sealed in self._snapshot.sealed_records(table, self._after):
             open_value(table, key, sealed)
@@ -340,7 +343,7 @@ class Verification:
         self.record_count += done
         if done < limit:
             self._finish_table(table)
-        return bool(self._tables)
+        return done
 
     def _finish_table(self, table: Table) -> None:
         expected = self._snapshot.stats(table)
@@ -375,7 +378,9 @@ def replace_index(new: Path, path: Path) -> Path:
     try:
         if path.exists():
             os.rename(path, old)
+            reached("index.put-aside")
         os.rename(new, path)
+        reached("index.put-in-place")
         _sync_path(path.parent)
     except OSError as error:
         raise DiskFailed(f"cannot move {new} to {path}: {error.strerror}", subject=str(path)) from error

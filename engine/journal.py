@@ -251,6 +251,7 @@ def start_journal(
     behind = [file.path for file in files if file.first_sequence > end_sequence and file.path != path]
     for stale in behind:
         disk.unlink(stale)
+        reached("recovery.stale-removed")
     if behind:
         disk.sync_folder(JOURNAL_FOLDER)
     return journal

@@ -10,9 +10,7 @@ Other faces are passed in by the caller, so that the engine depends on none of t
 from __future__ import annotations
 
 import grp
-import os
 import resource
-import secrets
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,8 +21,9 @@ from typing import Any, Final
 import structlog
 import trio
 
-from engine.disk import make_folders
+from engine.disk import LocalDisk, make_folders
 from engine.local import open_local_store
+from engine.native_token import native_token
 from engine.server import Server
 from engine.service import Service
 from engine.store import Store
@@ -40,7 +39,6 @@ SCRUB_DELAY_S: Final = 60.0
 OWN_DESCRIPTORS: Final = 128
 """Journal, index, open segments, listeners, spares; readers' files come from what is left, as connections do."""
 _CONNECTIONS_MIN: Final = 8
-TOKEN_FILE: Final = "native.token"  # noqa: S105 - a file name
 _log: Final = structlog.get_logger()
 
 
@@ -83,7 +81,7 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with open_local_store(config.data, upload_expiry_s=config.upload_expiry) as store:
             store.scrubber.rate_bytes_per_s = config.scrub_rate
-            token = _native_token(config.data) if config.native else None
+            token = native_token(LocalDisk(config.data)) if config.native else None
             service = Service(store)
             network = TrioNetwork(group=_group_id(config.socket_group))
             server = Server(service, network, token=token, connections_max=connections)
@@ -182,25 +180,6 @@ def _raise_descriptor_limit() -> int:
 def _connections_max(descriptors: int) -> int:
     """Native connections: a third at most of what the store's own files leave."""
     return max(_CONNECTIONS_MIN, min(CONNECTIONS_MAX, (descriptors - OWN_DESCRIPTORS) // 3))
-
-
-def _native_token(data: Path) -> str:
-    """The token that TCP clients present, made at the first start that needs it; mode 0600."""
-    path = data / TOKEN_FILE
-    try:
-        if path.exists():
-            return path.read_text().strip()
-        token = secrets.token_urlsafe(32)
-        temporary = path.with_suffix(".new")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w") as file:
-            file.write(token + "\n")
-            file.flush()
-            os.fsync(descriptor)
-        temporary.replace(path)
-    except OSError as error:
-        raise LocalFileError(f"{path}: {error.strerror}", subject=str(path)) from error
-    return token
 
 
 def _group_id(name: str) -> int | None:

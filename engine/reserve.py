@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import structlog
 
+from engine.failpoints import reached
 from lakefs.errors import LakeError, StoreFull
 from lakefs.limits import PAGE_BYTES, RESERVE_BYTES, RESERVE_SHARE
 from lakefs.ports import Disk, DiskFile
@@ -56,6 +57,7 @@ class Reserve:
             return False
         try:
             self._file.allocate(self._held_bytes, missing)
+            reached("reserve.allocated")
         except StoreFull:
             self._file.truncate(self._held_bytes)
             return False

@@ -25,6 +25,7 @@ import structlog
 import trio
 
 from engine.chunks import Chunks, find_chunk
+from engine.failpoints import reached
 from engine.format import Table, chunk_id_of_key, unpack_chunk_record
 from engine.medium_check import Mismatch, Stored, new_area, runs_of
 from engine.metadata import Metadata
@@ -192,6 +193,7 @@ class Scrubber:
         value = msgspec.msgpack.encode(state)
         _, sequence = await self._metadata.commit(lambda txn: txn.put(Table.COUNTERS, STATE_KEY, value))
         await self._metadata.wait_durable(sequence)
+        reached("scrub.saved")
         self._saved = state
 
     async def _save_now_and_then(self) -> None:
@@ -235,6 +237,7 @@ class Scrubber:
         if not page:
             return False
         damaged = await self._check(page, rate)
+        reached("scrub.page-checked")
         last = page[-1]
         self._state = msgspec.structs.replace(
             self._state,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import trio
 
 from engine.extents import InFlight, Place, page_up
+from engine.failpoints import reached
 from engine.format import SEGMENT_DATA_OFFSET, SegmentKind, StoreIdentity
 from engine.segment_files import SegmentRegister, create_segment_file
 from engine.sizes import SegmentSizes
@@ -118,6 +119,7 @@ def close_segment_file(file: DiskFile, size: int) -> None:
     try:
         if size and size < file.size():
             file.truncate(size)
+            reached("segment.cut")
             file.sync_data()
     finally:
         file.close()

@@ -313,6 +313,7 @@ def _punch_file(disk: Disk, path: str, pages: list[Span]) -> None:
     try:
         for offset, length in pages:
             file.punch(offset, length)
+            reached("segment.page-punched")
     finally:
         file.close()
 

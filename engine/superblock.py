@@ -193,6 +193,7 @@ def write_superblock(disk: Disk, superblock: Superblock) -> None:
     disk.rename(_TEMPORARY_PATH, SUPERBLOCK_PATH)
     reached("superblock.renamed")
     disk.sync_folder(ROOT_FOLDER)
+    reached("superblock.durable")
 
 
 def _create(disk: Disk, clock: Clock) -> Superblock:
@@ -204,6 +205,7 @@ def _create(disk: Disk, clock: Clock) -> Superblock:
                 subject=SUPERBLOCK_PATH,
             )
         disk.make_folder(folder)
+    reached("store.folders-made")
     disk.sync_folder(ROOT_FOLDER)  # a superblock that survives a crash finds its folders
     superblock = Superblock(
         store_id=StoreId(new_id16()),

@@ -1,4 +1,4 @@
-"""Who else is there while writers write: a reader who knows what may be read, and one who collects garbage.
+"""Who else is there while writers write: a reader who knows what may be read, one who collects, one who scrubs.
 
 Every content that a writer ever gives a name stands in its journal before the request is sent.  So whoever reads a
 name and then looks into the journal finds what was read there, or the bytes are wrong.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from itertools import count
 from pathlib import Path
+from typing import Final
 
 from lakefs.client.blocking import Lake
 from lakefs.client.connect import connect
@@ -17,6 +19,8 @@ from lakefs.errors import BucketNotFound, KeyNotFound, OperationalError
 from tests.crash.s3_hand import S3Hand
 from tests.crash.writer import content_of, names_of
 from tests.e2e.s3_raw import Signer
+
+SCRUB_BYTES_PER_S: Final = 16 << 20
 
 
 class Known:
@@ -64,11 +68,22 @@ def read_all_the_time(
 
 
 def collect_all_the_time(address: str) -> None:
-    """One cycle of gc after the other until the engine is gone."""
+    """One cycle of gc after the other until the engine is gone, every other with compaction to the last page."""
+    try:
+        with connect(address) as lake:
+            for turn in count():
+                lake.gc(compact=turn % 2 == 1)
+    except OperationalError:
+        return
+
+
+def scrub_all_the_time(address: str) -> None:
+    """One pass of scrub after the other until the engine is gone; nothing is ever found damaged."""
     try:
         with connect(address) as lake:
             while True:
-                lake.gc()
+                report = lake.scrub(for_s=1.0, rate_bytes_per_s=SCRUB_BYTES_PER_S)
+                assert report["quarantined_chunks"] == 0, report
     except OperationalError:
         return
 

@@ -7,7 +7,7 @@ file began behind its end; a name (a new file, a rename, an unlink, a new folder
 Wanted, in a store at `root`:
 
 - what was written under a temporary name is synced before the rename, the folder behind it before the file is
-  written to, before anything that it supersedes is unlinked, and at all
+  written to, before anything that it supersedes is unlinked, and at all; of the token before anybody is answered
 - a segment's header and name are durable before payload is written behind it
 - payload is durable before the journal's group that follows it is written; payload and group before the answer,
   when one client asks for one thing at a time
@@ -183,6 +183,8 @@ class Order:
         ]
         if "/checkpoints/" in rename.target:
             uses += [call.began for call in self._named("unlink") if call.began > rename.ended]
+        if rename.target.endswith("/native.token"):
+            uses += [call.began for call in self._answers_of_the_engine() if call.began > rename.ended]
         return min(uses, default=1 << 60)
 
     def _new_segments(self) -> Iterator[str]:
@@ -207,13 +209,16 @@ class Order:
         return write.name == "pwrite64" and write.path.endswith(".small") and write.offset >= _PAGE
 
     def _answers(self) -> Iterator[str]:
-        for answer in self._calls:
-            if answer.name not in ("sendmsg", "sendto") or answer.size <= _WAKE_BYTES:
-                continue
+        for answer in self._answers_of_the_engine():
             for below in ("segments/", "journal/"):
                 for write in self._last_writes(below, answer.began):
                     if not self._synced(write.path, write.ended, answer.began) and not self._is_fill(write):
                         yield f"an answer leaves before {write.path} is synced"
+
+    def _answers_of_the_engine(self) -> Iterator[Call]:
+        for call in self._calls:
+            if call.name in ("sendmsg", "sendto") and call.size > _WAKE_BYTES:
+                yield call
 
     def _last_writes(self, below: str, before: int) -> list[Call]:
         """The last write to each file below that folder that began before a moment."""

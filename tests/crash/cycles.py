@@ -1,9 +1,10 @@
 """Cycles of load, SIGKILL and check on one store: what `test_kill_cycles` runs a few of and `make torture` a thousand.
 
-One cycle: the engine is started, half of the time with a step armed at which it dies (`engine.failpoints`); writers
-write through the native protocol and through S3, a reader reads through both, somebody collects garbage; the engine
-is killed, at its step or after a number of acknowledgements; it is started again and all is held against the writers'
-journals.  After some cycles the store is looked at without an engine: what gc leaves and fsck finds, twice.
+One cycle: the engine is started, more than half of the time with a step armed at which it dies (`engine.failpoints`);
+writers write through the native protocol and through S3, one of them versions; a reader reads through both, somebody
+collects garbage and compacts, somebody scrubs.  The engine is killed, at its step or after a number of
+acknowledgements; it is started again and all is held against the writers' journals.  After some cycles the store is
+looked at without an engine: what gc leaves and fsck finds, twice.
 
     python -m tests.crash.cycles --cycles 1000 --seed 7
 """
@@ -15,7 +16,6 @@ import json
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import subprocess
 import time
@@ -27,13 +27,16 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
+from engine.failpoints import FIRST_START_POINTS, POINTS, REBUILD_POINTS
+from engine.native_token import TOKEN_FILE
 from lakefs.client.connect import connect
 from lakefs.errors import EngineUnreachable
-from tests.crash.bystanders import collect_all_the_time, read_all_the_time
+from tests.crash.bystanders import collect_all_the_time, read_all_the_time, scrub_all_the_time
 from tests.crash.quiet_store import inspect
 from tests.crash.s3_hand import S3Hand
-from tests.crash.small_engine import REBUILDS, SmallEngine, some_failpoint
+from tests.crash.small_engine import WarmEngine, some_failpoint
 from tests.crash.store_check import check_store, check_writer
+from tests.crash.version_writer import BUCKET as KEPT, check_versions, write_versions
 from tests.crash.writer import write, write_with
 from tests.e2e.s3_client import KEYS_ARE_FRESH_S, url_of
 from tests.e2e.s3_raw import Signer
@@ -41,6 +44,10 @@ from tests.e2e.s3_raw import Signer
 NATIVE: Final = ("ann", "bob")
 S3: Final = ("sue", "tom")
 WRITERS: Final = NATIVE + S3
+_ARMED_CHANGES: Final = 100
+"""Acknowledged changes after which an armed step counts as missed."""
+_LEAVES_A_FILE: Final = ("journal-file.renamed", "journal-file.durable")
+_LMDB_HEADERS_BYTES: Final = 8192
 _FORK: Final = multiprocessing.get_context("fork")
 _Process = Any  # multiprocessing's class of the chosen context
 
@@ -53,15 +60,22 @@ class Tally:
     cycles: int = 0
     acknowledged: int = 0
     at_steps: Counter[str] = field(default_factory=Counter)
+    tried: Counter[str] = field(default_factory=Counter)
     steps_missed: int = 0
     looks: int = 0
+
+    @property
+    def never_reached(self) -> list[str]:
+        """Named steps at which no engine died."""
+        return [point for point in POINTS if not self.at_steps[point]]
 
     def __str__(self) -> str:
         seconds = time.monotonic() - self.began
         return (
             f"{self.cycles} cycles of SIGKILL in {seconds:.0f} s, {sum(self.at_steps.values())} of them at "
             f"{len(self.at_steps)} named steps ({self.steps_missed} armed steps were not reached), "
-            f"{self.acknowledged} acknowledged changes held, {self.looks} looks without an engine"
+            f"{self.acknowledged} acknowledged changes held, {self.looks} looks without an engine; "
+            f"never reached: {', '.join(self.never_reached) or 'none'}"
         )
 
 
@@ -73,10 +87,13 @@ class Cycles:
         self._seed = seed
         self._generator = random.Random(seed)
         self.tally = Tally()
-        self.engine = SmallEngine(folder)
+        self._last_step = ""
+        self.engine = WarmEngine(folder, "--log-level", "warning")
         self._key = json.loads(self.engine.good("key", "create", "--json").text)
         with connect(self.engine.server) as client:
             client.create_bucket("crash")
+            client.create_bucket(KEPT)
+            client.set_bucket(KEPT, versioning="enabled")
         time.sleep(KEYS_ARE_FRESH_S)
         self.engine.kill()
 
@@ -84,9 +101,7 @@ class Cycles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        process = self.engine.process
-        if process is not None and process.poll() is None:
-            self.engine.kill()
+        self.engine.close()
 
     def run(self, count: int, *, look_every: int, said: Callable[[str], None] = lambda _: None) -> None:
         """So many cycles; an AssertionError says how to repeat the one that failed."""
@@ -110,17 +125,49 @@ class Cycles:
 
     def _cycle(self, number: int) -> None:
         """Start, check what the last cycle left, load, kill."""
-        failpoint = some_failpoint(self._generator) if self._generator.random() < 0.6 else ""
-        if failpoint.startswith(REBUILDS):
-            shutil.rmtree(self.engine.data / "index")
+        failpoint = self._chosen_step()
+        point = failpoint.partition(":")[0]
+        if point in FIRST_START_POINTS:
+            self._first_start(failpoint)
+            failpoint = point = ""
+        if point in REBUILD_POINTS:
+            with (self.engine.data / "index" / "data.mdb").open("r+b") as index:
+                index.write(bytes(_LMDB_HEADERS_BYTES))
         died = not self._start_and_check(failpoint)
         if not died:
             died = self._load(f"{self._seed} {number}", failpoint)
         if died:
-            self.tally.at_steps[failpoint.partition(":")[0]] += 1
+            self._died_at(point)
         self.tally.steps_missed += bool(failpoint) and not died
         if self.engine.process is not None and self.engine.process.poll() is None:
             self.engine.kill()  # it died at a start, and the next one has served the check
+
+    def _chosen_step(self) -> str:
+        if self._last_step in _LEAVES_A_FILE:
+            self._last_step = ""
+            return "recovery.stale-removed:1"
+        return some_failpoint(self._generator, self.tally.tried) if self._generator.random() < 0.6 else ""
+
+    def _died_at(self, point: str) -> None:
+        self.tally.at_steps[point] += 1
+        self._last_step = point
+
+    def _first_start(self, failpoint: str) -> None:
+        """A store of its own whose first start dies, and the next one serves."""
+        with TemporaryDirectory(prefix="lake-first-") as name:
+            first = self.engine.another(Path(name), "--native", "127.0.0.1:0")
+            assert not first.try_start(failpoint), f"{failpoint} was not reached"
+            self._died_at(failpoint.partition(":")[0])
+            first.start()
+            with connect(first.server) as client:
+                client.put("b/x", b"content")
+            first.kill()
+            assert (first.data / TOKEN_FILE).read_text().strip()
+            first.start()
+            with connect(first.server) as client:
+                assert client.get("b/x") == b"content"
+                assert client.fsck(full=True)["damage"] == 0
+            first.kill()
 
     def _start_and_check(self, failpoint: str) -> bool:
         """Whether the engine lives still; where it died at its step on the way, one without has served the check."""
@@ -142,13 +189,16 @@ class Cycles:
                 self.engine.server, journal, writer, self.engine.failpoint
             )
         check_store(self.engine.server, WRITERS, self.engine.failpoint)
+        self.tally.acknowledged += check_versions(
+            self._signer(), self._folder / "versions.journal", self.engine.failpoint
+        )
 
     def _load(self, seed: str, failpoint: str) -> bool:
         """Clients work until the engine has died at its step, true, or is killed after some acknowledgements."""
         reading, writing = os.pipe()
         writers, others = self._clients(seed, writing)
         os.close(writing)
-        wanted = self._generator.randrange(3, 60) if not failpoint else 150
+        wanted = self._generator.randrange(3, 60) if not failpoint else _ARMED_CHANGES
         while wanted > 0 and (told := os.read(reading, wanted)):
             wanted -= len(told)
         died = wanted > 0
@@ -185,6 +235,11 @@ class Cycles:
             )
             for name in S3
         ]
+        writers.append(
+            _FORK.Process(
+                target=write_versions, args=(signer, seed, folder / "versions.journal", told), name="versions"
+            )
+        )
         for writer in WRITERS:
             (folder / f"{writer}.journal").touch()
         others = [
@@ -192,6 +247,7 @@ class Cycles:
                 target=_without, args=(told, read_all_the_time, server, signer, folder, WRITERS, seed)
             ),
             _FORK.Process(target=_without, args=(told, collect_all_the_time, server)),
+            _FORK.Process(target=_without, args=(told, scrub_all_the_time, server)),
         ]
         for client in (*writers, *others):
             client.start()

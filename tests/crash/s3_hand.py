@@ -21,11 +21,14 @@ _UPLOAD: Final = re.compile(rb"<Key>([^<]*)</Key><UploadId>([^<]*)</UploadId>")
 class S3Hand:
     """Names are `bucket/key`, as everywhere."""
 
-    actions = ("put", "put", "put", "parts", "parts", "batch", "remove", "copy", "clear")
+    actions = ("put", "put", "put", "swap", "parts", "parts", "batch", "remove", "copy", "clear")
 
     def __init__(self, signer: Signer) -> None:
         self._signer = signer
         self._connection = http.client.HTTPConnection(*signer.address, timeout=_WAIT_S)
+        self._etag = ""
+        self.version = ""
+        """What the last answer said of the object's version."""
 
     def do(self, action: str, source: str, target: str, contents: dict[str, bytes]) -> None:
         """See `tests.crash.writer.Hand`."""
@@ -40,6 +43,8 @@ class S3Hand:
             self.put_in_parts(target, contents[target])
         elif action == "put":
             self.ask("PUT", _path(target), contents[target])
+        elif action == "swap":
+            self.ask("PUT", _path(target), contents[target], self._as_it_is(target))
         else:
             self.drop_uploads(target)
             self.ask("PUT", _path(target), contents[target])
@@ -79,6 +84,14 @@ class S3Hand:
         """The body of the answer to a signed request; EngineUnreachable when it is not known what happened."""
         return self._good(*self._send(method, target, body, headers))
 
+    def _as_it_is(self, name: str) -> dict[str, str]:
+        """The condition that nobody has changed the name since."""
+        status, body = self._send("HEAD", _path(name))
+        if status == http.HTTPStatus.NOT_FOUND:
+            return {"if-none-match": "*"}
+        self._good(status, body)
+        return {"if-match": self._etag}
+
     def _part(self, target: str, body: bytes) -> str:
         self._good(*self._send("PUT", target, body))
         return self._etag
@@ -99,6 +112,7 @@ class S3Hand:
             self._connection.request(method, target, body, signed.headers)
             answer = self._connection.getresponse()
             self._etag = answer.headers.get("ETag", "")
+            self.version = answer.headers.get("x-amz-version-id", "")
             return answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()

@@ -6,28 +6,35 @@ import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from engine.failpoints import POINTS, START_POINTS, UPKEEP_POINTS, VARIABLE
-from tests.e2e.served import WAIT_S, Served, environment
+from engine.failpoints import (
+    FIRST_START_POINTS,
+    POINTS,
+    REBUILD_POINTS,
+    START_POINTS,
+    UPKEEP_POINTS,
+    VARIABLE,
+)
+from tests.crash.warm_lake import WarmLake
+from tests.e2e.served import WAIT_S, Process, Served, environment
 
 SMALL_LAKE: Final = [sys.executable, "-m", "tests.crash.small_lake"]
 _RARE: Final = ("segment.header-synced", "segment.durable", "segment.full", "journal-file.")
-REBUILDS: Final = ("recovery.rebuilt", "recovery.index-replaced")
-"""Steps that only a start without an index comes to."""
 
 
 class SmallEngine(Served):
     """As `Served`, with small files and S3; `start` is not the only thing that may fail."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, started: bool = True) -> None:
         self.failpoint = ""
         self.program = SMALL_LAKE
         self.wrapped: Callable[[list[str]], list[str]] = list
         """What the command becomes: under another program."""
-        super().__init__(folder, *options)
+        super().__init__(folder, *options, started=started)
 
     def start(self) -> None:
         """Start; the engine must come up."""
@@ -37,12 +44,11 @@ class SmallEngine(Served):
     def try_start(self, failpoint: str = "") -> bool:
         """Start with that step armed, "" for none; whether the engine serves, or has died there."""
         self.failpoint = failpoint
-        command = [*self.program, "serve", "--data", str(self.data), "--socket", str(self.socket)]
-        self.process = subprocess.Popen(
-            self.wrapped([*command, "--admin", "off", "--s3", "127.0.0.1:0", *self._options]),
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment("unix:/nowhere/lake.sock") | ({VARIABLE: failpoint} if failpoint else {}),
+        arguments = ["serve", "--data", str(self.data), "--socket", str(self.socket), "--admin", "off"]
+        armed = {VARIABLE: failpoint} if failpoint else {}
+        self.process = self._spawn(
+            [*arguments, "--s3", "127.0.0.1:0", *self._options],
+            environment("unix:/nowhere/lake.sock") | armed,
         )
         assert self.process.stdout is not None
         self.printed = []
@@ -56,6 +62,10 @@ class SmallEngine(Served):
         self.process.stdout.close()
         return False
 
+    def _spawn(self, arguments: list[str], env: dict[str, str]) -> Process:
+        command = self.wrapped([*self.program, *arguments])
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+
     def wait(self) -> int:
         """Its exit code, once it has ended."""
         assert self.process is not None
@@ -65,10 +75,39 @@ class SmallEngine(Served):
         return self.process.wait(WAIT_S)
 
 
-def some_failpoint(generator: random.Random) -> str:
-    """A step, and how often it is passed before: as a cycle of load comes to it."""
-    point = generator.choice(POINTS)
-    if point in START_POINTS:
+class WarmEngine(SmallEngine):
+    """As `SmallEngine`, forked from a process that has most of it imported, unless it has a program of its own."""
+
+    def __init__(
+        self, folder: Path, *options: str, started: bool = True, warm: WarmLake | None = None
+    ) -> None:
+        self._warm = WarmLake() if warm is None else warm
+        super().__init__(folder, *options, started=started)
+
+    def another(self, folder: Path, *options: str) -> WarmEngine:
+        """One that is not started, forked from the same process, which this one closes."""
+        other = WarmEngine(folder, *options, started=False, warm=self._warm)
+        other.program = self.program
+        return other
+
+    def close(self) -> None:
+        """Kill the engine if it runs, and end the process that it was forked from."""
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        self._warm.close()
+
+    def _spawn(self, arguments: list[str], env: dict[str, str]) -> Process:
+        if self.program is not SMALL_LAKE:
+            return super()._spawn(arguments, env)
+        return self._warm.start(arguments, env)
+
+
+def some_failpoint(generator: random.Random, tries: Counter[str]) -> str:
+    """One of the steps that were armed least, and how often it is passed before: as a cycle of load comes to it."""
+    least = min(tries[point] for point in POINTS)
+    point = generator.choice([point for point in POINTS if tries[point] == least])
+    tries[point] += 1
+    if point in (*START_POINTS, *REBUILD_POINTS, *FIRST_START_POINTS) or generator.random() < 0.3:
         count = 1
     elif point in UPKEEP_POINTS or point.startswith(_RARE):
         count = generator.randrange(1, 4)

@@ -31,7 +31,7 @@ class TracedEngine(SmallEngine):
     def __init__(self, folder: Path, bug: str = "") -> None:
         self.trace = folder / "trace"
         self.bug = bug
-        super().__init__(folder / "new")
+        super().__init__(folder / "new", "--native", "127.0.0.1:0")
 
     def try_start(self, failpoint: str = "") -> bool:
         """Start it there, with its bug."""
@@ -69,6 +69,7 @@ def test_nothing_is_answered_renamed_or_referred_to_before_it_is_durable() -> No
         made = "".join(order.made())
         for kind in (".large", ".small", ".journal", ".checkpoint", "superblock"):
             assert made.count(kind) > 1, f"{made.count(kind)} files {kind} are too few to show anything"
+        assert made.count("native.token") > 0
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,8 @@ def test_nothing_is_answered_renamed_or_referred_to_before_it_is_durable() -> No
     [
         ("no-folder-sync", "segments is not synced before payload"),
         ("no-folder-sync", "journal is not synced behind the rename"),
+        ("no-folder-sync", "native.token"),
+        ("no-token-sync", "native.token"),
         ("no-data-sync", "is renamed before it is synced"),
         ("no-data-sync", "before the journal's group"),
         ("no-journal-sync", "an answer leaves before"),

@@ -125,7 +125,7 @@ class Hand(Protocol):
 class NativeHand:
     """Through the native protocol."""
 
-    actions = ("put", "put", "put", "stream", "batch", "remove", "move", "copy")
+    actions = ("put", "put", "put", "swap", "stream", "batch", "remove", "move", "copy")
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
@@ -142,6 +142,10 @@ class NativeHand:
             self._lake.copy(source, target)
         elif action == "put":
             self._lake.put(target, contents[target])
+        elif action == "swap":
+            there = self._lake.exists(target)
+            etag = self._lake.stat(target).etag if there else ""
+            self._lake.put(target, contents[target], if_absent=not there, if_match=etag)
         else:
             _put_file(self._lake, target, contents[target])
 

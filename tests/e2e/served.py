@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 LAKE = [sys.executable, "-m", "cli.main"]
@@ -58,17 +58,31 @@ def lake(
     return Finished(done.returncode, done.stdout, done.stderr.decode(errors="backslashreplace"))
 
 
+class Process(Protocol):
+    """What the tests use of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdout(self) -> IO[str] | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+    def kill(self) -> None: ...
+
+
 class Served:
     """One engine process, and commands that talk to it."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, started: bool = True) -> None:
         self.data = folder / "store"
         self.socket = folder / "s"
         self.server = f"unix:{self.socket}"
         self._options = options
         self.printed: list[str] = []
-        self.process: subprocess.Popen[str] | None = None
-        self.start()
+        self.process: Process | None = None
+        if started:
+            self.start()
 
     def start(self) -> None:
         """Start the engine and wait until it serves."""
