@@ -162,7 +162,7 @@ JOURNAL_HEADER: Final = Layout(
         ("first_sequence", "Q"),
         ("store_id", "16s"),
         ("boot_id", "16s"),
-        ("reserved2", "4s"),
+        ("boot_before", "4s"),
         ("crc", "I"),
     ],
 )
@@ -514,6 +514,8 @@ class StoreIdentity:
 
     store_id: bytes
     boot_id: BootId
+    boot_before: bytes = bytes(16)
+    """The boot that the superblock named when this one opened the store; its own in a new store, zeros when unknown."""
 
     @property
     def boot_tag(self) -> bytes:

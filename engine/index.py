@@ -35,6 +35,7 @@ from lakefs.ids import ROOT_NODE, Sequence
 from lakefs.limits import LMDB_MAP_BYTES, MIB
 
 _APPLIED_KEY: Final = b"applied"
+_STORE_KEY: Final = b"store"
 _APPLIED: Final = struct.Struct("<Q")
 _STATS: Final = struct.Struct("<QI")
 _DATA_FILE: Final = "data.mdb"
@@ -92,6 +93,8 @@ class Index:
         self.path = path
         self.committed: Callable[[], None] | None = None
         """Called in the writer's thread after each commit; the simulator's way to know what is durable."""
+        self.owner = b""
+        """The store's id, noted with the next `apply` when it is set."""
         path.mkdir(mode=0o700, exist_ok=True)
         with _translated("open"):
             self._env = lmdb.open(
@@ -149,6 +152,12 @@ class Index:
         """Entries with start <= key < end in the reader's snapshot, checked.  Close it before `refresh`."""
         return _scan(self._reader, self._databases[table], table, start, end)
 
+    def is_foreign(self, store_id: bytes) -> bool:
+        """Whether another store's id is noted in it; none is in an index of an earlier release."""
+        with _translated("read"):
+            noted = self._reader.get(_STORE_KEY, None, self._databases[0])
+        return noted is not None and noted != store_id
+
     def probe(self) -> Sequence:
         """`applied`, after a look at the records that every opening reads.  IndexDamaged."""
         for name in (b"node", b"birth", b"segment"):
@@ -174,6 +183,8 @@ class Index:
             for table, entries in layer.non_empty_tables():
                 self._apply_table(txn, table, entries)
             txn.put(_APPLIED_KEY, _APPLIED.pack(applied), db=self._databases[0])
+            if self.owner:
+                txn.put(_STORE_KEY, self.owner, db=self._databases[0])
 
     def load(self, table: Table, records: list[tuple[bytes, bytes]]) -> None:
         """Add records of one table, ascending and behind all that are there; for rebuilding only."""

@@ -206,7 +206,7 @@ class Journal:
             first_sequence,
             identity.store_id,
             identity.boot_id,
-            bytes(4),
+            identity.boot_before[:4],
             0,
         )[:_FILE_CHECKED_BYTES]
         return (head + crc32c(head).to_bytes(4, "little")).ljust(PAGE, b"\0")

@@ -54,6 +54,8 @@ class JournalFile:
     first_sequence: Sequence
     boot_tag: bytes
     size_bytes: int
+    tag_before: bytes = bytes(4)
+    """Of the boot that the superblock named when this file was begun; zeros in files of earlier releases."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,19 @@ def find_end(disk: Disk, files: tuple[JournalFile, ...], durable: Sequence) -> J
     return JournalEnd(end.sequence, last, files, end.torn)
 
 
+def refuse_lost_boot(files: tuple[JournalFile, ...], end: Sequence, boot: bytes) -> None:
+    """JournalDamaged when the store was not stopped cleanly and what its last boot wrote is in no file.
+
+    `boot` is the superblock's, whose journal file was durable before that superblock was.  The file is there, or one
+    of a later boot that saw the same superblock and took its place.
+    """
+    if not files or not boot or files[-1].tag_before == bytes(4):
+        return
+    if not any(file.boot_tag == boot[:8] or file.tag_before == boot[:4] for file in files):
+        reason = "the file that the last start began is missing"
+        raise _Damaged(JournalDamage(JOURNAL_FOLDER, 0, Sequence(end + 1), reason))
+
+
 def read_groups(
     disk: Disk, files: tuple[JournalFile, ...], after: Sequence, upto: Sequence
 ) -> Iterator[Group]:
@@ -243,7 +258,7 @@ class _Header:
 def _read_file_header(file: DiskFile, path: str, store_id: bytes) -> JournalFile:
     page = bytearray(JOURNAL_HEADER.size)
     count = file.pread_into(memoryview(page), 0)
-    magic, version, _, first, found_store, boot_id, _, crc = JOURNAL_HEADER.unpack(page)
+    magic, version, _, first, found_store, boot_id, tag_before, crc = JOURNAL_HEADER.unpack(page)
     if count < len(page) or magic != JOURNAL_MAGIC or crc32c(page[:_FILE_CHECKED_BYTES]) != crc:
         raise _Damaged(JournalDamage(path, 0, sequence_in(path), "its header is not readable"))
     if version != FORMAT_VERSION:
@@ -252,7 +267,7 @@ def _read_file_header(file: DiskFile, path: str, store_id: bytes) -> JournalFile
         raise StoreUnusable(f"{path} belongs to another store; move it away", subject=path)
     if path != journal_path(Sequence(first)):
         raise StoreUnusable(f"{path} begins with group {first}: it was renamed", subject=path)
-    return JournalFile(path, Sequence(first), boot_id[:8], file.size())
+    return JournalFile(path, Sequence(first), boot_id[:8], file.size(), tag_before)
 
 
 def _parse_header(buffer: bytes | bytearray | memoryview, offset: int, boot_tag: bytes) -> _Header | None:

@@ -43,6 +43,7 @@ from engine.journal_reader import (
     find_end,
     list_journal,
     read_groups,
+    refuse_lost_boot,
     sequence_in,
 )
 from engine.overlay import Layer, Overlay
@@ -122,7 +123,7 @@ def recover(
     remove_index(path.with_name(path.name + ".old"))
     checkpoint = newest_checkpoint(disk)
     with ExitStack() as opened:  # what a failure closes again, so that the opening can be tried anew
-        index, reason = _open_index(disk, path, checkpoint)
+        index, reason = _open_index(disk, path, identity.store_id, checkpoint)
         if index is not None:
             opened.callback(index.close)
         end = _find_end(disk, identity, clean_sequence, checkpoint, index)
@@ -175,6 +176,7 @@ def build_index(
     assert checkpoint is None or checkpoint.sequence <= upto, "the journal ends before its checkpoint"
     remove_index(path)
     index = Index(path)
+    index.owner = identity.store_id
     try:
         applied = _load_checkpoint(disk, identity, index, checkpoint)
         layer = Layer()
@@ -205,12 +207,10 @@ def rebuild_store(
     after = Sequence(0) if checkpoint is None else checkpoint.sequence
     lost: JournalDamage | None = None
     path = Path(disk.local_path(INDEX_FOLDER))
-    durable = Sequence(
-        max(clean_sequence or 0, after, 0 if crash_note.died_in_index(disk) else _applied_in(path))
-    )
+    durable = Sequence(max(clean_sequence or 0, after, _applied_in(disk, path, identity.store_id)))
     while True:
         try:
-            end = _checked_end(disk, identity, after, durable)
+            end = _checked_end(disk, identity, clean_sequence, after, durable)
             break
         except JournalDamaged as error:
             place = damage_of(error)
@@ -252,23 +252,25 @@ def verify_journal(disk: Disk, store_id: bytes, upto: Sequence) -> int:
     return count
 
 
-def _applied_in(path: Path) -> Sequence:
+def _applied_in(disk: Disk, path: Path, store_id: bytes) -> Sequence:
     """The sequence that the index about to be thrown away has; 0 when it cannot say."""
-    if not (path / "data.mdb").exists():
+    if crash_note.died_in_index(disk) or not (path / "data.mdb").exists():
         return Sequence(0)
     try:
         index = Index(path)
     except IndexDamaged:
         return Sequence(0)
     try:
-        return index.applied
+        return Sequence(0) if index.is_foreign(store_id) else index.applied
     except IndexDamaged:
         return Sequence(0)
     finally:
         index.close()
 
 
-def _open_index(disk: Disk, path: Path, checkpoint: Checkpoint | None) -> tuple[Index | None, str]:
+def _open_index(
+    disk: Disk, path: Path, store_id: bytes, checkpoint: Checkpoint | None
+) -> tuple[Index | None, str]:
     """The index, or None and why it is to be rebuilt."""
     if crash_note.died_in_index(disk):
         return None, "a process died while it read it"
@@ -280,12 +282,17 @@ def _open_index(disk: Disk, path: Path, checkpoint: Checkpoint | None) -> tuple[
         return None, error.message
     try:
         applied = index.probe()
+        is_foreign = index.is_foreign(store_id)
     except IndexDamaged as error:
         index.close()
         return None, error.message
+    if is_foreign:
+        index.close()
+        return None, "it is another store's"
     if checkpoint is not None and applied < checkpoint.sequence:
         index.close()
         return None, f"it ends with group {applied}, before the checkpoint's {checkpoint.sequence}"
+    index.owner = store_id
     return index, ""
 
 
@@ -306,7 +313,20 @@ def _find_end(
     if not files and clean_sequence is None:
         # A store that was ever opened for writing has a journal file, before its superblock says so.
         durable = max(durable, 1)
-    return find_end(disk, files, Sequence(durable))
+    return _certain_end(disk, identity, clean_sequence, files, Sequence(durable))
+
+
+def _certain_end(
+    disk: Disk,
+    identity: StoreIdentity,
+    clean_sequence: int | None,
+    files: tuple[JournalFile, ...],
+    durable: Sequence,
+) -> JournalEnd:
+    """The journal's end; JournalDamaged when it lies before what was durable, or what the last boot wrote is gone."""
+    end = find_end(disk, files, durable)
+    refuse_lost_boot(files, end.sequence, identity.boot_before if clean_sequence is None else b"")
+    return end
 
 
 def _rebuild(
@@ -381,9 +401,12 @@ def _files_behind(files: tuple[JournalFile, ...], checkpoint: Checkpoint | None)
     ]
 
 
-def _checked_end(disk: Disk, identity: StoreIdentity, after: Sequence, durable: Sequence) -> JournalEnd:
+def _checked_end(
+    disk: Disk, identity: StoreIdentity, clean_sequence: int | None, after: Sequence, durable: Sequence
+) -> JournalEnd:
     """The journal's end, with every group behind the checkpoint read and decoded."""
-    end = find_end(disk, list_journal(disk, identity.store_id), durable)
+    files = list_journal(disk, identity.store_id)
+    end = _certain_end(disk, identity, clean_sequence, files, durable)
     for group in read_groups(disk, end.files, after, end.sequence):
         decode_records(group.body, group.record_count)
     return end

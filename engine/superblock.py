@@ -5,6 +5,8 @@ Rules kept here:
   lock creates the store and the other sees StoreLocked.
 - The superblock is replaced whole: temporary name, sync, rename, sync of the folder.  So a reader sees the old
   one or the new one.
+- Its copy is replaced in the same way before it: what the copy says is never older.  Opening reads the superblock
+  only; the copy is for `lake fsck --repair`.
 - Unknown is refused by name: a format version, an incompatible feature.  An unknown read-only feature
   is for the caller to judge: it may read the store and not write to it (`engine.store`, which writes, refuses it).
 - A store whose lock has another inode than the superblock says was copied: it gets a new engine id, or is
@@ -18,7 +20,7 @@ It does not decide when a store counts as clean: whoever stops the store writes 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from crc32c import crc32c
@@ -41,12 +43,13 @@ from lakefs.ids import BootId, EngineId, StoreId, new_id16
 from lakefs.ports import Clock, Disk, DiskFile
 
 SUPERBLOCK_PATH: Final = "superblock"
+COPY_PATH: Final = "superblock.copy"
 LOCK_PATH: Final = "lock"
 ROOT_FOLDER: Final = ""
 STORE_FOLDERS: Final = ("journal", "checkpoints", "segments")
 NO_CLUSTER: Final = bytes(16)
-_TEMPORARY_PATH: Final = "superblock.new"
 _CHECKED_BYTES: Final = SUPERBLOCK.size - 4
+_REMEDY: Final = "restore it from its copy with: lake fsck --data DIR --repair"
 _DOMAIN_BYTES: Final = 16
 _DOMAINS_MAX: Final = 1024 // _DOMAIN_BYTES
 
@@ -66,11 +69,13 @@ class Superblock:
     compat_features: int = 0
     read_only_features: int = 0
     incompat_features: int = 0
+    boot_before: bytes = field(default=b"", compare=False)
+    """The boot that the superblock on disk names, when it was opened by another."""
 
     @property
     def identity(self) -> StoreIdentity:
         """What every header of this store's files carries."""
-        return StoreIdentity(self.store_id, self.boot_id)
+        return StoreIdentity(self.store_id, self.boot_id, self.boot_before or self.boot_id)
 
     def pack(self) -> bytes:
         """The 4,096 bytes of the file."""
@@ -135,10 +140,10 @@ def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
         raise
 
 
-def read_superblock(disk: Disk) -> Superblock:
-    """The superblock as it is on disk.  StoreDamaged, StoreUnusable."""
+def read_superblock(disk: Disk, path: str = SUPERBLOCK_PATH) -> Superblock:
+    """The superblock, or its copy, as it is on disk.  StoreDamaged, StoreUnusable; FileNotFoundError."""
     page = bytearray(PAGE)
-    file = disk.open(SUPERBLOCK_PATH, read_only=True)
+    file = disk.open(path, read_only=True)
     try:
         count = file.pread_into(memoryview(page), 0)
     finally:
@@ -149,7 +154,9 @@ def read_superblock(disk: Disk) -> Superblock:
 def parse_superblock(page: bytes) -> Superblock:
     """The superblock in `page`, checked.  Features are not judged here."""
     if len(page) < SUPERBLOCK.size or page[:8] != SUPERBLOCK_MAGIC:
-        raise StoreDamaged("the superblock is not one: its first bytes are wrong", subject=SUPERBLOCK_PATH)
+        raise StoreDamaged(
+            f"the superblock is not one: its first bytes are wrong; {_REMEDY}", subject=SUPERBLOCK_PATH
+        )
     fields = SUPERBLOCK.unpack_fields(page)
     if fields["format_version"] != FORMAT_VERSION:
         raise StoreUnusable(
@@ -157,7 +164,7 @@ def parse_superblock(page: bytes) -> Superblock:
             subject=SUPERBLOCK_PATH,
         )
     if crc32c(page[:_CHECKED_BYTES]) != fields["crc"]:
-        raise StoreDamaged("the superblock does not match its checksum", subject=SUPERBLOCK_PATH)
+        raise StoreDamaged(f"the superblock does not match its checksum; {_REMEDY}", subject=SUPERBLOCK_PATH)
     if fields["granule_bytes"] != GRANULE or not 1 <= fields["domain_count"] <= _DOMAINS_MAX:
         raise StoreUnusable(
             f"the superblock says granule {fields['granule_bytes']}, domains {fields['domain_count']}",
@@ -180,17 +187,27 @@ def parse_superblock(page: bytes) -> Superblock:
 
 
 def write_superblock(disk: Disk, superblock: Superblock) -> None:
-    """Replace the superblock; durable on return.  After an error the old one or the new one is in place."""
-    if disk.exists(_TEMPORARY_PATH):
-        disk.unlink(_TEMPORARY_PATH)
-    file = disk.open(_TEMPORARY_PATH, create=True)
+    """Replace the copy, then the superblock; durable on return.
+
+    After an error the old one or the new one is in place, and the copy is that or a newer one.
+    """
+    for path in (COPY_PATH, SUPERBLOCK_PATH):
+        write_one(disk, path, superblock.pack())
+
+
+def write_one(disk: Disk, path: str, page: bytes) -> None:
+    """Replace the superblock, or its copy alone, by a page; durable on return."""
+    temporary = f"{path}.new"
+    if disk.exists(temporary):
+        disk.unlink(temporary)
+    file = disk.open(temporary, create=True)
     try:
-        file.pwrite(superblock.pack(), 0)
+        file.pwrite(page, 0)
         file.sync_data()
     finally:
         file.close()
     reached("superblock.synced")
-    disk.rename(_TEMPORARY_PATH, SUPERBLOCK_PATH)
+    disk.rename(temporary, path)
     reached("superblock.renamed")
     disk.sync_folder(ROOT_FOLDER)
     reached("superblock.durable")
@@ -200,8 +217,8 @@ def _create(disk: Disk, clock: Clock) -> Superblock:
     for folder in STORE_FOLDERS:
         if disk.list_folder(folder):
             raise StoreDamaged(
-                f"the superblock is missing but {folder}/ holds files of a store; "
-                "restore the superblock, or move the files away to begin a new store",
+                f"the superblock is missing but {folder}/ holds files of a store; {_REMEDY}, "
+                "or move the files away to begin a new store",
                 subject=SUPERBLOCK_PATH,
             )
         disk.make_folder(folder)
@@ -246,7 +263,13 @@ def _admit(disk: Disk, superblock: Superblock, lock: DiskFile) -> OpenedStore:
             )
         engine_id = EngineId(new_id16())
         warnings.append("the store was copied or restored; it has a new engine id now")
-    admitted = replace(superblock, boot_id=BootId(new_id16()), engine_id=engine_id, identity_inode=inode)
+    admitted = replace(
+        superblock,
+        boot_id=BootId(new_id16()),
+        engine_id=engine_id,
+        identity_inode=inode,
+        boot_before=superblock.boot_id,
+    )
     return OpenedStore(admitted, lock, read_only, warnings=tuple(warnings))
 
 
