@@ -173,7 +173,7 @@ def refuse_lost_boot(files: tuple[JournalFile, ...], end: Sequence, boot: bytes)
     `boot` is the superblock's, whose journal file was durable before that superblock was.  The file is there, or one
     of a later boot that saw the same superblock and took its place.
     """
-    if not files or not boot or files[-1].tag_before == bytes(4):
+    if not files or not any(boot) or not any(files[-1].tag_before):
         return
     if not any(file.boot_tag == boot[:8] or file.tag_before == boot[:4] for file in files):
         reason = "the file that the last start began is missing"
