@@ -161,10 +161,11 @@ class Chunks:
         await run_all(hash_one, threaded)
         return [result for result in results if result is not None]
 
-    async def write(self, items: Seq[Hashed]) -> list[Written]:
+    async def write(self, items: Seq[Hashed], *, into_headroom: bool = False) -> list[Written]:
         """Write and sync payloads, and place small ones; their extents are in flight until `settle`.
 
-        A write or sync that fails, but for want of room, makes the whole store read-only.
+        `into_headroom`: small ones may take half of it, for who gives more room back at once.  A write or sync that
+        fails, but for want of room, makes the whole store read-only.
         """
         written: list[Written] = []
         small = [item for item in items if item.payload.area is None]
@@ -177,7 +178,7 @@ class Chunks:
 
         async def write_small() -> None:
             payloads = [item.payload.small for item in small if item.payload.small is not None]
-            places = await self._segments.place_small(payloads)
+            places = await self._segments.place_small(payloads, into_headroom=into_headroom)
             written.extend(Written(item, place) for item, place in zip(small, places, strict=True))
 
         try:

@@ -3,14 +3,15 @@
 gc punches whole pages.  Small chunks share theirs, so a segment of which little lives may keep most of its room.
 One run, beside readers, writers and gc:
 
-1. *Choose.*  All records are walked once, and what lives in each segment is added up.  Chosen are sealed segments with
-   nothing in flight of which at most `share` of the room that they take lives; the open small segment is sealed first
-   when it is one of those.  The emptiest come first.
+1. *Choose.*  All records are walked once, and what lives in each segment is added up.  Chosen are segments that were
+   sealed with nothing in flight before the walk, so that it met all their records, and of whose room at most `share`
+   lives; the open small segment is sealed when it is one of those.  The emptiest come first.
 2. *Move.*  The records of some of them are walked again, now that no record can be added there.  Segment by segment,
    in the order of offsets and in small batches: payloads are read and checked, hashed, and written as those of a put
    are, to segments with new ids; one decision changes the places of those records that are still what they were.
-3. *Free.*  When the batch's group is durable, its old places are punched.  When none of a segment's records is left
-   there, and everything that this was seen in is durable, the segment is removed.
+3. *Free.*  When the batch's group is durable, its old places are punched, with what is dead behind each, so that a
+   batch gives back more than it took.  When none of a segment's records is left there, and everything that this was
+   seen in is durable, the segment is removed.
 
 Rules kept here:
 - An old place is freed only when the group that names the new one is durable, and that group is appended only behind
@@ -20,15 +21,19 @@ Rules kept here:
 - A record that was freed, stored anew or noted as damaged meanwhile is not touched; its copy is given up.
 - What does not match its checksum or its id is noted in the quarantine and stays where it is, and so does its segment.
 - A reader with the old place sees the bytes or zeros, which do not match; it asks again and gets the new place.
-- A segment is begun only when all that lives in it finds room beside the headroom: on a full disk nothing is moved.
+- A batch is moved only when it finds room, and may take half of the headroom for it: so a full disk whose dead share
+  their pages with the living is emptied step by step.  Without room for a batch, or with less than half of the
+  reserve, nothing is moved.
 
 It may be cancelled at every checkpoint.  Memory: `COMPACT_RECORDS_MAX` records, and one batch of payload.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Seq
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import msgspec
 import trio
@@ -39,6 +44,7 @@ from engine.failpoints import reached
 from engine.format import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.metadata import Metadata
 from engine.payloads import PayloadMemory
+from engine.reserve import Reserve
 from engine.segments import Segments
 from engine.views import Transaction
 from lakefs.errors import ChunkDamaged, CorruptionError, LakeError, OperationalError, StoreFull
@@ -75,6 +81,8 @@ class _Found:
 
     key: bytes
     record: ChunkRecord
+    vacated_bytes: int = 0
+    """From its offset on, what is dead when it has been moved."""
 
     @property
     def chunk(self) -> ChunkId:
@@ -99,6 +107,7 @@ class Compactor:
         segments: Segments,
         chunks: Chunks,
         memory: PayloadMemory,
+        reserve: Reserve,
         reclaiming: trio.Lock,
         *,
         won_bytes_min: int,
@@ -108,6 +117,7 @@ class Compactor:
         self._segments = segments
         self._chunks = chunks
         self._memory = memory
+        self._reserve = reserve
         self._reclaiming = reclaiming
         self._won_bytes_min = won_bytes_min
         self._batch = batch
@@ -139,6 +149,8 @@ class Compactor:
 
     async def _choose(self, share: float) -> dict[SegmentId, _Living]:
         """Segments worth it, the emptiest first."""
+        settled = {s for s in self._segments.sealed() if not self._segments.inflight(s)}
+        filled_before = self._segments.small.filled
         living: dict[SegmentId, _Living] = {}
         after = b""
         while page := self._page(after):
@@ -148,9 +160,10 @@ class Compactor:
                 entry.chunk_count += 1
                 entry.room_bytes += _room_of(found.record)
             await trio.lowlevel.checkpoint()
-        await self._seal_what_is_open(living, share)
+        if filled_before and await self._is_retired(*filled_before, living, share):
+            settled.add(filled_before[0])
         worth: list[tuple[float, SegmentId]] = []
-        for segment in self._segments.sealed():
+        for segment in settled:
             if self._segments.inflight(segment) or not self._segments.has(segment):
                 continue  # gc removes some meanwhile
             # The header's page is room that goes only with the file.
@@ -164,15 +177,20 @@ class Compactor:
         """Whether moving `lives` bytes gives enough of `room` back."""
         return lives <= share * room and room - lives >= self._won_bytes_min
 
-    async def _seal_what_is_open(self, living: dict[SegmentId, _Living], share: float) -> None:
+    async def _is_retired(
+        self, segment: SegmentId, placed_before: int, living: dict[SegmentId, _Living], share: float
+    ) -> bool:
+        """Seal the open small segment if that is worth it; whether it is sealed.  What came during the walk lives."""
         filled = self._segments.small.filled
-        if filled is None:
-            return
-        segment, placed_bytes = filled
-        lives = living.get(segment, _Living()).room_bytes
-        if self._is_worth_it(lives, placed_bytes, share):
-            await self._segments.small.retire(segment)
-            reached("compaction.sealed")
+        if filled is None or filled[0] != segment:
+            return False
+        lives = living.setdefault(segment, _Living())
+        lives.room_bytes += filled[1] - placed_before
+        if not self._is_worth_it(lives.room_bytes, filled[1], share):
+            return False
+        await self._segments.small.retire(segment)
+        reached("compaction.sealed")
+        return True
 
     # --- moving ------------------------------------------------------------------------------------
 
@@ -187,7 +205,7 @@ class Compactor:
             for segment in chosen:
                 if not self._segments.has(segment):
                     continue
-                left = await self._empty(sorted(found[segment], key=_offset_of), report)
+                left = await self._empty(_by_offset(found[segment], is_complete), is_complete, report)
                 if is_complete and not left:
                     await self._remove(segment, report)
             if report.moved_chunks == moved_before:
@@ -211,24 +229,40 @@ class Compactor:
             await trio.lowlevel.checkpoint()
         return found, True
 
-    async def _empty(self, found: list[_Found], report: CompactionReport) -> int:
-        """Move chunks of one segment; how many stay there."""
-        good = [item for item in found if not self._chunks.is_quarantined(item.chunk)]
-        await self._need_room(sum(_room_of(item.record) for item in good))
+    async def _empty(self, found: list[_Found], is_complete: bool, report: CompactionReport) -> int:
+        """Move chunks of one segment; how many stay there.  StoreFull: there is no room for the next batch."""
+        pending = deque(item for item in found if not self._chunks.is_quarantined(item.chunk))
+        if (
+            not is_complete
+        ):  # what is dead between them is not known: they give little back until all are moved
+            await self._room_for(sum(_room_of(item.record) for item in pending))
         left = len(found)
-        for batch in _batches(good):
+        while pending:
             began = trio.current_time()
+            batch = _next_batch(pending, await self._room_for(_room_of(pending[0].record)))
             left -= await self._move(batch, report)
             moved_bytes = sum(item.record.extent_bytes for item in batch)
             await trio.sleep(max(0.0, began + moved_bytes / COMPACT_BYTES_PER_S - trio.current_time()))
         return left
 
-    async def _need_room(self, needed_bytes: int) -> None:
-        """StoreFull unless so much payload fits beside the headroom."""
-        if needed_bytes and await self._segments.free_bytes() < needed_bytes + PAGE_BYTES:
+    async def _room_for(self, needed_bytes: int) -> int:
+        """Room that copies may take, at least so much of it.  StoreFull.
+
+        The reserve is filled up first: every move writes journal and index, which must not use up what removing
+        names and gc need.
+        """
+        await self._chunks.offload.run(self._reserve.restore)
+        if self._reserve.held_bytes < self._reserve.target_bytes // 2:
+            raise StoreFull(
+                "the disk is full and the reserve is used: nothing is moved until there is more room"
+            )
+        # A page for the header of a new segment, one for what is not whole pages.
+        room = await self._segments.free_bytes(with_half_of_headroom=True) - 2 * PAGE_BYTES
+        if room < needed_bytes:
             raise StoreFull(
                 f"no room to move {needed_bytes} bytes out of a segment; what gc freed is free all the same"
             )
+        return room
 
     async def _move(self, batch: Seq[_Found], report: CompactionReport) -> int:
         """Move a batch; how many of it were moved."""
@@ -284,7 +318,7 @@ class Compactor:
 
     async def _record(self, copies: dict[ChunkId, tuple[_Found, Hashed]], report: CompactionReport) -> int:
         """Write the copies, have the records name them, and free the old places; how many there were."""
-        written = await self._chunks.write([copy for _, copy in copies.values()])
+        written = await self._chunks.write([copy for _, copy in copies.values()], into_headroom=True)
         reached("compaction.copied")
 
         def decide(txn: Transaction) -> list[_Found]:
@@ -323,7 +357,7 @@ class Compactor:
     async def _free(self, moved: Seq[_Found], sequence: Sequence) -> None:
         """The old places, when the new ones are durable."""
         await self._metadata.wait_durable(sequence)
-        places = [(item.record.segment, item.record.offset, item.record.extent_bytes) for item in moved]
+        places = [(item.record.segment, item.record.offset, item.vacated_bytes) for item in moved]
         reached("compaction.moved")
         await self._segments.punch(places)
         reached("compaction.punched")
@@ -364,24 +398,23 @@ def _next_round(chosen: dict[SegmentId, _Living]) -> dict[SegmentId, _Living]:
     return taken
 
 
-def _batches(found: Seq[_Found]) -> Iterator[list[_Found]]:
-    """Runs of chunks that are copied together."""
-    batch: list[_Found] = []
-    batch_bytes = 0
-    for item in found:
-        if batch and (
-            len(batch) == COMPACT_BATCH or batch_bytes + item.record.extent_bytes > COMPACT_BATCH_BYTES
-        ):
-            yield batch
-            batch, batch_bytes = [], 0
-        batch.append(item)
-        batch_bytes += item.record.extent_bytes
-    if batch:
-        yield batch
+def _by_offset(found: list[_Found], is_complete: bool) -> list[_Found]:
+    """In the order of offsets, each with what it vacates: up to the next one, when these are all of their segment."""
+    ordered = sorted(found, key=lambda item: item.record.offset)
+    ends = [item.record.offset for item in ordered[1:]] if is_complete else []
+    return [
+        replace(item, vacated_bytes=item.record.extent_bytes if end is None else end - item.record.offset)
+        for item, end in zip_longest(ordered, ends)
+    ]
 
 
-def _offset_of(found: _Found) -> int:
-    return found.record.offset
+def _next_batch(pending: deque[_Found], room_bytes: int) -> list[_Found]:
+    """Take chunks off the front that are copied together, at least one."""
+    batch = [pending.popleft()]
+    room = min(room_bytes, COMPACT_BATCH_BYTES) - _room_of(batch[0].record)
+    while pending and len(batch) < COMPACT_BATCH and (room := room - _room_of(pending[0].record)) >= 0:
+        batch.append(pending.popleft())
+    return batch
 
 
 def _room_of(record: ChunkRecord) -> int:

@@ -85,12 +85,15 @@ class SegmentMaker:
     in_flight: InFlight = field(default_factory=InFlight)
     gate: WriteGate = field(default_factory=WriteGate)
 
-    async def create(self, kind: SegmentKind) -> OpenSegment:
-        """A new, empty segment, durable with its name.  StoreFull leaves nothing behind but a skipped id."""
+    async def create(self, kind: SegmentKind, *, into_headroom: bool = False) -> OpenSegment:
+        """A new, empty segment, durable with its name.  StoreFull leaves nothing behind but a skipped id.
+
+        `into_headroom`: half of the headroom may be taken.
+        """
         segment = await self.allocate_segment_id()
         while segment in self.register.kinds:  # the counter lies behind the files, as after a rebuild
             segment = await self.allocate_segment_id()
-        headroom = self.sizes.headroom
+        headroom = self.sizes.half_of_headroom if into_headroom else self.sizes.headroom
         try:
             file = await self.offload.run(
                 create_segment_file, self.disk, self.identity, segment, kind, headroom

@@ -118,14 +118,15 @@ class Segments:
         """
         return await self._large.write(buffer, stored_bytes)
 
-    async def place_small(self, payloads: Sequence[Buffer]) -> list[Place]:
+    async def place_small(self, payloads: Sequence[Buffer], *, into_headroom: bool = False) -> list[Place]:
         """Places for payloads of 1 to 65,535 bytes, packed, in order.  They can be read; their memory is not touched
         any more by anybody.
 
         Durable with the journal's next group: one batch of `small` is written before it.  The extents are in flight
         until `settle`.  StoreFull, StoreReadOnly, DiskFailed; then, and when cancelled, all of them are given up.
+        `into_headroom`: half of the headroom may be taken, for who gives more room back at once.
         """
-        return await self.small.place(payloads)
+        return await self.small.place(payloads, into_headroom=into_headroom)
 
     async def wait_written(self, places: Collection[Place]) -> None:
         """What a client with a descriptor reads at these places is there on return.  No checkpoint when it is."""
@@ -279,9 +280,12 @@ class Segments:
         paths = [segment_path(segment, self._register.kinds[segment]) for segment in chosen]
         return await self._offload.run(_allocated_of, self._disk, paths)
 
-    async def free_bytes(self) -> int:
+    async def free_bytes(self, *, with_half_of_headroom: bool = False) -> int:
         """Room of the disk that payload may take."""
-        return await self._offload.run(self._disk.free_bytes) - self._maker.sizes.headroom
+        sizes = self._maker.sizes
+        return await self._offload.run(self._disk.free_bytes) - (
+            sizes.half_of_headroom if with_half_of_headroom else sizes.headroom
+        )
 
     @property
     def healed_reads(self) -> int:

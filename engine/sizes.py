@@ -45,6 +45,11 @@ class SegmentSizes:
     small_fill: int = SMALL_FILL_BYTES
     headroom: int = 0
 
+    @property
+    def half_of_headroom(self) -> int:
+        """What those leave of the disk who give more room back at once than they take."""
+        return self.headroom // 2
+
 
 @dataclass(frozen=True)
 class StoreSizes:

@@ -26,7 +26,7 @@ from engine.failpoints import reached
 from engine.format import SEGMENT_DATA_OFFSET, SegmentKind
 from engine.segment_files import grow
 from engine.segment_maker import OpenSegment, SegmentMaker, WriteGate, close_segment_file
-from lakefs.errors import DiskFailed, LakeError
+from lakefs.errors import DiskFailed, LakeError, StoreFull
 from lakefs.ids import Buffer, SegmentId
 from lakefs.limits import (
     MIB,
@@ -134,7 +134,7 @@ class SmallWriter:
             self.urge()
             await self._batch_ended.park()
 
-    async def place(self, payloads: Sequence[Buffer]) -> list[Place]:
+    async def place(self, payloads: Sequence[Buffer], *, into_headroom: bool = False) -> list[Place]:
         """Give payloads their places; see `Segments.place_small`.  No checkpoint when there is room at once."""
         assert all(0 < len(payload) < SMALL_PAYLOAD_BYTES for payload in payloads)
         places: list[Place] = []
@@ -142,7 +142,7 @@ class SmallWriter:
             for payload in payloads:
                 self._maker.gate.check()
                 while not self._has_room(len(payload)):
-                    await self._make_room(len(payload))
+                    await self._make_room(len(payload), into_headroom)
                     self._maker.gate.check()
                 places.append(self._put(payload))
         except BaseException:
@@ -214,7 +214,7 @@ class SmallWriter:
             and self._unwritten_bytes < SMALL_UNWRITTEN_BYTES_MAX
         )
 
-    async def _make_room(self, length: int) -> None:
+    async def _make_room(self, length: int, into_headroom: bool) -> None:
         """Another segment, zeros ahead, or memory."""
         async with self._making_room:
             if self._has_room(length):
@@ -225,31 +225,37 @@ class SmallWriter:
                 await self._batch_ended.park()
             elif current is None or current.cursor + length > current.limit:
                 assert SEGMENT_DATA_OFFSET + length <= self._maker.sizes.small_segment
-                made = await self._maker.create(SegmentKind.SMALL)
+                made = await self._maker.create(SegmentKind.SMALL, into_headroom=into_headroom)
                 if current is not None:
                     self._full.append(current)
                 self._current = made
             else:
-                await self._extend(current, length)
+                await self._extend(current, length, into_headroom)
 
-    async def _extend(self, segment: OpenSegment, length: int) -> None:
+    async def _extend(self, segment: OpenSegment, length: int, into_headroom: bool) -> None:
         """Write zeros ahead.  StoreFull when not even the payload's own fit."""
         need = page_up(segment.cursor + length) - segment.extended
-        want = max(need, min(self._maker.sizes.small_fill, page_up(segment.limit) - segment.extended))
         try:
             with trio.CancelScope(shield=True):
-                segment.extended += await self._maker.offload.run(
-                    grow,
-                    self._maker.disk,
-                    lambda offset, length: _fill(segment.file, offset, length),
-                    segment.extended,
-                    need,
-                    want,
-                    self._maker.sizes.headroom,
-                )
+                segment.extended += await self._maker.offload.run(self._fill, segment, need, into_headroom)
         except LakeError as error:
             self._maker.gate.note(error)
             raise
+
+    def _fill(self, segment: OpenSegment, need: int, into_headroom: bool) -> int:
+        """Blocks.  The headroom is entered for what is needed only: others would take what is more."""
+        disk, sizes = self._maker.disk, self._maker.sizes
+        want = max(need, min(sizes.small_fill, page_up(segment.limit) - segment.extended))
+
+        def take(offset: int, length: int) -> None:
+            _write_zeros(segment.file, offset, length)
+
+        try:
+            return grow(disk, take, segment.extended, need, want, sizes.headroom)
+        except StoreFull:
+            if not into_headroom:
+                raise
+            return grow(disk, take, segment.extended, need, need, sizes.half_of_headroom)
 
     def _put(self, payload: Buffer) -> Place:
         segment = self._current
@@ -276,7 +282,7 @@ class SmallWriter:
         self._batch_ended.unpark_all()
 
 
-def _fill(file: DiskFile, offset: int, length: int) -> None:
+def _write_zeros(file: DiskFile, offset: int, length: int) -> None:
     """Write zeros ahead, so that later synced writes meet written blocks."""
     assert offset % PAGE_BYTES == 0
     for at in range(offset, offset + length, len(_ZEROS)):

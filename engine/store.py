@@ -156,16 +156,14 @@ class Store:
     async def collect(self, share: float = COMPACT_SHARE) -> CollectReport:
         """A cycle of gc, the reserve filled up again, then compaction; errors as of the two.
 
-        On a full disk gc frees what it can and the reserve comes first: compaction takes only what is left.
+        On a full disk gc frees what it can and the reserve comes first: compaction takes what is left, and half of
+        the headroom for as long as a batch takes.
         """
         try:
             report = await self.collector.run()
         finally:
-            is_full = not await self.offload.run(self.reserve.restore)
-        if is_full:
-            compaction = CompactionReport(stopped="the disk is full: what lives is not moved")
-        else:
-            compaction = await self.compactor.run(share)
+            await self.offload.run(self.reserve.restore)
+        compaction = await self.compactor.run(share)
         after = await self.segments.allocated_bytes()
         return CollectReport(**{**asdict(report), "disk_bytes_after": after}, compaction=compaction)
 
@@ -325,6 +323,7 @@ def _put_together(
         segments,
         chunks,
         memory,
+        reserve,
         collector.reclaiming,
         won_bytes_min=sizes.compact_won_bytes,
         batch=sizes.gc_batch,

@@ -152,6 +152,27 @@ def test_the_segment_that_is_open_for_writing_is_compacted_too() -> None:
     run(main)
 
 
+def test_segments_that_are_filled_while_compaction_looks_around_stay() -> None:
+    async def main() -> None:
+        disk = SimDisk()
+        contents = await sparse(disk)
+        async with simulated_store(disk, sizes=STEPWISE) as store:
+            await store.collector.run()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.compactor.run, COMPACT_SHARE_MOST)
+                client = client_of(store)
+                await put(client, "first", payload(1000))
+                for number in range(200):  # two segments and more, while the old one is emptied
+                    contents[f"new{number}"] = payload(2000 + number)
+                    await put(client, f"new{number}", contents[f"new{number}"])
+                filled = records(store)
+            moved = [chunk for chunk, record in records(store).items() if filled[chunk] != record]
+            assert not moved, "what came meanwhile lives, and is not copied"
+            await check(store, contents)
+
+    run(main)
+
+
 def test_a_segment_that_is_mostly_alive_stays() -> None:
     async def main() -> None:
         disk = SimDisk()
@@ -255,6 +276,41 @@ def test_on_a_disk_without_room_gc_frees_and_nothing_is_moved() -> None:
             report = await collected(store)
             assert (report.moved_chunks, report.stopped) == (len(contents), "")
             await check(store, contents)
+
+    run(main)
+
+
+def test_a_disk_with_room_for_a_few_chunks_is_emptied_in_steps_that_give_back_what_they_took() -> None:
+    async def main() -> None:
+        disk = SimDisk()
+        contents = await sparse(disk, count=70, kept=2)
+        async with simulated_store(disk, sizes=EAGER) as store:
+            await store.collector.run()
+            room = await store.segments.free_bytes(with_half_of_headroom=True)
+            disk.capacity_bytes -= room - 24 * KIB  # 35 chunks of 3,000 bytes live
+            report = await collected(store)
+            assert (report.moved_chunks, report.removed_segments, report.stopped) == (len(contents), 1, "")
+            assert await store.segments.free_bytes(with_half_of_headroom=True) > 64 * KIB
+            await check(store, contents)
+        async with simulated_store(disk, sizes=EAGER) as store:
+            await check(store, contents)
+
+    run(main)
+
+
+def test_nothing_is_moved_while_more_than_half_of_the_reserve_is_used() -> None:
+    async def main() -> None:
+        disk = SimDisk()
+        await sparse(disk)
+        async with simulated_store(disk, sizes=EAGER) as store:
+            await store.collector.run()
+            places = records(store)
+            while store.reserve.release():
+                pass
+            disk.capacity_bytes -= disk.free_bytes() - store.reserve.target_bytes
+            report = await store.compactor.run(COMPACT_SHARE_MOST)
+            assert "reserve" in report.stopped
+            assert records(store) == places
 
     run(main)
 
