@@ -8,6 +8,7 @@ of its own, and a goal for them.
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import time
 from collections.abc import Callable
@@ -78,13 +79,14 @@ class Sides:
 
 @dataclass(frozen=True)
 class Paired:
-    """A scenario of two sides; its figure is ours / theirs."""
+    """A scenario of two sides; its figure is ours / theirs.  `needs`: a program that the other side runs."""
 
     name: str
     title: str
     unit: str
     goal: Goal
     set_up: Callable[[Bench], AbstractContextManager[Sides]]
+    needs: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,9 @@ def run_scenario(scenario: Scenario, bench: Bench) -> tuple[list[Row], dict[str,
 
 
 def _run_paired(scenario: Paired, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
+    if scenario.needs and shutil.which(scenario.needs) is None:
+        reason = f"there is no program {scenario.needs}"
+        return [Row(scenario.name, scenario.title, 0.0, "x", scenario.goal.text, True, "", "", reason)], {}
     ours: list[float] = []
     theirs: list[float] = []
     with scenario.set_up(bench) as sides:

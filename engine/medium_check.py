@@ -1,11 +1,12 @@
 """Payloads checked as they lie on the medium, past the page cache: what scrub does to every chunk.
 
-Neighbours in a segment are read together, one run at a time, into memory that the caller owns.  Each payload is
-compared with its CRC32C per granule and with its id (BLAKE3).
+Neighbours in a segment are read together, one run at a time, into memory that the caller owns; short runs share one
+hand-over to a thread.  Each payload is compared with its CRC32C per granule and with its id (BLAKE3).
 
 Rules kept here:
 - The page cache is neither trusted nor filled: where the file system takes O_DIRECT, the medium answers.
-- A run is bounded (`AREA_BYTES`, `RUN_RECORDS`): so is the memory, and the time that a thread holds the interpreter.
+- A run is bounded (`AREA_BYTES`, `RUN_RECORDS`), and so is a batch of them (`BATCH_BYTES`, `RUN_RECORDS`): so is the
+  memory, and the time that a thread is taken.
 - What is not written yet, because its group is not, is passed over; it is checked when it is written.
 
 A mismatch here is no verdict: the chunk may have been freed meanwhile.  Who asks judges.
@@ -14,8 +15,9 @@ A mismatch here is no verdict: the chunk may have been freed meanwhile.  Who ask
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from engine.checksums import check_payload
@@ -23,12 +25,14 @@ from engine.extents import Place, page_down, page_up
 from engine.format import ChunkRecord
 from engine.segment_files import SegmentRegister
 from lakefs.errors import ChunkDamaged, LakeError, StoreDamaged
-from lakefs.ids import Buffer, ChunkId, chunk_id_of, id_text, kind_of
+from lakefs.ids import Buffer, ChunkId, SegmentId, chunk_id_of, id_text, kind_of
 from lakefs.limits import CHUNK_BYTES, KIB, PAGE_BYTES
-from lakefs.ports import Disk
+from lakefs.ports import Disk, DiskFile
 
 AREA_BYTES: Final = CHUNK_BYTES + 2 * PAGE_BYTES
 """The longest run: a chunk of 4 MiB with its vector, in whole pages."""
+BATCH_BYTES: Final = CHUNK_BYTES
+"""Payload in the runs of a batch."""
 RUN_RECORDS: Final = 64
 _GAP_BYTES: Final = 64 * KIB
 """Room between neighbours that is read along with them."""
@@ -58,13 +62,12 @@ def new_area() -> memoryview:
 def runs_of(stored: Sequence[Stored]) -> Iterator[list[Stored]]:
     """The chunks in the order of their places, neighbours together."""
     run: list[Stored] = []
-    start = end = 0
+    segment = start = end = -1
     for item in sorted(stored, key=_place_of):
         record = item.record
         behind = page_up(record.offset + record.extent_bytes)
         fits = (
-            run
-            and run[0].record.segment == record.segment
+            record.segment == segment
             and len(run) < RUN_RECORDS
             and record.offset <= end + _GAP_BYTES
             and behind - start <= AREA_BYTES
@@ -72,11 +75,32 @@ def runs_of(stored: Sequence[Stored]) -> Iterator[list[Stored]]:
         if not fits:
             if run:
                 yield run
-            run, start = [], page_down(record.offset)
+            run, segment, start = [], record.segment, page_down(record.offset)
         run.append(item)
         end = behind
     if run:
         yield run
+
+
+def batches_of(runs: Iterable[list[Stored]]) -> Iterator[list[list[Stored]]]:
+    """The runs, in their order, short ones together: what one hand-over to a thread checks."""
+    batch: list[list[Stored]] = []
+    records = size = 0
+    for run in runs:
+        run_bytes = bytes_of(run)
+        if batch and (records + len(run) > RUN_RECORDS or size + run_bytes > BATCH_BYTES):
+            yield batch
+            batch, records, size = [], 0, 0
+        batch.append(run)
+        records += len(run)
+        size += run_bytes
+    if batch:
+        yield batch
+
+
+def bytes_of(run: Sequence[Stored]) -> int:
+    """Payload bytes of a run."""
+    return sum(item.record.stored_bytes for item in run)
 
 
 class MediumCheck:
@@ -87,60 +111,78 @@ class MediumCheck:
         self._register = register
         self._unwritten = unwritten
 
-    def check(self, run: Sequence[Stored], area: memoryview) -> list[Mismatch]:
-        """Read one run into `area`, and compare; those that do not match, with ChunkDamaged, StaleGrant, ..."""
-        written = [
-            item for item in run if Place(item.record.segment, item.record.offset) not in self._unwritten
-        ]
-        if not written:
-            return []
-        try:
-            start, count = self._read(written, area)
-        except LakeError as error:
-            return [Mismatch(item, error) for item in written]
+    def check(self, runs: Iterable[Sequence[Stored]], area: memoryview) -> list[Mismatch]:
+        """Read runs one after the other into `area`, and compare.
+
+        Those that do not match, with ChunkDamaged, StaleGrant, ...
+        """
+        written = [run for run in map(self._written, runs) if run]
         found: list[Mismatch] = []
-        for item in written:
-            problem = _compared(item, area, item.record.offset - start, count)
-            if problem is not None:
-                found.append(Mismatch(item, problem))
+        for segment, group in groupby(written, lambda run: run[0].record.segment):
+            try:
+                file = self._open(segment)
+            except LakeError as error:
+                found += [Mismatch(item, error) for run in group for item in run]
+                continue
+            try:
+                for run in group:
+                    found += _check_run(file, run, area)
+            finally:
+                file.close()
         return found
 
-    def _read(self, run: Sequence[Stored], area: memoryview) -> tuple[int, int]:
-        """Where in the file the area begins, and how much of it was read."""
-        first, last = run[0].record, run[-1].record
-        start = page_down(first.offset)
-        stop = page_up(last.offset + last.extent_bytes)
-        if stop - start > len(area):
-            raise ChunkDamaged(f"its record says {last.extent_bytes} bytes", subject=id_text(run[-1].chunk))
-        path = self._register.path(first.segment)
+    def _written(self, run: Sequence[Stored]) -> list[Stored]:
+        return [item for item in run if Place(item.record.segment, item.record.offset) not in self._unwritten]
+
+    def _open(self, segment: SegmentId) -> DiskFile:
+        path = self._register.path(segment)
         try:
-            file = self._disk.open(path, read_only=True, direct=True)
+            return self._disk.open(path, read_only=True, direct=True)
         except FileNotFoundError as error:
             raise StoreDamaged(f"{path} is missing; put its file back", subject=path) from error
-        try:
-            return start, file.pread_into(area[: stop - start], start)
-        finally:
-            file.close()
+
+
+def _check_run(file: DiskFile, run: Sequence[Stored], area: memoryview) -> list[Mismatch]:
+    try:
+        start, count = _read(file, run, area)
+    except LakeError as error:
+        return [Mismatch(item, error) for item in run]
+    found: list[Mismatch] = []
+    for item in run:
+        problem = _compared(item, area, item.record.offset - start, count)
+        if problem is not None:
+            found.append(Mismatch(item, problem))
+    return found
+
+
+def _read(file: DiskFile, run: Sequence[Stored], area: memoryview) -> tuple[int, int]:
+    """Where in the file the area begins, and how much of it was read."""
+    first, last = run[0].record, run[-1].record
+    start = page_down(first.offset)
+    stop = page_up(last.offset + last.extent_bytes)
+    if stop - start > len(area):
+        raise ChunkDamaged(f"its record says {last.extent_bytes} bytes", subject=id_text(run[-1].chunk))
+    return start, file.pread_into(area[: stop - start], start)
 
 
 def _compared(item: Stored, area: memoryview, at: int, count: int) -> LakeError | None:
     record = item.record
+    behind = at + record.stored_bytes
     end = at + record.extent_bytes
+    payload = area[at:behind]
+    checked = end <= count and check_payload(record, payload, area[behind:end])
+    if checked and chunk_id_of(kind_of(item.chunk), payload) == item.chunk:
+        return None
     place = f"segment {record.segment:016x}, offset {record.offset}"
     if end > count:
-        return ChunkDamaged(
-            f"its bytes are not there: {place} is behind the file's end", subject=id_text(item.chunk)
-        )
-    payload = area[at : at + record.stored_bytes]
-    if not check_payload(record, payload, area[at + record.stored_bytes : end]):
-        return ChunkDamaged(f"its bytes in {place} do not match their checksum", subject=id_text(item.chunk))
-    if chunk_id_of(kind_of(item.chunk), payload) != item.chunk:
-        return ChunkDamaged(
-            f"its bytes in {place} match their checksum and do not hash to its id",
-            subject=id_text(item.chunk),
-        )
-    return None
+        problem = f"its bytes are not there: {place} is behind the file's end"
+    elif checked:
+        problem = f"its bytes in {place} match their checksum and do not hash to its id"
+    else:
+        problem = f"its bytes in {place} do not match their checksum"
+    return ChunkDamaged(problem, subject=id_text(item.chunk))
 
 
-def _place_of(item: Stored) -> tuple[int, int]:
-    return item.record.segment, item.record.offset
+def _place_of(item: Stored) -> int:
+    record = item.record
+    return record.segment << 64 | record.offset

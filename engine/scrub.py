@@ -7,9 +7,9 @@ then quarantined; a quarantined chunk that is good is let out of quarantine.
 Rules kept here:
 - Where a pass stands is in the table `counters`, committed like any other change: every 10 s, at the end of the pass,
   and at a clean stop.  A restart goes on there; what was checked since is checked again.
-- A page takes about a second at the rate that was asked for, at most 64 MiB; memory is two runs of 4 MiB, and a page's
-  records.
-- The rate is kept run by run; at most two threads of the pool are used, one where there is a rate.
+- A page takes about a second at the rate that was asked for, at most 64 MiB and 16,384 chunks, so that small ones that
+  are neighbours on the medium are mostly in one page; memory is two runs of 4 MiB, and a page's records, 10 MB.
+- The rate is kept batch by batch; at most two threads of the pool are used, one where there is a rate.
 - One pass at a time.  A chunk that is stored behind the place where the pass stands waits for the next one.
 
 It runs in the task of who calls `advance`: the engine's own now and then, and that of a request.
@@ -18,6 +18,7 @@ It runs in the task of who calls `advance`: the engine's own now and then, and t
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +28,7 @@ import trio
 from engine.chunks import Chunks, find_chunk
 from engine.failpoints import reached
 from engine.format import Table, chunk_id_of_key, unpack_chunk_record
-from engine.medium_check import Mismatch, Stored, new_area, runs_of
+from engine.medium_check import Mismatch, Stored, batches_of, bytes_of, new_area, runs_of
 from engine.metadata import Metadata
 from engine.quarantine import Quarantine
 from engine.segments import Segments
@@ -40,6 +41,7 @@ from lakefs.ports import Clock
 STATE_KEY: Final = b"scrub"
 SAVE_INTERVAL_S: Final = 10.0
 PAGE_BYTES_MAX: Final = 64 * MIB
+PAGE_RECORDS_MAX: Final = 16_384
 _UNBOUNDED_AT_ONCE: Final = 2
 _END: Final = b"\xff"
 _log: Final = structlog.get_logger(__name__)
@@ -161,8 +163,9 @@ class Scrubber:
     ) -> bool:
         """Go on with the pass, or begin one, for about that long; whether it has come to its end.
 
-        When somebody else is at it, that is waited for instead.  Stops earlier only with the pass; at most a page
-        later.  IndexDamaged.  Cancelled, it stands where the last page ended.
+        When somebody else is at it, they make way behind their page, so several go on by turns, each at its own rate.
+        Stops earlier with the pass or for another; at most a page later.  IndexDamaged.  Cancelled, it stands where
+        the last page ended.
         """
         until = self._clock.monotonic() + for_s
         passes = self._state.passes
@@ -181,6 +184,8 @@ class Scrubber:
                     await self._end()
                     return True
                 await self._save_now_and_then()
+                if self._lock.statistics().tasks_waiting:
+                    return False
             return False
         finally:
             self._lock.release()
@@ -233,7 +238,7 @@ class Scrubber:
 
     async def _page(self, rate: int) -> bool:
         """Check the next page; False when there is none."""
-        page = self._next_page(min(PAGE_BYTES_MAX, rate or PAGE_BYTES_MAX))
+        page = await self._next_page(min(PAGE_BYTES_MAX, rate or PAGE_BYTES_MAX))
         if not page:
             return False
         damaged = await self._check(page, rate)
@@ -248,45 +253,50 @@ class Scrubber:
         )
         return True
 
-    def _next_page(self, bytes_max: int) -> list[tuple[bytes, Stored]]:
+    async def _next_page(self, bytes_max: int) -> list[tuple[bytes, Stored]]:
+        """The records behind where the pass stands, in steps that leave the loop to others."""
         page: list[tuple[bytes, Stored]] = []
-        size = 0
-        with self._metadata.view() as view:
-            for key, value in view.scan(Table.CHUNKS, self._state.after + b"\0", _END):
-                record = unpack_chunk_record(value)
-                page.append((key, Stored(chunk_id_of_key(key), record)))
-                size += record.stored_bytes
-                if size >= bytes_max or len(page) == GC_BATCH:
-                    break
-        return page
+        after, size = self._state.after, 0
+        while True:
+            with self._metadata.view() as view:
+                for key, value in islice(view.scan(Table.CHUNKS, after + b"\0", _END), GC_BATCH):
+                    record = unpack_chunk_record(value)
+                    page.append((key, Stored(chunk_id_of_key(key), record)))
+                    size += record.stored_bytes
+                    if size >= bytes_max or len(page) == PAGE_RECORDS_MAX:
+                        return page
+            if not page or page[-1][0] == after:
+                return page
+            after = page[-1][0]
+            await trio.lowlevel.checkpoint()
 
     async def _check(self, page: list[tuple[bytes, Stored]], rate: int) -> int:
-        """Check the chunks of a page, run by run; how many are damaged."""
-        runs = runs_of([item for _, item in page])
+        """Check the chunks of a page, batch by batch; how many are damaged."""
+        batches = batches_of(runs_of([item for _, item in page]))
         damaged = 0
 
         async def work(area: memoryview) -> None:
             nonlocal damaged
-            for run in runs:
-                damaged += await self._check_run(run, area, rate)
+            for batch in batches:
+                damaged += await self._check_batch(batch, area, rate)
 
         while len(self._areas) < _UNBOUNDED_AT_ONCE:
             self._areas.append(new_area())
         await run_all(work, self._areas[: 1 if rate else _UNBOUNDED_AT_ONCE])
         return damaged
 
-    async def _check_run(self, run: list[Stored], area: memoryview, rate: int) -> int:
-        size = sum(item.record.stored_bytes for item in run)
+    async def _check_batch(self, batch: list[list[Stored]], area: memoryview, rate: int) -> int:
+        size = sum(map(bytes_of, batch))
         await self._pace(size, rate)
-        mismatches = await self._segments.check_on_medium(run, area)
+        mismatches = await self._segments.check_on_medium(batch, area)
         damaged = 0
         suspects = {mismatch.stored.chunk for mismatch in mismatches}
         for mismatch in mismatches:
             damaged += await self._is_damaged(mismatch, area)
-        for item in run:
+        for item in chain.from_iterable(batch) if self._quarantine else ():
             if item.chunk in self._quarantine and item.chunk not in suspects:
                 self.totals.released += await self._quarantine.release(item.chunk, item.record)
-        self.totals.chunks += len(run)
+        self.totals.chunks += sum(map(len, batch))
         self.totals.payload_bytes += size
         self.totals.damaged += damaged
         return damaged
@@ -294,7 +304,7 @@ class Scrubber:
     async def _is_damaged(self, mismatch: Mismatch, area: memoryview) -> bool:
         """Look again at one chunk; damage is quarantined."""
         stored = mismatch.stored
-        again = await self._segments.check_on_medium([stored], area)
+        again = await self._segments.check_on_medium([[stored]], area)
         if not again:
             return False
         with self._metadata.view() as view:

@@ -184,9 +184,9 @@ class Segments:
         """The checked payload of each record, or its error as `read_chunk` raises it; one call for all."""
         return await self._reader.read_small(records)
 
-    async def check_on_medium(self, run: Sequence[Stored], area: memoryview) -> list[Mismatch]:
-        """Compare a run of `runs_of` with checksums and ids, past the page cache; what does not match."""
-        return await self._offload.run(self._medium.check, run, area)
+    async def check_on_medium(self, runs: Sequence[Sequence[Stored]], area: memoryview) -> list[Mismatch]:
+        """Compare a batch of `batches_of` with checksums and ids, past the page cache; what does not match."""
+        return await self._offload.run(self._medium.check, runs, area)
 
     def small_at_once(self, record: ChunkRecord) -> bytes | None:
         """The checked payload of a small chunk, when it is in memory; does not wait."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import trio
 
 from engine.chunks import find_chunk
 from engine.format import Table
-from engine.medium_check import AREA_BYTES, RUN_RECORDS, Stored, runs_of
+from engine.medium_check import AREA_BYTES, BATCH_BYTES, RUN_RECORDS, Stored, batches_of, bytes_of, runs_of
 from engine.scrub import SAVE_INTERVAL_S, STATE_KEY
 from engine.store import Store
 from lakefs.errors import ChunkDamaged
@@ -178,20 +179,24 @@ def test_the_rate_is_kept() -> None:
     run(main)
 
 
-def test_a_second_one_waits_for_the_pass_of_the_first() -> None:
+def test_two_go_on_by_turns_with_one_pass() -> None:
     async def main() -> None:
         async with simulated_store() as store:
             await fill(store)
-            done: list[bool] = []
+            turns: list[str] = []
 
-            async def scrub() -> None:
-                done.append(await store.scrubber.advance(1e6, rate_bytes_per_s=MIB))
+            async def scrub(name: str) -> None:
+                done = False
+                while not done:
+                    done = await store.scrubber.advance(1e6, rate_bytes_per_s=MIB)
+                    turns.append(name)
 
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(scrub)
-                nursery.start_soon(scrub)
-            assert done == [True, True]
+                nursery.start_soon(scrub, "a")
+                nursery.start_soon(scrub, "b")
+            assert sorted(set(turns)) == ["a", "b"]
             assert store.scrubber.state.passes == 1
+            assert store.scrubber.totals.payload_bytes == sum(SIZES)
 
     run(main)
 
@@ -228,6 +233,65 @@ def test_runs_are_bounded_and_hold_every_chunk_once() -> None:
                 assert len(each) <= RUN_RECORDS
                 span = each[-1].record.offset + each[-1].record.extent_bytes - each[0].record.offset
                 assert span <= AREA_BYTES
+
+    run(main)
+
+
+def test_batches_hold_every_run_once_and_no_more_than_a_thread_may_do_in_one_go() -> None:
+    async def main() -> None:
+        async with simulated_store() as store:
+            await fill(store)
+            client = client_of(store)
+            for number in range(100):
+                await put(client, str(number), bytes([number]) * 2000)
+                await put(client, "spacer", random.Random(number).randbytes(64 * KIB - 1))
+            stored = [Stored(chunk, record) for chunk, record in records(store).items()]
+            apart = [item for item in stored if item.record.stored_bytes != 64 * KIB - 1]
+            runs = list(runs_of(apart))
+            batches = list(batches_of(runs))
+            assert [run_ for batch in batches for run_ in batch] == runs
+            assert len(batches) < len(runs) / 4
+            for batch in batches:
+                assert sum(map(len, batch)) <= RUN_RECORDS
+                assert len(batch) == 1 or sum(map(bytes_of, batch)) <= BATCH_BYTES
+
+    run(main)
+
+
+@pytest.mark.parametrize(("at_once", "page"), [(2, 100), (100, 3), (2, 3), (1, 1)])
+def test_a_pass_checks_all_however_the_records_fall_into_pages(
+    at_once: int, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.scrub.GC_BATCH", at_once)
+    monkeypatch.setattr("engine.scrub.PAGE_RECORDS_MAX", page)
+
+    async def main() -> None:
+        async with simulated_store() as store:
+            stored = await fill(store)
+            await spoil(store, stored["o1000"])
+            assert await store.scrubber.advance(1e6, rate_bytes_per_s=0)
+            assert store.scrubber.state.last_chunks == len(SIZES)
+            assert store.scrubber.state.last_damaged == 1
+
+    run(main)
+
+
+def test_who_asks_for_full_speed_does_not_wait_for_the_slow_one_that_is_at_it() -> None:
+    async def main() -> None:
+        clock = SimClock()
+        async with simulated_store(clock=clock) as store:
+            await fill(store)
+            began = clock.monotonic()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(store.scrubber.advance, 3600.0, rate_bytes_per_s=16 * KIB))
+                await trio.sleep(0.001)
+                assert store.scrubber.running
+                while not await store.scrubber.advance(3600.0, rate_bytes_per_s=0):
+                    pass
+                nursery.cancel_scope.cancel()
+            # At 16 KiB/s the pass takes 150 s.
+            assert clock.monotonic() - began < 30
+            assert store.scrubber.state.last_chunks == len(SIZES)
 
     run(main)
 
