@@ -6,7 +6,7 @@ For the tests that show that a check can fail.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,6 +68,63 @@ def _answer_before_the_journal() -> None:
     Committer.wait_durable = at_once  # type: ignore[method-assign,assignment]
 
 
+def _reuse_freed_room() -> None:
+    """Large payloads go to room that was freed, where there is enough of it."""
+    from engine.extents import Extent, Place, large_extent_bytes, page_up
+    from engine.format import SegmentKind
+    from engine.large_segments import LargeWriter
+    from engine.segment_files import segment_path
+    from engine.segments import Segments
+
+    freed: list[Extent] = []
+    punch, write = Segments.punch, LargeWriter.write
+
+    async def noted(segments: Segments, extents: Iterable[Extent]) -> None:
+        given_back = list(extents)
+        await punch(segments, given_back)
+        freed.extend(e for e in given_back if segments.has(e[0]) and segments.kind(e[0]) is SegmentKind.LARGE)
+
+    async def reusing(writer: LargeWriter, buffer: memoryview, stored_bytes: int) -> Place:
+        need, maker = large_extent_bytes(stored_bytes), writer._maker
+        for number, (segment, offset, length) in enumerate(freed):
+            if segment in maker.register.kinds and page_up(length) >= need:
+                del freed[number]
+                place = Place(segment, offset)
+                maker.in_flight.begin(place)
+                file = maker.disk.open(segment_path(segment, SegmentKind.LARGE), direct=True)
+                file.pwrite(buffer[:need], offset)
+                file.sync_data()
+                file.close()
+                return place
+        return await write(writer, buffer, stored_bytes)
+
+    Segments.punch = noted  # type: ignore[method-assign,assignment]
+    LargeWriter.write = reusing  # type: ignore[method-assign,assignment]
+
+
+def _forget_leases() -> None:
+    """gc frees what is open for reading."""
+    from engine.holds import Holds
+
+    Holds.leased_blobs = lambda _: iter(())  # type: ignore[method-assign,assignment]
+
+
+def _free_before_move() -> None:
+    """Compaction frees the old places when the copies are written, before a record names them."""
+    from engine.compaction import Compactor
+
+    record = Compactor._record
+
+    async def freed_first(compactor: Compactor, copies: Any, report: Any) -> int:
+        items = [item for item, _ in copies.values()]
+        await compactor._segments.punch(
+            [(item.record.segment, item.record.offset, item.record.extent_bytes) for item in items]
+        )
+        return await record(compactor, copies, report)
+
+    Compactor._record = freed_first  # type: ignore[method-assign,assignment]
+
+
 class _Unsynced:
     """A file whose syncs do nothing."""
 
@@ -91,6 +148,9 @@ BUGS: Final[dict[str, Callable[[], None]]] = {
     "no-data-sync": _no_data_sync,
     "no-journal-sync": _no_journal_sync,
     "answer-first": _answer_before_the_journal,
+    "reuse-freed": _reuse_freed_room,
+    "forget-leases": _forget_leases,
+    "free-before-move": _free_before_move,
 }
 
 
