@@ -6,6 +6,7 @@
 
 Rules kept here:
 - The superblock says "clean" only after everything before it in that list succeeded.
+- Nothing is freed before the walk has ended, and nothing while an index that is damaged cannot be rebuilt.
 - A damaged index is rebuilt from checkpoint and journal while the store serves; what cannot be answered meanwhile
   is an error, never a false "not found" that a client could take for the truth.
 
@@ -89,6 +90,9 @@ class Store:
     index_verified: bool = False
     index_suspect: trio.Event = field(default_factory=trio.Event)
     """Set when a read met a damaged record of the index."""
+    index_looked_at: trio.Event = field(default_factory=trio.Event)
+    """Set while nobody walks through the index; `index_damage` is why it could not be made whole then."""
+    index_damage: LakeError | None = None
     _superblock_lock: trio.Lock = field(default_factory=trio.Lock)
 
     def hello(self, *, descriptors: bool) -> HelloReply:
@@ -156,9 +160,17 @@ class Store:
     async def collect(self, share: float = COMPACT_SHARE) -> CollectReport:
         """A cycle of gc, the reserve filled up again, then compaction; errors as of the two.
 
+        The walk through the index is waited for: what an index that is not whole does not show would be freed.
         On a full disk gc frees what it can and the reserve comes first: compaction takes what is left, and half of
         the headroom for as long as a batch takes.
         """
+        if not self.index_looked_at.is_set():
+            await self.index_looked_at.wait()
+        if self.index_damage is not None:
+            raise IndexDamaged(
+                f"nothing is freed: the index is damaged and cannot be rebuilt ({self.index_damage.message})",
+                subject="index",
+            )
         try:
             report = await self.collector.run()
         finally:
@@ -212,6 +224,8 @@ async def open_store(
                 async with trio.open_nursery() as nursery:
                     if verify_index:
                         nursery.start_soon(_keep_index_whole, store)
+                    else:
+                        store.index_looked_at.set()
                     yield store
                     nursery.cancel_scope.cancel()
                 await _stop(store)
@@ -400,14 +414,19 @@ async def _keep_index_whole(store: Store) -> None:
             await _rebuild_index(store)
         else:
             store.index_verified = True
+            store.index_damage = None
+        store.index_looked_at.set()
         await store.index_suspect.wait()
+        store.index_looked_at = trio.Event()
         store.index_verified = False
 
 
 async def _rebuild_index(store: Store) -> None:
+    store.index_damage = None
     try:
         await store.metadata.rebuild_online()
     except LakeError as error:
+        store.index_damage = error
         _log.error("the index cannot be rebuilt; what it cannot answer stays an error", error=error.message)
     else:
         store.index_verified = True

@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="PLACE", help="places whose name begins so")
     arguments = parser.parse_args()
     tally = run_campaign(arguments.flips, arguments.seed, arguments.jobs, arguments.only)
-    for line in [*tally.failures, *tally.lines(), f"seed {arguments.seed}"]:
+    for line in [*tally.failures, *tally.lines(), tally.figures(arguments.seed)]:
         say(line)
     return 1 if tally.failures else 0
 

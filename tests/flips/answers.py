@@ -110,10 +110,12 @@ async def names_of(lake: TrioLake) -> list[str]:
     return [f"{b}/{entry.key}" for b in BUCKETS async for entry in lake.ls(f"{b}/") if entry.kind != _FOLDER]
 
 
-def problem_of(expected: Answer, answer: Answer, *, walk_ended: bool) -> str:
-    """What is wrong with an answer; empty when nothing is."""
+def problem_of(expected: Answer, answer: Answer, *, walk_ended: bool, mended: bool = False) -> str:
+    """What is wrong with an answer; empty when nothing is.  `mended`: an error is wrong too."""
     if answer == expected:
         return ""
+    if mended and answer.error:
+        return f"not made whole: {answer.error}"
     if answer.error:
         if not answer.missing or not walk_ended:
             return ""

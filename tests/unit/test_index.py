@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import struct
 from pathlib import Path
 
 import lmdb
@@ -107,6 +108,44 @@ def test_a_flipped_bit_in_a_value_is_found_by_get_scan_walk_and_dump(tmp_path: P
         list(snapshot.records(Table.NAMES))
     snapshot.close()
     index.close()
+
+
+def test_a_flipped_bit_in_a_key_of_a_branch_page_never_shows_records_of_another_range(tmp_path: Path) -> None:
+    filled(tmp_path / "index").close()
+    content = (tmp_path / "index" / "data.mdb").read_bytes()
+    keys = sorted(RECORDS)
+    flips = refused = 0
+    for at in branch_keys(content):
+        for bit in range(8):
+            (tmp_path / "index" / "data.mdb").write_bytes(
+                content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :]
+            )
+            flips += 1
+            index = Index(tmp_path / "index")
+            for position in range(0, len(keys) - 10, 10):
+                start, end = keys[position], keys[position + 10]
+                try:
+                    found = [key for key, _ in index.scan(Table.NAMES, start, end)]
+                except IndexDamaged:
+                    refused += 1
+                else:
+                    assert set(found) <= set(keys[position : position + 10])
+                    assert found == sorted(found)
+            index.close()
+    assert flips > 50
+    assert refused > 0
+
+
+def branch_keys(content: bytes) -> list[int]:
+    """Where the bytes of the keys in LMDB's branch pages lie."""
+    places: list[int] = []
+    for page in range(0, len(content), 4096):
+        flags, lower = struct.unpack_from("<HH", content, page + 10)
+        if flags == 1:
+            for node in struct.unpack_from(f"<{(lower - 16) // 2}H", content, page + 16):
+                (key_bytes,) = struct.unpack_from("<H", content, page + node + 6)
+                places += range(page + node + 8, page + node + 8 + key_bytes)
+    return places
 
 
 def test_a_record_that_vanished_or_came_back_is_found_by_the_sums(tmp_path: Path) -> None:
