@@ -13,10 +13,9 @@ import trio.testing
 from engine import gc as gc_module
 from engine.embedded import EmbeddedEngine
 from engine.format import SegmentKind
-from engine.metadata import Metadata
 from engine.segment_files import segment_path
 from engine.store import Store
-from lakefs.errors import ChunkDamaged, ChunkNotFound, DiskFailed, IndexDamaged, JournalDamaged, SessionLost
+from lakefs.errors import ChunkDamaged, ChunkNotFound, DiskFailed, SessionLost
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import CHUNK_BYTES, KIB, SESSION_LINGER_S
 from lakefs.manifest import CutKind, build
@@ -278,52 +277,6 @@ def test_nothing_is_freed_in_the_first_seconds_after_a_start() -> None:
             await trio.sleep(4)
             assert (await gc(client))["freed_chunks"] == 1
             assert trio.current_time() == begun + 10
-
-    run(main)
-
-
-def test_nothing_is_freed_before_the_walk_through_the_index_has_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def main() -> None:
-        walked = trio.Event()
-
-        async def walk(self: Metadata) -> int:
-            await walked.wait()
-            return 0
-
-        monkeypatch.setattr(Metadata, "verify_index", walk)
-        async with simulated_store(verify_index=True) as store:
-            client = client_of(store)
-            await put(client, "k", LARGE)
-            await delete(client, "k")
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(gc, client)
-                await trio.sleep(100)
-                assert len(records(store)) == 1
-                walked.set()
-            assert not records(store)
-
-    run(main)
-
-
-def test_nothing_is_freed_while_a_damaged_index_cannot_be_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async def walk(self: Metadata) -> int:
-            raise IndexDamaged("planted")
-
-        async def rebuild(self: Metadata) -> None:
-            raise JournalDamaged("planted, too")
-
-        monkeypatch.setattr(Metadata, "verify_index", walk)
-        monkeypatch.setattr(Metadata, "rebuild_online", rebuild)
-        async with simulated_store(verify_index=True) as store:
-            client = client_of(store)
-            await put(client, "k", LARGE)
-            await delete(client, "k")
-            with pytest.raises(IndexDamaged, match="nothing is freed"):
-                await gc(client)
-            assert len(records(store)) == 1
 
     run(main)
 
