@@ -163,6 +163,7 @@ class Changes:
                 return isinstance(found, ObjectStat) and found.node == moved.node
 
             changed_ns = await self._mount.change_again(request, is_done)
+            self._mount.note_visible(source, target, moved)
             self._table.move(moved, target, new)
             self._mount.touch(moved)
             moved.attributes.ctime_ns = changed_ns
@@ -184,6 +185,7 @@ class Changes:
                 with _busy([inode]):
                     request = msgspec.structs.replace(wanted, bucket=bucket, key=key)
                     changed_ns = await self._mount.change_again(request, _never)
+                    self._mount.note_visible(inode)
             except KeyNotFound:
                 raise self._lookups.gone(inode) from None
         shown = inode.attributes
@@ -205,6 +207,7 @@ class Changes:
         bucket, key = self._table.name_of(inode)
         with _busy([inode]):
             found = await self._mount.change(SetAttributes(bucket, key, xattrs={name: value}, durable=False))
+            self._mount.note_visible(inode)
         if inode.file is not None:
             inode.file.note(found)
         inode.xattrs = found.xattrs
@@ -215,11 +218,13 @@ class Changes:
 
     def _made(self, parent: Inode, name: str, found: ObjectStat) -> Inode:
         inode = self._lookups.adopt(parent, name, found, trio.current_time())
+        self._mount.note_visible(parent, inode)
         self._mount.touch(inode)
         self._changed_below(parent, found.ctime_ns)
         return inode
 
     def _removed(self, parent: Inode, name: str, changed_ns: int) -> None:
+        self._mount.note_visible(parent)
         gone = parent.children.get(name)
         if gone is not None:
             gone.attributes.ctime_ns = changed_ns

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Final
 
 import structlog
@@ -43,7 +43,7 @@ from lakefs.getting import Opened, Piece, open_object
 from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import BLOB_BYTES_MAX, FILE_BYTES_MAX, SMALL_PAYLOAD_BYTES
 from lakefs.names import Name
-from lakefs.wire.messages import NO_CONDITION, Done, ObjectStat, SetAttributes, Sync
+from lakefs.wire.messages import NO_CONDITION, ObjectStat, SetAttributes
 
 _log: Final = structlog.get_logger(__name__)
 _COMMIT_ATTEMPTS: Final = 3
@@ -366,7 +366,7 @@ class OpenFile:
     async def _sync(self) -> None:
         """Make an earlier commit durable.  DiskFailed when the engine that had it visible is gone, and it with that."""
         mount = self._mount
-        await mount.ask(Sync(), Done)
+        await mount.ask_sync()
         if self._visible_since != mount.engine_boot() and self.inode.parent is not None:
             (found,) = await mount.stat([mount.table.name_of(self.inode)])
             if not isinstance(found, ObjectStat) or found.blob != self.inode.attributes.blob:
@@ -382,7 +382,11 @@ class OpenFile:
         if self._staged is None:
             await self._staging()
         await self._behind_is_idle.wait()
-        stat, content = await self._store(durable=durable)
+        async with self._mount.settling() if durable else nullcontext():
+            stat, content = await self._store(durable=durable)
+        boot = b"" if durable else self._mount.engine_boot()
+        if not durable:
+            self._mount.note_visible(self.inode.parent)
         inode, attributes = self.inode, self.inode.attributes
         if attributes.mtime_ns == 0:  # in new content that means now
             bucket, key = self._mount.table.name_of(inode)
@@ -398,7 +402,7 @@ class OpenFile:
         self._mount.touch(inode)
         self._stat = stat
         self.is_dirty = False
-        self._visible_since = b"" if durable else self._mount.engine_boot()
+        self._visible_since = boot
         self._take_as_stored(_base(stat), None if content is None else self._reader_of(stat, content))
 
     @asynccontextmanager

@@ -42,7 +42,7 @@ class FolderHandle:
     def __init__(self, mount: Mount, lookups: Lookups, folder: Inode) -> None:
         self._mount = mount
         self._lookups = lookups
-        self._folder = folder
+        self.folder = folder
         self._names: list[tuple[str, Inode]] = []
         self._known: set[str] = set()
         self._pages: _Pages | None = None
@@ -71,10 +71,10 @@ class FolderHandle:
     def _begin(self) -> None:
         self.close()
         self._pages = None
-        if not self._mount.has_names(self._folder):
-            self._pages = _Pages(self._mount, self._folder)
+        if not self._mount.has_names(self.folder):
+            self._pages = _Pages(self._mount, self.folder)
             return
-        self._names = list(self._folder.children.items())
+        self._names = list(self.folder.children.items())
         for _, inode in self._names:
             inode.lookups += 1
 
@@ -93,7 +93,7 @@ class FolderHandle:
 
         No change of this mount's comes between: the kernel lets nobody change a folder while it waits for its names.
         """
-        folder = self._folder
+        folder = self.folder
         for number, (name, found) in enumerate((await pages.read()).items()):
             if number % _ADOPTED_MAX == _ADOPTED_MAX - 1:
                 await trio.lowlevel.checkpoint()
@@ -110,7 +110,7 @@ class FolderHandle:
 
     def _note_whole(self, pages: _Pages) -> None:
         """The folder was read to its end: the table has all names, unless some came or went elsewhere meanwhile."""
-        folder, table = self._folder, self._mount.table
+        folder, table = self.folder, self._mount.table
         if (
             folder.names_changed_at >= pages.begun_at
             or self._mount.bucket_of(folder) not in self._mount.watched
@@ -128,7 +128,7 @@ class FolderHandle:
     # --- replies -------------------------------------------------------------------------------------
 
     def _reply_dots(self, token: ReaddirToken, start: int) -> bool:
-        folder = self._folder
+        folder = self.folder
         for position, (name, inode) in enumerate(((b".", folder), (b"..", folder.parent or folder))):
             if start <= position:
                 entry = to_entry(inode, *self._mount.timeouts(self._mount.bucket_of(inode)))
@@ -138,9 +138,9 @@ class FolderHandle:
 
     def _reply_names(self, token: ReaddirToken, start: int) -> bool:
         """Whether anything was listed, or would have been with more room."""
-        mount, children = self._mount, self._folder.children
-        timeouts_s = mount.timeouts(mount.bucket_of(self._folder))
-        holds_buckets = mount.table.holds_buckets(self._folder)
+        mount, children = self._mount, self.folder.children
+        timeouts_s = mount.timeouts(mount.bucket_of(self.folder))
+        holds_buckets = mount.table.holds_buckets(self.folder)
         fresh_since = trio.current_time() - timeouts_s[1]
         if self._pages is not None:
             fresh_since = min(fresh_since, self._pages.begun_at)

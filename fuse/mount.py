@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
 import trio
 
 from fuse.attributes import Owner
@@ -15,15 +17,33 @@ from fuse.inodes import Inode, InodeTable
 from fuse.mounting import MountOptions
 from fuse.reading import ReadBuffers
 from fuse.staging import StagingFolder
+from fuse.unsettled import Unsettled
 from lakefs.client.reconnecting import ReconnectingEngine
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError
 from lakefs.getting import close_leases
 from lakefs.names import Name
 from lakefs.ports import Offload
-from lakefs.wire.messages import Done, Message, NameResult, NameResults, ObjectStat, Request, StatNames, Sync
+from lakefs.wire.messages import (
+    DeleteNames,
+    Done,
+    MakeFolder,
+    MakeSymlink,
+    Message,
+    NameResult,
+    NameResults,
+    ObjectStat,
+    PutObjects,
+    RemoveFolder,
+    Rename,
+    Request,
+    SetAttributes,
+    StatNames,
+    Sync,
+)
 
 M = TypeVar("M", bound=Message)
+Change = PutObjects | DeleteNames | Rename | MakeFolder | MakeSymlink | RemoveFolder | SetAttributes
 _GATHER_S = 0.02
 WRITERS_BEHIND_MAX = 2
 """Files at a time that are stored while they are written: 32 MiB of the engine's buffers."""
@@ -61,8 +81,8 @@ class Mount:
     """Has the kernel ask for the inode's attributes when it next needs them; does not wait."""
     forget_pages: Callable[[Inode], Awaitable[None]] = _no_pages
     """Has the kernel forget the content that it has cached of the inode."""
-    visible_since: bytes = b""
-    """Boot of the engine that has the last change of a name visible."""
+    unsettled: Unsettled = field(default_factory=Unsettled)
+    """Changes that are visible, and not known to be durable."""
     leases: list[int] = field(default_factory=list)
     """To be given back, many in one request."""
     has_leases: trio.Event = field(default_factory=trio.Event)
@@ -109,17 +129,49 @@ class Mount:
         """Which run of the engine answers now."""
         return self.engine.hello.boot_id
 
-    async def sync(self) -> None:
-        """All changes of names so far are durable.  DiskFailed when an engine is gone, and perhaps some with it."""
-        visible_since, self.visible_since = self.visible_since, b""
-        await self.ask(Sync(), Done)
-        if visible_since not in (b"", self.engine_boot()):
-            raise DiskFailed("the engine was restarted; changes of names just before that may be lost")
+    async def sync(self, inode: Inode) -> None:
+        """All that is visible is durable.  DiskFailed when an engine is gone, and perhaps with it a change of this."""
+        boots = self.unsettled.take(inode.number)
+        async with self.settling():
+            await self.ask_sync()
+        if boots - {self.engine_boot()}:
+            raise DiskFailed(
+                f"{inode.name or '/'}: the engine was restarted; what was changed just before that may be lost",
+                subject=inode.name,
+            )
 
-    async def change(self, request: Request) -> ObjectStat:
-        """The answer to a change of one name; its failure is raised.  KeyNotFound when there was nothing."""
+    async def ask_sync(self) -> None:
+        """What the engine that answers has visible is durable; whether it was the one that had it, the caller looks."""
+        try:
+            await self.ask(Sync(), Done)
+        except EngineUnreachable:
+            await self.ask(Sync(), Done)
+
+    @asynccontextmanager
+    async def settling(self) -> AsyncIterator[None]:
+        """The block has something made durable: with it is all that the same engine had visible before."""
+        boot, count = self.engine_boot(), self.unsettled.count
+        yield
+        if boot == self.engine_boot():
+            self.unsettled.settled(boot, count)
+
+    def note_visible(self, *inodes: Inode | None) -> None:
+        """The engine that answers now has changes of these visible, and did not have to make them durable."""
+        if not self.options.sync:
+            self.unsettled.note(self.engine_boot(), [inode.number for inode in inodes if inode is not None])
+
+    async def settle(self) -> None:
+        """Until cancelled: learn that changes are durable which nobody syncs."""
+        await self.unsettled.settle(self.engine_boot, lambda: self.ask(Sync(), Done))
+
+    async def change(self, request: Change) -> ObjectStat:
+        """The answer to a change of one name; its failure is raised.  KeyNotFound when there was nothing.
+
+        Visible to all on return, which the caller notes (`note_visible`); on a mount with the option `sync` durable.
+        """
+        if self.options.sync:
+            request = msgspec.structs.replace(request, durable=True)
         (result,) = (await self.ask(request, NameResults)).results
-        self.visible_since = self.engine_boot()
         stat = stat_or_error(result)
         if isinstance(stat, LakeError):
             raise stat
@@ -166,7 +218,7 @@ class Mount:
         """This mount has changed the inode: what was asked of the store before is out of date."""
         inode.changed_at = inode.confirmed_at = trio.current_time()
 
-    async def change_again(self, request: Request, done: Callable[[LakeError], Awaitable[bool]]) -> int:
+    async def change_again(self, request: Change, done: Callable[[LakeError], Awaitable[bool]]) -> int:
         """As `change`, asked again when the engine was lost before it answered; the time of the change, in ns.
 
         `done` says whether the second one's refusal means that the first was done.

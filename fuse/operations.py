@@ -188,7 +188,7 @@ class LakeOperations(pyfuse3.Operations):
     @answering
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         """What was changed before is durable on return."""
-        await self._mount.sync()
+        await self._mount.sync(self._folders[fh].folder)
 
     @answering
     async def mkdir(
@@ -324,6 +324,8 @@ class LakeOperations(pyfuse3.Operations):
         """What was written is stored and durable on return."""
         file = self._files[fh].file
         await file.commit(durable=True)
+        if self._mount.unsettled.concerns(file.inode.number):  # its name, or attributes
+            await self._mount.sync(file.inode)
 
     @answering
     async def release(self, fh: FileHandleT) -> None:

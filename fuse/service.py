@@ -53,6 +53,7 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
                 await _look_at_root(mount)
                 nursery.start_soon(Watcher(mount, engine).run)
                 nursery.start_soon(mount.give_leases_back)
+                nursery.start_soon(mount.settle)
                 operations = LakeOperations(mount)
                 try:
                     async with mounted(operations, options):

@@ -125,6 +125,51 @@ def _free_before_move() -> None:
     Compactor._record = freed_first  # type: ignore[method-assign,assignment]
 
 
+def _rename_before_it_is_durable() -> None:
+    """Of a mount with the option `sync`: changes of names are answered when they are visible."""
+    from fuse.mount import Change, Mount, stat_or_error
+    from lakefs.errors import LakeError
+    from lakefs.wire.messages import NameResults, ObjectStat
+
+    async def early(mount: Mount, request: Change) -> ObjectStat:
+        (result,) = (await mount.ask(request, NameResults)).results
+        stat = stat_or_error(result)
+        if isinstance(stat, LakeError):
+            raise stat
+        return stat
+
+    Mount.change = early  # type: ignore[method-assign,assignment]
+
+
+def _sync_forgets_engines() -> None:
+    """Of a mount: fsync of a folder takes the word of an engine that knows nothing of what the last one had."""
+    from fuse.inodes import Inode
+    from fuse.mount import Mount
+    from lakefs.wire.messages import Done, Sync
+
+    async def forgetful(mount: Mount, inode: Inode) -> None:
+        await mount.ask(Sync(), Done)
+
+    Mount.sync = forgetful  # type: ignore[method-assign,assignment]
+
+
+def _gc_forgets_a_segment() -> None:
+    """The first segment that nothing lives in is never removed: its room leaks."""
+    from engine.segments import Segments
+    from lakefs.ids import SegmentId
+
+    remove = Segments.remove
+    forgotten: set[SegmentId] = set()
+
+    async def forgetful(segments: Segments, segment: SegmentId) -> None:
+        if not forgotten or segment in forgotten:
+            forgotten.add(segment)
+            return
+        await remove(segments, segment)
+
+    Segments.remove = forgetful  # type: ignore[method-assign,assignment]
+
+
 class _Unsynced:
     """A file whose syncs do nothing."""
 
@@ -147,6 +192,9 @@ BUGS: Final[dict[str, Callable[[], None]]] = {
     "no-token-sync": _no_token_sync,
     "no-data-sync": _no_data_sync,
     "no-journal-sync": _no_journal_sync,
+    "early-rename": _rename_before_it_is_durable,
+    "sync-forgets-engines": _sync_forgets_engines,
+    "gc-forgets": _gc_forgets_a_segment,
     "answer-first": _answer_before_the_journal,
     "reuse-freed": _reuse_freed_room,
     "forget-leases": _forget_leases,

@@ -23,6 +23,7 @@ from tests.crash.warm_lake import WarmLake
 from tests.e2e.served import WAIT_S, Process, Served, environment
 
 SMALL_LAKE: Final = [sys.executable, "-m", "tests.crash.small_lake"]
+PLANTED_LAKE: Final = [sys.executable, "-m", "tests.crash.planted_lake"]
 _RARE: Final = ("segment.header-synced", "segment.durable", "segment.full", "journal-file.")
 
 
@@ -81,12 +82,12 @@ class WarmEngine(SmallEngine):
     def __init__(
         self, folder: Path, *options: str, started: bool = True, warm: WarmLake | None = None
     ) -> None:
-        self._warm = WarmLake() if warm is None else warm
+        self.warm = WarmLake() if warm is None else warm
         super().__init__(folder, *options, started=started)
 
     def another(self, folder: Path, *options: str) -> WarmEngine:
         """One that is not started, forked from the same process, which this one closes."""
-        other = WarmEngine(folder, *options, started=False, warm=self._warm)
+        other = WarmEngine(folder, *options, started=False, warm=self.warm)
         other.program = self.program
         return other
 
@@ -94,12 +95,12 @@ class WarmEngine(SmallEngine):
         """Kill the engine if it runs, and end the process that it was forked from."""
         if self.process is not None and self.process.poll() is None:
             self.kill()
-        self._warm.close()
+        self.warm.close()
 
     def _spawn(self, arguments: list[str], env: dict[str, str]) -> Process:
         if self.program is not SMALL_LAKE:
             return super()._spawn(arguments, env)
-        return self._warm.start(arguments, env)
+        return self.warm.start(arguments, env)
 
 
 def some_failpoint(generator: random.Random, tries: Counter[str]) -> str:

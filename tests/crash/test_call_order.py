@@ -15,14 +15,12 @@ import pytest
 from lakefs.client.connect import connect
 from tests.crash.call_trace import Order, read_calls, read_ended, traced
 from tests.crash.planted_lake import BUGS
-from tests.crash.small_engine import SMALL_LAKE, SmallEngine
-from tests.e2e.served import LAKE
+from tests.crash.small_engine import PLANTED_LAKE, SMALL_LAKE, SmallEngine
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed"),
 ]
-PLANTED_LAKE = [*LAKE[:-1], "tests.crash.planted_lake"]
 
 
 class TracedEngine(SmallEngine):

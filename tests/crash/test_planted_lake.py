@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.crash.cycles import Cycles
-from tests.e2e.served import LAKE
+from tests.crash.small_engine import PLANTED_LAKE
 
 CYCLES = 25
 
@@ -17,6 +17,6 @@ CYCLES = 25
 @pytest.mark.parametrize("bug", ["answer-first"])
 def test_an_engine_that_answers_before_its_journal_is_caught(bug: str) -> None:
     with TemporaryDirectory(prefix="lake-") as name, Cycles(Path(name), "planted") as cycles:
-        cycles.engine.program = [*LAKE[:-1], "tests.crash.planted_lake", bug]
+        cycles.engine.program = [*PLANTED_LAKE, bug]
         with pytest.raises(AssertionError, match=r"^cycle \d+:"):
             cycles.run(CYCLES, look_every=CYCLES)
