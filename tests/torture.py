@@ -42,6 +42,7 @@ PARTS = {
     "simulator": Part("tests.sim.campaign", {"--crashes": 100_000, "--operations": 1_000_000}),
     "cycles": Part("tests.crash.cycles", {"--cycles": 1000}, has_jobs=False),
     "flips": Part("tests.flips", {"--flips": 10_000}),
+    "mount": Part("tests.mount", {"--sequences": 10_000}),
     "inputs": Part("tests.fuzz", {"--inputs": 1_000_000}),
 }
 

@@ -24,7 +24,7 @@ from tests.mount.steps import Step, sequence
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 
-SEQUENCES: Final = int(os.environ.get("MOUNT_SEQUENCES", "40"))
+SEQUENCES: Final = int(os.environ.get("MOUNT_SEQUENCES", "120"))
 PLANTED_SEQUENCES: Final = 400
 
 
