@@ -7,7 +7,7 @@ is a good one with a few changes, and the pieces that are put in are those that 
 from __future__ import annotations
 
 import random
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,7 @@ class Inputs:
     """Inputs for one reader: `bases` are good ones, `tokens` what it looks for."""
 
     def __init__(self, bases: Sequence[bytes], tokens: Sequence[bytes], seed: int) -> None:
-        self._bases = bases
+        self._bases = list(bases)
         self._tokens = [*tokens, *_NUMBERS]
         self._random = random.Random(seed)
         self._changes: tuple[Callable[[bytearray], None], ...] = (
@@ -40,6 +40,10 @@ class Inputs:
             self._splice,
             self._truncate,
         )
+
+    def keep(self, data: bytes) -> None:
+        """Change this one, too, from now on."""
+        self._bases.append(data)
 
     def next(self) -> bytes:
         """One more input."""
@@ -95,5 +99,11 @@ class Inputs:
 
 
 def kept_inputs(name: str) -> list[bytes]:
-    """Inputs for a reader that are kept because a coverage-guided fuzzer once reached something new in it by them."""
+    """Inputs for a reader that are kept because something new in it was once reached by them."""
     return [b64decode(line) for line in (CORPUS / f"{name}.base64").read_text().splitlines()]
+
+
+def keep_inputs(name: str, found: Sequence[bytes]) -> None:
+    """Add inputs to those that are kept for a reader."""
+    with (CORPUS / f"{name}.base64").open("a") as file:
+        file.writelines(f"{b64encode(data).decode()}\n" for data in found)

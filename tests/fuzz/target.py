@@ -33,19 +33,20 @@ class Target:
         """Good inputs, and those that were kept."""
         return [*self.good, *kept_inputs(self.name)]
 
-    def survives(self, data: bytes) -> None:
-        """Read an input; whatever is raised here is a bug."""
+    def survives(self, data: bytes) -> Refusal | None:
+        """Read an input; whatever is raised here is a bug.  What it is refused with."""
         refusal = self.refusal(data)
         if refusal is None:
-            return
+            return None
         assert refusal.message, refusal
         if isinstance(refusal, LakeError):  # its message may have names of files that are not UTF-8
             assert not isinstance(refusal, InternalError), refusal
             assert refusal.wire_code, f"{type(refusal).__name__} has no place in the table of errors"
-            return
+            return refusal
         assert 400 <= refusal.status <= 599, refusal
         assert refusal.code.isalnum(), refusal
         assert refusal.message.encode(), refusal
+        return refusal
 
     def refusal(self, data: bytes) -> Refusal | None:
         """What an input is refused with; None when it is read."""
