@@ -258,7 +258,7 @@ class Index:
         if (state["last_pgno"] + 1) * page_bytes < _COMPACT_BYTES_MIN:
             return False
         used = 0
-        with self._env.begin() as txn:
+        with _translated("read"), self._env.begin() as txn:
             for database in self._databases:
                 if database is not None:
                     stat = txn.stat(database)
@@ -428,7 +428,8 @@ def _applied(txn: lmdb.Transaction[bytes], meta: lmdb._Database | None) -> Seque
 
 
 def _read_stats(txn: lmdb.Transaction[bytes], meta: lmdb._Database | None, table: Table) -> tuple[int, int]:
-    packed = txn.get(_stats_key(table), None, meta)
+    with _translated("read"):
+        packed = txn.get(_stats_key(table), None, meta)
     if packed is None:
         return 0, 0
     if len(packed) != _STATS.size:

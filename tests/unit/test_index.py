@@ -228,6 +228,23 @@ def test_a_new_index_does_not_pretend_to_be_complete(tmp_path: Path) -> None:
     index.close()
 
 
+def test_damage_that_lmdb_meets_in_the_sums_is_an_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Damaged:
+        def get(self, *_: object) -> bytes:
+            raise lmdb.CorruptedError("mdb_get", -30796)
+
+    index = filled(tmp_path / "index")
+    snapshot = index.snapshot()
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "_txn", Damaged())
+        with pytest.raises(IndexDamaged, match="cannot read the index"):
+            snapshot.stats(Table.NAMES)
+    snapshot.close()
+    index.close()
+
+
 def test_a_full_map_changes_nothing_and_can_be_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
