@@ -43,6 +43,7 @@ from engine.extents import large_extent_bytes
 from engine.failpoints import reached
 from engine.format import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.metadata import Metadata
+from engine.pace import REST_AFTER_WRITING, Pace, Writers
 from engine.payloads import PayloadMemory
 from engine.reserve import Reserve
 from engine.segments import Segments
@@ -108,6 +109,7 @@ class Compactor:
         chunks: Chunks,
         memory: PayloadMemory,
         reserve: Reserve,
+        writers: Writers,
         reclaiming: trio.Lock,
         *,
         won_bytes_min: int,
@@ -118,10 +120,12 @@ class Compactor:
         self._chunks = chunks
         self._memory = memory
         self._reserve = reserve
+        self._writers = writers
         self._reclaiming = reclaiming
         self._won_bytes_min = won_bytes_min
         self._batch = batch
         self._lock = trio.Lock()
+        self._pace = Pace(writers)
         self._rests_on = Sequence(0)
 
     @property
@@ -137,6 +141,7 @@ class Compactor:
         """
         async with self._lock:
             report = CompactionReport()
+            self._pace = Pace(self._writers)
             try:
                 chosen = await self._choose(share)
                 while chosen and await self._compact(_next_round(chosen), report):
@@ -159,7 +164,7 @@ class Compactor:
                 entry = living.setdefault(found.record.segment, _Living())
                 entry.chunk_count += 1
                 entry.room_bytes += _room_of(found.record)
-            await trio.lowlevel.checkpoint()
+            await self._pace.rest()
         if filled_before and await self._is_retired(*filled_before, living, share):
             settled.add(filled_before[0])
         worth: list[tuple[float, SegmentId]] = []
@@ -226,7 +231,7 @@ class Compactor:
                     count += 1
             if count > COMPACT_RECORDS_MAX:
                 return found, False
-            await trio.lowlevel.checkpoint()
+            await self._pace.rest()
         return found, True
 
     async def _empty(self, found: list[_Found], is_complete: bool, report: CompactionReport) -> int:
@@ -242,6 +247,7 @@ class Compactor:
             batch = _next_batch(pending, await self._room_for(_room_of(pending[0].record)))
             left -= await self._move(batch, report)
             moved_bytes = sum(item.record.extent_bytes for item in batch)
+            await self._pace.rest(REST_AFTER_WRITING)
             await trio.sleep(max(0.0, began + moved_bytes / COMPACT_BYTES_PER_S - trio.current_time()))
         return left
 

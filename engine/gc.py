@@ -37,6 +37,7 @@ from engine.manifests import Manifests
 from engine.metadata import Metadata
 from engine.names import iter_nodes
 from engine.number_set import NumberSet
+from engine.pace import Pace, Writers
 from engine.quarantine import Quarantine
 from engine.segments import Segments
 from engine.tree import NameEvent
@@ -91,6 +92,7 @@ class Collector:
         quarantine: Quarantine,
         clock: Clock,
         expiry: UploadExpiry,
+        writers: Writers,
         *,
         grace_s: float = GC_GRACE_S,
         batch: int = GC_BATCH,
@@ -102,6 +104,7 @@ class Collector:
         self._quarantine = quarantine
         self._clock = clock
         self._expiry = expiry
+        self._writers = writers
         self._batch = batch
         self._not_before = clock.monotonic() + grace_s
         self.reclaiming = self._lock = trio.Lock()
@@ -129,7 +132,7 @@ class Collector:
             report.expired_uploads = await self._expiry.run()
             self._holds.expire()
             settled = {s for s in self._segments.sealed() if not self._segments.inflight(s)}
-            cycle = _Cycle(self._metadata.next_birth, NumberSet(), report, settled)
+            cycle = _Cycle(self._metadata.next_birth, NumberSet(), report, settled, Pace(self._writers))
             self._holds.barrier = cycle.marked
             try:
                 await self._mark(cycle)
@@ -158,12 +161,12 @@ class Collector:
             for _, node in page:
                 if node.blob is not None:
                     await self._mark_blob(cycle, node.blob)
-            await trio.lowlevel.checkpoint()
+            await cycle.pace.rest()
         await self._mark_parts(cycle)
         for count, blob in enumerate(dict.fromkeys(self._holds.leased_blobs()), 1):
             await self._mark_blob(cycle, blob)
             if count % self._batch == 0:
-                await trio.lowlevel.checkpoint()
+                await cycle.pace.rest()
         while self._rebound:
             await self._mark_blob(cycle, self._rebound.pop())
 
@@ -178,7 +181,7 @@ class Collector:
             after = page[-1][0] + b"\0"
             for _, value in page:
                 await self._mark_blob(cycle, BlobId(unpack_part(value).blob))
-            await trio.lowlevel.checkpoint()
+            await cycle.pace.rest()
 
     async def _mark_blob(self, cycle: _Cycle, blob: BlobId) -> None:
         cycle.report.marked_blobs += 1
@@ -220,7 +223,7 @@ class Collector:
                 else:
                     proposed.append((key, record))
             await self._free(cycle, proposed)
-            await trio.lowlevel.checkpoint()
+            await cycle.pace.rest()
 
     def _chunk_page(self, cycle: _Cycle, after: bytes) -> list[tuple[bytes, ChunkRecord]]:
         with self._metadata.view() as view:
@@ -266,6 +269,7 @@ class Collector:
             live = cycle.live_extents[segment]
             if live:
                 await self._segments.punch_gaps(segment, sorted(zip(live[::2], live[1::2], strict=True)))
+                await cycle.pace.rest()
             else:
                 await self._segments.remove(segment)
                 cycle.report.removed_segments += 1
@@ -275,8 +279,9 @@ class _Cycle:
     """State of one cycle."""
 
     def __init__(
-        self, born_before: Birth, marked: NumberSet, report: GcReport, settled: set[SegmentId]
+        self, born_before: Birth, marked: NumberSet, report: GcReport, settled: set[SegmentId], pace: Pace
     ) -> None:
+        self.pace = pace
         self.born_before = born_before
         self.marked = marked
         self.walked = NumberSet()

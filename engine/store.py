@@ -35,6 +35,7 @@ from engine.gc import Collector, GcReport
 from engine.holds import Holds
 from engine.manifests import Manifests
 from engine.metadata import Metadata, open_metadata
+from engine.pace import Writers
 from engine.payloads import PayloadMemory
 from engine.quarantine import Quarantine
 from engine.recovery import INDEX_FOLDER
@@ -158,19 +159,7 @@ class Store:
                 self.superblock = changed
 
     async def collect(self, share: float = COMPACT_SHARE) -> CollectReport:
-        """A cycle of gc, the reserve filled up again, then compaction; errors as of the two.
-
-        The walk through the index is waited for: what an index that is not whole does not show would be freed.
-        On a full disk gc frees what it can and the reserve comes first: compaction takes what is left, and half of
-        the headroom for as long as a batch takes.
-        """
-        if not self.index_looked_at.is_set():
-            await self.index_looked_at.wait()
-        if self.index_damage is not None:
-            raise IndexDamaged(
-                f"nothing is freed: the index is damaged and cannot be rebuilt ({self.index_damage.message})",
-                subject="index",
-            )
+        """A cycle of gc, the reserve filled up again, then compaction with what room is left; errors as of the two."""
         try:
             report = await self.collector.run()
         finally:
@@ -320,6 +309,7 @@ def _put_together(
     chunks = Chunks(metadata, segments, offload, holds, quarantine)
     manifests = Manifests(metadata, chunks)
     buffers = BufferPool(sizes.buffer_bytes)
+    writers = Writers(metadata)
     collector = Collector(
         metadata,
         segments,
@@ -328,6 +318,7 @@ def _put_together(
         quarantine,
         clock,
         expiry,
+        writers,
         grace_s=grace_s,
         batch=sizes.gc_batch,
     )
@@ -338,6 +329,7 @@ def _put_together(
         chunks,
         memory,
         reserve,
+        writers,
         collector.reclaiming,
         won_bytes_min=sizes.compact_won_bytes,
         batch=sizes.gc_batch,

@@ -111,16 +111,16 @@ SCRUB_INTERVAL_S: Final = 14 * 24 * 3600.0
 """From the end of one full pass to the beginning of the next."""
 SCRUB_STEP_S_MAX: Final = 60.0
 """How long one request may go on with a pass before it is answered."""
-GC_BATCH: Final = 2048
-"""Records walked between two checkpoints of the loop: about 5 ms."""
+GC_BATCH: Final = 256
+"""Records walked between two checkpoints of the loop: about 0.6 ms."""
 COMPACT_SHARE: Final = 0.75
 """A segment is compacted when at most this share of the room that it takes lives: three bytes written give one back."""
 COMPACT_SHARE_MOST: Final = 0.97
 """The same when all room is asked for."""
 COMPACT_WON_BYTES_MIN: Final = 16 * KIB
 """Less is not worth a new file: the last page of a segment is never full, and each start begins a new segment."""
-COMPACT_BATCH: Final = 128
-"""Chunks moved by one decision: 11 KiB of a group."""
+COMPACT_BATCH: Final = 64
+"""Chunks moved by one decision: about a millisecond on the loop, 6 KiB of a group."""
 COMPACT_BATCH_BYTES: Final = 4 * MIB
 """Payload copied at once; with a chunk's vector and rounding at most 3 buffers of the pool."""
 COMPACT_BYTES_PER_S: Final = 128 * MIB

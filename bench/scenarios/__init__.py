@@ -8,6 +8,7 @@ from bench.measure import Scenario
 from bench.scenarios import (
     client,
     dedup,
+    gc,
     large,
     million,
     mount,
@@ -31,6 +32,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         *client.SCENARIOS,
         *small.SCENARIOS,
         *space.SCENARIOS,
+        *gc.SCENARIOS,
         *scrub.SCENARIOS,
         *dedup.SCENARIOS,
         *mount.SCENARIOS,

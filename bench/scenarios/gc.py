@@ -1,0 +1,151 @@
+"""Garbage collection and compaction: what they give back in one cycle, and what writers notice of them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import lakefs
+from bench.content import payload
+from bench.measure import Bench, Figure, Paired, Scenario, Sides, Single, at_least, at_most, timed
+from bench.process import EngineProcess, allocated_bytes
+from lakefs.names import parse_object_name
+
+KIB: Final = 1024
+MIB: Final = 1 << 20
+SIZES: Final = {"4 KiB": 4 * KIB, "60 KiB": 60 * KIB, "1 MiB": MIB, "64 MiB": 64 * MIB}
+BATCH: Final = 1000
+
+
+@contextmanager
+def latency_sides(bench: Bench) -> Iterator[Sides]:
+    """One put of 4 KiB after the other, the 99th percentile of each round.
+
+    Our side: while cycles of gc with compaction follow each other; before each round there is garbage anew.
+    """
+    count = bench.scale.pick(1000, 30)
+    base = bench.scale.pick(50_000, 500)
+    garbage = bench.scale.pick(10_000, 200)
+    numbers = itertools.count()
+    chance = random.Random(1)
+    moved: list[int] = []
+    with EngineProcess(bench.folder) as engine, engine.connect() as lake:
+        _put(lake, [(f"bench/base{number}", chance.randrange(2000, 5000)) for number in range(base)])
+
+        def prepare() -> None:
+            names = [f"bench/garbage{next(numbers)}" for _ in range(garbage)]
+            _put(lake, [(name, chance.randrange(2000, 5000)) for name in names])
+            _remove(lake, [name for name in names if chance.random() < 0.7])
+
+        def puts() -> float:
+            taken = [
+                timed(lambda: lake.put(f"bench/k{next(numbers)}", payload(4 * KIB))) for _ in range(count)
+            ]
+            return sorted(taken)[int(count * 0.99)]
+
+        def beside_gc() -> float:
+            ended = threading.Event()
+            collector = threading.Thread(target=lambda: moved.append(_collect_until(engine, ended)))
+            collector.start()
+            try:
+                return puts()
+            finally:
+                ended.set()
+                collector.join()
+
+        def alone() -> float:
+            lake.gc(compact=True)  # what was prepared is not to be collected meanwhile
+            return puts()
+
+        yield Sides(beside_gc, alone, prepare, lambda: {"chunks moved in a round": sum(moved) / len(moved)})
+
+
+def _collect_until(engine: EngineProcess, ended: threading.Event) -> int:
+    """Cycles until told otherwise; how many chunks they moved."""
+    moved = 0
+    with engine.connect() as lake:
+        while not ended.is_set():
+            moved += lake.gc(compact=True)["compaction"]["moved_chunks"]
+    return moved
+
+
+def reclaim(bench: Bench) -> dict[str, float]:
+    """Room on disk given back by one `lake gc --compact`, of what the removed objects held."""
+    total = bench.scale.pick(256 * MIB, 8 * MIB)
+    figures: dict[str, float] = {}
+    for label, size in SIZES.items():
+        for share in (0.5, 0.9):
+            count = max(4, total // size)
+            sizes = [size if size >= MIB else _about(number, size) for number in range(count)]
+            figures[f"{label}, {share:.0%} removed"] = _reclaimed(bench, f"{size}-{share}", sizes, share)
+    mixed = [size for size in SIZES.values() for _ in range(max(2, total // 4 // size))]
+    random.Random(3).shuffle(mixed)
+    figures["mixed, every other removed"] = _reclaimed(bench, "mixed", mixed, None)
+    return figures
+
+
+def _about(number: int, size: int) -> int:
+    """Another size for each number, so that small objects do not end where pages do."""
+    return random.Random(number).randrange(size // 2, size)
+
+
+def _reclaimed(bench: Bench, label: str, sizes: Sequence[int], share: float | None) -> float:
+    """Objects of these sizes are put, a share of them removed, at random or every other; reclaimed / removed bytes."""
+    chance = random.Random(label)
+    engine = EngineProcess(bench.folder / label)
+    names = [f"bench/k{number}" for number in range(len(sizes))]
+    with engine, engine.connect() as lake:
+        _put(lake, list(zip(names, sizes, strict=True)))
+    before = allocated_bytes(engine.data / "segments")  # stopped: nothing is filled ahead
+    gone = [n for n in range(len(sizes)) if (n % 2 if share is None else chance.random() < share)]
+    with engine, engine.connect() as lake:
+        _remove(lake, [names[number] for number in gone])
+        lake.gc(compact=True)
+    after = allocated_bytes(engine.data / "segments")
+    return (before - after) / max(1, sum(sizes[number] for number in gone))
+
+
+def _put(lake: lakefs.Lake, objects: Sequence[tuple[str, int]]) -> None:
+    """Put names with contents of so many bytes, in order; small ones many at a time."""
+    batch: list[tuple[str, bytes]] = []
+    for name, size in objects:
+        if size > MIB:
+            lake.put(name, b"".join(payload(min(MIB, size - at)) for at in range(0, size, MIB)))
+            continue
+        batch.append((name, payload(size)))
+        if sum(len(content) for _, content in batch[-8:]) > MIB or len(batch) == BATCH:
+            lake.put_many(batch)
+            batch = []
+    lake.put_many(batch)
+
+
+def _remove(lake: lakefs.Lake, names: Sequence[str]) -> None:
+    for start in range(0, len(names), BATCH):
+        lake.run(lake.steps.remove_many([parse_object_name(name) for name in names[start : start + BATCH]]))
+
+
+RECLAIMED: Final = tuple(
+    Figure(f"{label}, {share} removed", at_least(0.95, ""), "x")
+    for label in SIZES
+    for share in ("50%", "90%")
+)
+
+SCENARIOS: Final[tuple[Scenario, ...]] = (
+    Paired(
+        "gc-latency",
+        "p99 of 4 KiB durable puts, one after the other, beside gc and compaction / without",
+        "s",
+        at_most(2, "x"),
+        latency_sides,
+    ),
+    Single(
+        "gc-reclaim",
+        "room given back by one cycle / bytes removed",
+        (*RECLAIMED, Figure("mixed, every other removed", at_least(0.95), "x")),
+        reclaim,
+    ),
+)
