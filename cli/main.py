@@ -42,7 +42,7 @@ COMMANDS: Final = {
     "unmount": "cli.mount:unmount",
     "staged": "cli.staged:staged",
     "gc": "cli.upkeep:gc",
-    "fsck": "cli.upkeep:fsck",
+    "fsck": "cli.fsck:fsck",
     "scrub": "cli.scrub:scrub",
     "status": "cli.upkeep:status",
     "config": "cli.settings:config",

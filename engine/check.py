@@ -329,10 +329,10 @@ class _Check:
             await trio.lowlevel.checkpoint()
         self._overlaps(extents)
         if garbage_count:
+            # Below a manifest that cannot be read there may be any of them, so gc frees none.
+            told = "nothing that can be read; gc keeps them" if self._damaged else "nothing; gc frees them"
             self.report.found(
-                "note",
-                "store",
-                f"{garbage_count} chunks ({garbage_bytes} bytes) are referred to by nothing; gc frees them",
+                "note", "store", f"{garbage_count} chunks ({garbage_bytes} bytes) are referred to by {told}"
             )
 
     async def _place(self, chunk: ChunkId, record: ChunkRecord, sizes: dict[SegmentId, int]) -> None:

@@ -99,6 +99,18 @@ POINTS: Final = (
     *FIRST_START_POINTS,
 )
 
+REPAIR_POINTS: Final = (
+    "repair.set-aside",
+    "repair.superblock-restored",
+    "repair.tail-applied",  # the index has all that the journal has
+    "repair.saved",  # the checkpoint too
+    "repair.journal-begun",
+    "repair.index-rebuilt",
+)
+"""Steps of `lake fsck --repair`, which no engine comes to."""
+
+ALL_POINTS: Final = (*POINTS, *REPAIR_POINTS)
+
 
 def _nothing(point: str) -> None:
     """No test is under way."""
@@ -109,7 +121,7 @@ def armed(setting: str) -> Callable[[str], None]:
     wanted, _, rest = setting.partition(":")
     count, _, name = rest.partition(":")
     number = getattr(signal, f"SIG{name or 'KILL'}", None)
-    if wanted not in POINTS or not count.isdecimal() or number is None:
+    if wanted not in ALL_POINTS or not count.isdecimal() or number is None:
         raise ConfigError(f"{VARIABLE}={setting!r}: give NAME:COUNT or NAME:COUNT:STOP, NAME one of {POINTS}")
     left = int(count)
     lock = threading.Lock()

@@ -94,7 +94,16 @@ class JournalDamage:
     reason: str
 
 
-class _Damaged(JournalDamaged):
+@dataclass(frozen=True)
+class Beginning:
+    """Where group `sequence` begins, or would, in a file of which what lies before cannot be read."""
+
+    path: str
+    offset: int
+    sequence: Sequence
+
+
+class DamagedAt(JournalDamaged):
     """JournalDamaged that remembers the place."""
 
     def __init__(self, damage: JournalDamage) -> None:
@@ -108,7 +117,7 @@ class _Damaged(JournalDamaged):
 
 def damage_of(error: JournalDamaged) -> JournalDamage | None:
     """The place of a damage that this module reported."""
-    return error.damage if isinstance(error, _Damaged) else None
+    return error.damage if isinstance(error, DamagedAt) else None
 
 
 def journal_path(first_sequence: Sequence) -> str:
@@ -128,30 +137,41 @@ def sequence_in(path: str) -> Sequence:
 
 def list_journal(disk: Disk, store_id: bytes) -> tuple[JournalFile, ...]:
     """The journal's files in order of first sequence, headers checked.  JournalDamaged, StoreUnusable."""
-    files: list[JournalFile] = []
-    for name in disk.list_folder(JOURNAL_FOLDER):
-        if not name.endswith(JOURNAL_SUFFIX):
-            continue  # a temporary name, or not ours
-        path = f"{JOURNAL_FOLDER}/{name}"
-        file = disk.open(path, read_only=True)
-        try:
-            files.append(_read_file_header(file, path, store_id))
-        finally:
-            file.close()
-    return tuple(files)
+    return tuple(journal_file(disk, path, store_id) for path in journal_paths(disk))
 
 
-def find_end(disk: Disk, files: tuple[JournalFile, ...], durable: Sequence) -> JournalEnd:
+def journal_paths(disk: Disk) -> list[str]:
+    """Paths of the journal's files in order of their names; temporary ones, and what is not ours, left out."""
+    return [
+        f"{JOURNAL_FOLDER}/{name}"
+        for name in disk.list_folder(JOURNAL_FOLDER)
+        if name.endswith(JOURNAL_SUFFIX)
+    ]
+
+
+def journal_file(disk: Disk, path: str, store_id: bytes) -> JournalFile:
+    """One of the journal's files, its header checked.  JournalDamaged, StoreUnusable."""
+    file = disk.open(path, read_only=True)
+    try:
+        return _read_file_header(file, path, store_id)
+    finally:
+        file.close()
+
+
+def find_end(
+    disk: Disk, files: tuple[JournalFile, ...], durable: Sequence, begin: Beginning | None = None
+) -> JournalEnd:
     """Find the journal's end, passing over groups by header; the last group's body is checked.
 
     `durable` is the highest sequence known to have been durable: ending before it is JournalDamaged.  Only the
-    last file is looked into, and the one before it when the last holds no group.
+    last file is looked into, and the one before it when the last holds no group.  What lies before `begin` in its
+    file is not looked at.
     """
     if not files:
         if durable > 0:
-            raise _Damaged(JournalDamage(JOURNAL_FOLDER, 0, Sequence(1), "there is no journal file"))
+            raise DamagedAt(JournalDamage(JOURNAL_FOLDER, 0, Sequence(1), "there is no journal file"))
         return JournalEnd(Sequence(0), None, ())
-    end = _end_of_last_file(disk, files[-1])
+    end = _end_of_last_file(disk, files[-1], begin)
     last = end.last
     if last is None and len(files) > 1:
         # The last file is empty: the last group, if any is needed, is in the file before it.
@@ -163,25 +183,16 @@ def find_end(disk: Disk, files: tuple[JournalFile, ...], durable: Sequence) -> J
             Sequence(end.sequence + 1),
             f"it ends with group {end.sequence}, but group {durable} was durable",
         )
-        raise _Damaged(place)
+        raise DamagedAt(place)
     return JournalEnd(end.sequence, last, files, end.torn)
 
 
-def refuse_lost_boot(files: tuple[JournalFile, ...], end: Sequence, boot: bytes) -> None:
-    """JournalDamaged when the store was not stopped cleanly and what its last boot wrote is in no file.
-
-    `boot` is the superblock's, whose journal file was durable before that superblock was.  The file is there, or one
-    of a later boot that saw the same superblock and took its place.
-    """
-    if not files or not any(boot) or not any(files[-1].tag_before):
-        return
-    if not any(file.boot_tag == boot[:8] or file.tag_before == boot[:4] for file in files):
-        reason = "the file that the last start began is missing"
-        raise _Damaged(JournalDamage(JOURNAL_FOLDER, 0, Sequence(end + 1), reason))
-
-
 def read_groups(
-    disk: Disk, files: tuple[JournalFile, ...], after: Sequence, upto: Sequence
+    disk: Disk,
+    files: tuple[JournalFile, ...],
+    after: Sequence,
+    upto: Sequence,
+    begin: Beginning | None = None,
 ) -> Iterator[Group]:
     """The groups with after < sequence <= upto, in order, checked; JournalDamaged when one cannot be read.
 
@@ -192,7 +203,7 @@ def read_groups(
         return
     if not files or files[0].first_sequence > expected:
         first = files[0].first_sequence if files else Sequence(upto + 1)
-        raise _Damaged(
+        raise DamagedAt(
             JournalDamage(JOURNAL_FOLDER, 0, expected, f"groups {expected} to {first - 1} are in no file")
         )
     for position, entry in enumerate(files):
@@ -202,7 +213,7 @@ def read_groups(
         last = min(upto, Sequence(following - 1))
         file = disk.open(entry.path, read_only=True)
         try:
-            for header in _walk(file, entry, last):
+            for header in _walk(file, entry, last, begin):
                 if header.sequence >= expected:
                     yield _read_body(file, entry, header)
         finally:
@@ -239,7 +250,7 @@ def decode_records(body: bytes, record_count: int) -> list[Mutation]:
 
 
 @dataclass(frozen=True)
-class _Header:
+class GroupPlace:
     """A good group header and where its body lies."""
 
     sequence: Sequence
@@ -260,7 +271,7 @@ def _read_file_header(file: DiskFile, path: str, store_id: bytes) -> JournalFile
     count = file.pread_into(memoryview(page), 0)
     magic, version, _, first, found_store, boot_id, tag_before, crc = JOURNAL_HEADER.unpack(page)
     if count < len(page) or magic != JOURNAL_MAGIC or crc32c(page[:_FILE_CHECKED_BYTES]) != crc:
-        raise _Damaged(JournalDamage(path, 0, sequence_in(path), "its header is not readable"))
+        raise DamagedAt(JournalDamage(path, 0, sequence_in(path), "its header is not readable"))
     if version != FORMAT_VERSION:
         raise StoreUnusable(f"{path} has format version {version}; this release reads {FORMAT_VERSION}")
     if found_store != store_id:
@@ -270,21 +281,27 @@ def _read_file_header(file: DiskFile, path: str, store_id: bytes) -> JournalFile
     return JournalFile(path, Sequence(first), boot_id[:8], file.size(), tag_before)
 
 
-def _parse_header(buffer: bytes | bytearray | memoryview, offset: int, boot_tag: bytes) -> _Header | None:
+def _parse_header(buffer: bytes | bytearray | memoryview, offset: int, boot_tag: bytes) -> GroupPlace | None:
     """The group header at the start of `buffer`, or None when there is no good one of this file."""
     magic, body_bytes, sequence, time_ns, tag, count, body_crc, _, crc = GROUP_HEADER.unpack_from(buffer)
     if magic != GROUP_MAGIC or tag != boot_tag or body_bytes > GROUP_BYTES_MAX:
         return None
     if crc32c(buffer[:_GROUP_CHECKED_BYTES]) != crc:
         return None
-    return _Header(Sequence(sequence), time_ns, count, body_bytes, body_crc, offset)
+    return GroupPlace(Sequence(sequence), time_ns, count, body_bytes, body_crc, offset)
 
 
-def _hop(file: DiskFile, entry: JournalFile) -> Iterator[_Header]:
+def _first_in(entry: JournalFile, begin: Beginning | None) -> tuple[int, Sequence]:
+    if begin is not None and begin.path == entry.path:
+        return begin.offset, begin.sequence
+    return PAGE, entry.first_sequence
+
+
+def _hop(file: DiskFile, entry: JournalFile, begin: Beginning | None = None) -> Iterator[GroupPlace]:
     """The good headers from the file's start on, consecutive, until one is not there."""
     buffer = bytearray(GROUP_HEADER.size)
     view = memoryview(buffer)
-    offset, expected = PAGE, entry.first_sequence
+    offset, expected = _first_in(entry, begin)
     while file.pread_into(view, offset) == len(buffer):
         header = _parse_header(buffer, offset, entry.boot_tag)
         if header is None or header.sequence != expected:
@@ -293,27 +310,31 @@ def _hop(file: DiskFile, entry: JournalFile) -> Iterator[_Header]:
         offset, expected = header.next_offset, Sequence(expected + 1)
 
 
-def _walk(file: DiskFile, entry: JournalFile, last: Sequence) -> Iterator[_Header]:
+def _walk(
+    file: DiskFile, entry: JournalFile, last: Sequence, begin: Beginning | None
+) -> Iterator[GroupPlace]:
     """The headers up to `last`, which must be there."""
-    offset, expected = PAGE, entry.first_sequence
-    for header in _hop(file, entry):
+    offset, expected = _first_in(entry, begin)
+    for header in _hop(file, entry, begin):
         if header.sequence > last:
             return
         yield header
         offset, expected = header.next_offset, Sequence(header.sequence + 1)
     if expected <= last:
-        raise _Damaged(JournalDamage(entry.path, offset, expected, "there is no group where one was written"))
+        raise DamagedAt(
+            JournalDamage(entry.path, offset, expected, "there is no group where one was written")
+        )
 
 
-def _read_body(file: DiskFile, entry: JournalFile, header: _Header) -> Group:
+def _read_body(file: DiskFile, entry: JournalFile, header: GroupPlace) -> Group:
     body = _try_body(file, header)
     if body is None:
         reason = "the group does not match its checksum"
-        raise _Damaged(JournalDamage(entry.path, header.offset, header.sequence, reason))
+        raise DamagedAt(JournalDamage(entry.path, header.offset, header.sequence, reason))
     return Group(header.sequence, header.time_ns, header.record_count, body, entry.path, header.offset)
 
 
-def _try_body(file: DiskFile, header: _Header) -> bytes | None:
+def _try_body(file: DiskFile, header: GroupPlace) -> bytes | None:
     buffer = bytearray(header.body_bytes)
     count = file.pread_into(memoryview(buffer), header.offset + GROUP_HEADER.size) if buffer else 0
     if count < header.body_bytes or crc32c(buffer) != header.body_crc:
@@ -321,23 +342,24 @@ def _try_body(file: DiskFile, header: _Header) -> bytes | None:
     return bytes(buffer)
 
 
-def _end_of_last_file(disk: Disk, entry: JournalFile) -> JournalEnd:
+def _end_of_last_file(disk: Disk, entry: JournalFile, begin: Beginning | None) -> JournalEnd:
     """End of the journal as its last file tells it; `last` is None when that file holds no good group."""
     file = disk.open(entry.path, read_only=True)
     try:
-        previous: _Header | None = None
-        final: _Header | None = None
-        for header in _hop(file, entry):
+        previous: GroupPlace | None = None
+        final: GroupPlace | None = None
+        for header in _hop(file, entry, begin):
             previous, final = final, header
-        offset = PAGE if final is None else final.next_offset
+        first_at, first = _first_in(entry, begin)
+        offset = first_at if final is None else final.next_offset
         torn = False
-        expected = entry.first_sequence if final is None else Sequence(final.sequence + 1)
+        expected = first if final is None else Sequence(final.sequence + 1)
         _refuse_flipped_header(file, entry, offset, expected)
         if final is not None and _try_body(file, final) is None:
             _refuse_flipped_body(file, entry, final)
             offset, final, torn = final.offset, previous, True
         last = None if final is None else _read_body(file, entry, final)
-        sequence = Sequence(entry.first_sequence - 1) if last is None else last.sequence
+        sequence = Sequence(first - 1) if last is None else last.sequence
         torn = _look_behind(file, entry, offset, Sequence(sequence + 1)) or torn
         return JournalEnd(sequence, last, (entry,), torn)
     finally:
@@ -353,36 +375,47 @@ def _refuse_flipped_header(file: DiskFile, entry: JournalFile, offset: int, expe
         header = _parse_header(turned, offset, entry.boot_tag)
         if header is not None and header.sequence == expected:
             reason = "a bit of the group's header is flipped"
-            raise _Damaged(JournalDamage(entry.path, offset, expected, reason))
+            raise DamagedAt(JournalDamage(entry.path, offset, expected, reason))
 
 
-def _refuse_flipped_body(file: DiskFile, entry: JournalFile, header: _Header) -> None:
+def _refuse_flipped_body(file: DiskFile, entry: JournalFile, header: GroupPlace) -> None:
     """JournalDamaged when the group was written whole and is one bit off its checksum; else it is torn."""
     buffer = bytearray(GROUP_HEADER.size + header.body_bytes)
     if file.pread_into(memoryview(buffer), header.offset) < len(buffer) or has_unwritten_sector(buffer):
         return
     if is_one_bit_off(buffer[GROUP_HEADER.size :], header.body_crc):
         reason = "a bit of the group is flipped"
-        raise _Damaged(JournalDamage(entry.path, header.offset, header.sequence, reason))
+        raise DamagedAt(JournalDamage(entry.path, header.offset, header.sequence, reason))
 
 
 def _look_behind(file: DiskFile, entry: JournalFile, offset: int, expected: Sequence) -> bool:
     """Whether anything but zeros lies at the end, `offset`; JournalDamaged when later groups do."""
-    torn = False
+    for header in good_headers(file, entry, offset):
+        if header.sequence > expected:
+            reason = f"it cannot be read, but group {header.sequence} behind it can"
+            raise DamagedAt(JournalDamage(entry.path, offset, expected, reason))
+    buffer = bytearray(MIB)
+    position = offset
+    while count := file.pread_into(memoryview(buffer), position):
+        if buffer.count(0, 0, count) < count:
+            return True
+        position += count
+    return False
+
+
+def good_headers(file: DiskFile, entry: JournalFile, offset: int = PAGE) -> Iterator[GroupPlace]:
+    """Every group header of this file's boot at a page's start, from `offset` on."""
     buffer = bytearray(MIB)
     window = memoryview(buffer)
     position = offset
     while count := file.pread_into(window, position):
-        torn = torn or buffer.count(0, 0, count) < count
         for at in range(0, count - GROUP_HEADER.size + 1, PAGE):
             if buffer[at : at + 4] != GROUP_MAGIC:
                 continue
             header = _parse_header(window[at : at + GROUP_HEADER.size], position + at, entry.boot_tag)
-            if header is not None and header.sequence > expected:
-                reason = f"it cannot be read, but group {header.sequence} behind it can"
-                raise _Damaged(JournalDamage(entry.path, offset, expected, reason))
+            if header is not None:
+                yield header
         position += count
-    return torn
 
 
 def _last_group_before(disk: Disk, entry: JournalFile, following: Sequence) -> Group | None:

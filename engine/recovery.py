@@ -43,9 +43,9 @@ from engine.journal_reader import (
     find_end,
     list_journal,
     read_groups,
-    refuse_lost_boot,
     sequence_in,
 )
+from engine.journal_salvage import refuse_lost_boot
 from engine.overlay import Layer, Overlay
 from engine.sizes import DEFAULT_SIZES, MetadataSizes
 from lakefs.errors import IndexDamaged, JournalDamaged
@@ -142,7 +142,7 @@ def recover(
         reached("recovery.journal-begun")
         files = list_journal(disk, identity.store_id)
         if index is None:
-            index = _rebuild(disk, identity, files, end.sequence, path)
+            index = rebuild_index(disk, identity, files, end.sequence, path)
             opened.callback(index.close)
             if index_committed is not None:
                 index_committed()
@@ -329,10 +329,10 @@ def _certain_end(
     return end
 
 
-def _rebuild(
+def rebuild_index(
     disk: Disk, identity: StoreIdentity, files: tuple[JournalFile, ...], upto: Sequence, path: Path
 ) -> Index:
-    """Build the index anew and put it in its place."""
+    """Build the index anew and put it in its place; it is returned open."""
     index = build_index(disk, identity, _new_path(path), upto, files)
     try:
         reached("recovery.rebuilt")

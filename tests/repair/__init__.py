@@ -1,0 +1,1 @@
+"""`lake fsck --repair` on stores that are damaged on purpose, file by file and way by way."""

@@ -1,0 +1,168 @@
+"""A repair that loses power, or is killed, at any operation of the disk: the store is no worse, and repair finishes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoint import newest_checkpoint
+from engine.format import Table
+from engine.journal_reader import list_journal
+from engine.repair import repair_files
+from engine.superblock import read_superblock
+from tests.sim.clock import SimClock
+from tests.sim.disk import SimCrashed, SimDisk
+from tests.unit.metadata_rig import contents, opened, put, run, wait_applied
+from tests.unit.test_recovery import State, fill, filled_store, group_offset, lose_index
+
+_OPERATIONS_MAX = 200
+
+
+async def _stopped(disk: SimDisk) -> State:
+    """A checkpoint in the middle of its history, then a clean stop, which writes another."""
+    return await filled_store(disk)
+
+
+async def _killed(disk: SimDisk) -> State:
+    """A checkpoint, groups that the index has, and groups that only the journal has."""
+    async with opened(disk, clean=False) as metadata:
+        await fill(metadata, 10)
+        await wait_applied(metadata)
+        await metadata.checkpoint()
+        await fill(metadata, 10, first=10)
+        await wait_applied(metadata)
+        await put(metadata, (Table.NAMES, b"only in the journal", b"1"))
+        return contents(metadata)
+
+
+def _lose_superblock(disk: SimDisk) -> None:
+    disk.unlink("superblock")
+    disk.sync_folder("")
+
+
+def _spoil_superblock(disk: SimDisk) -> None:
+    disk.flip_bit("superblock", 40, 3)
+
+
+def _spoil_copy(disk: SimDisk) -> None:
+    disk.flip_bit("superblock.copy", 40, 3)
+
+
+def _spoil_checkpoint(disk: SimDisk) -> None:
+    checkpoint = newest_checkpoint(disk)
+    assert checkpoint is not None
+    disk.flip_bit(checkpoint.path, checkpoint.file_bytes // 2, 4)
+
+
+def _lose_checkpoint(disk: SimDisk) -> None:
+    checkpoint = newest_checkpoint(disk)
+    assert checkpoint is not None
+    disk.unlink(checkpoint.path)
+    disk.sync_folder("checkpoints")
+
+
+def _lose_journal(disk: SimDisk) -> None:
+    for file in list_journal(disk, read_superblock(disk).store_id):
+        disk.unlink(file.path)
+    disk.sync_folder("journal")
+
+
+def _spoil_journal_header(disk: SimDisk) -> None:
+    disk.flip_bit(list_journal(disk, read_superblock(disk).store_id)[-1].path, 20, 1)
+
+
+def _spoil_group_header(disk: SimDisk) -> None:
+    _spoil_group(disk, 8)
+
+
+def _spoil_group_body(disk: SimDisk) -> None:
+    _spoil_group(disk, 60)
+
+
+def _spoil_group(disk: SimDisk, at: int) -> None:
+    """Group 15 of 21, which the index has, and the checkpoint has not."""
+    (file,) = list_journal(disk, read_superblock(disk).store_id)
+    disk.flip_bit(file.path, group_offset(disk, file.path, 15) + at, 2)
+
+
+def _leave_temporaries(disk: SimDisk) -> None:
+    for path in ("journal/0000000000000099.journal.new", "checkpoints/x.checkpoint.new", "superblock.new"):
+        disk.open(path, create=True).close()
+
+
+HARMS = [
+    (_stopped, _lose_superblock),
+    (_stopped, _spoil_superblock),
+    (_stopped, _spoil_copy),
+    (_stopped, _spoil_checkpoint),
+    (_stopped, _lose_checkpoint),
+    (_stopped, _lose_journal),
+    (_stopped, _spoil_journal_header),
+    (_stopped, lose_index),
+    (_killed, _spoil_superblock),
+    (_killed, _spoil_checkpoint),
+    (_killed, _lose_checkpoint),
+    (_killed, lose_index),
+    (_killed, _spoil_group_header),
+    (_killed, _spoil_group_body),
+    (_killed, _leave_temporaries),
+]
+
+
+@pytest.mark.parametrize("loses_power", [False, True])
+@pytest.mark.parametrize(("make", "harm"), HARMS)
+def test_a_repair_cut_short_anywhere_is_finished_by_the_next(
+    make: Callable[[SimDisk], object], harm: Callable[[SimDisk], None], loses_power: bool
+) -> None:
+    for operation in range(1, _OPERATIONS_MAX):
+        if _is_whole_after_crash_at(operation, make, harm, loses_power=loses_power):
+            return
+    raise AssertionError("a repair has no end")
+
+
+def _is_whole_after_crash_at(
+    operation: int, make: Callable[..., object], harm: Callable[[SimDisk], None], *, loses_power: bool
+) -> bool:
+    """Repair up to that operation, then again; whether the first one came to its end."""
+    finished = True
+
+    async def scenario() -> None:
+        nonlocal finished
+        disk = SimDisk(operation)
+        before = await make(disk)  # type: ignore[misc]
+        disk = disk.kill()
+        harm(disk)
+        disk.crash_at = disk.operation_count + operation
+        try:
+            report = repair_files(disk, SimClock(), index_committed=disk.note_index_sync)
+        except SimCrashed:
+            finished = False
+            disk = _after_power_loss(disk) if loses_power else disk.kill()
+            report = repair_files(disk, SimClock(), index_committed=disk.note_index_sync)
+        disk.crash_at = None
+        assert report.damage == []
+        assert repair_files(disk, SimClock()).repairs == []
+        async with opened(disk) as metadata:
+            assert contents(metadata) == before
+            await metadata.verify_index()
+            await metadata.verify_journal()
+        assert repair_files(disk, SimClock()).repairs == []
+
+    run(scenario, operation)
+    return finished
+
+
+def _after_power_loss(disk: SimDisk) -> SimDisk:
+    """What the medium holds; LMDB's file as it is: losing that as well would be a second damage."""
+    path = Path(disk.local_path("index"))
+    kept = (path / "data.mdb").read_bytes() if (path / "data.mdb").exists() else None
+    heir = disk.crash()
+    path = Path(heir.local_path("index"))
+    shutil.rmtree(path, ignore_errors=True)
+    if kept is not None:
+        path.mkdir()
+        (path / "data.mdb").write_bytes(kept)
+    return heir
