@@ -10,9 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-import structlog
 
-from cli import logs
 from cli.main import run
 from lakefs.errors import LakeError
 from tests.flips.answers import problem_of
@@ -28,6 +26,7 @@ from tests.repair.damaged import (
     seen_in,
 )
 
+pytestmark = pytest.mark.usefixtures("quiet")
 QUIET, REPAIRED, LEFT, FULL, SET_ASIDE, TORN = ["-", "repaired", "left", "full", "aside", "torn"]
 """Nothing is said.  Said and made whole.  Said and left: objects by name, or the store is not opened.  Said by --full
 only, and left.  Said, set aside, and left.  Taken for a write that a crash cut short, which it cannot be told from."""
@@ -62,19 +61,6 @@ TABLE = {
         "index": "repaired repaired repaired repaired repaired",
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No log: it would go to the outputs of the test that came first."""
-
-    def dropped(*_: object) -> dict[str, Any]:
-        raise structlog.DropEvent
-
-    monkeypatch.setattr(logs, "log_to_stderr", lambda *_: None)
-    structlog.configure(processors=[dropped], cache_logger_on_first_use=False)
-    yield
-    structlog.reset_defaults()
 
 
 @dataclass(frozen=True)
