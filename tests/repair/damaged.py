@@ -171,7 +171,6 @@ async def _fill(lake: TrioLake, generator: random.Random) -> None:
 async def _change(lake: TrioLake, generator: random.Random) -> None:
     for turn in range(3):
         await lake.put("kept/again and again", generator.randbytes(3000 + turn))
-    await lake.remove("kept/again and again")
     await lake.put("plain/later/one", generator.randbytes(500))
 
 
