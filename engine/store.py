@@ -160,6 +160,14 @@ class Store:
 
     async def collect(self, share: float = COMPACT_SHARE) -> CollectReport:
         """A cycle of gc, the reserve filled up again, then compaction with what room is left; errors as of the two."""
+        # What an index that is not whole does not show would be freed: the walk through it is waited for.
+        if not self.index_looked_at.is_set():
+            await self.index_looked_at.wait()
+        if self.index_damage is not None:
+            raise IndexDamaged(
+                f"nothing is freed: the index is damaged and cannot be rebuilt ({self.index_damage.message})",
+                subject="index",
+            )
         try:
             report = await self.collector.run()
         finally:
