@@ -150,11 +150,14 @@ class Scrubber:
         }
 
     def due_in_s(self, interval_s: float, created_ns: int) -> float:
-        """Seconds until a pass is to be begun, or gone on with: 0 when one is under way."""
-        if self._state.after:
+        """Seconds until a pass is to be begun, or gone on with: 0 when one is under way.
+
+        0 as well when the last one ended in what is the future by now: nobody knows how long ago that was.
+        """
+        since, now = max(self._state.last_ended_ns, created_ns), self._clock.wall_ns()
+        if self._state.after or since > now:
             return 0.0
-        since = max(self._state.last_ended_ns, created_ns)
-        return max(0.0, interval_s - (self._clock.wall_ns() - since) / 1e9)
+        return max(0.0, interval_s - (now - since) / 1e9)
 
     # --- reading -------------------------------------------------------------------------------------
 

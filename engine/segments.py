@@ -328,7 +328,8 @@ def _remove_file(disk: Disk, path: str) -> None:
     except FileNotFoundError:
         return
     try:
-        file.punch(0, -(-file.size() // PAGE_BYTES) * PAGE_BYTES)
+        if size := file.size():  # none when the process that made the file was killed before it wrote
+            file.punch(0, -(-size // PAGE_BYTES) * PAGE_BYTES)
     finally:
         file.close()
     reached("gc.segment-punched")

@@ -308,3 +308,13 @@ def test_a_scrub_that_has_no_time_does_nothing_but_tell() -> None:
                 assert find_chunk(view, stored["o1"]) is not None
 
     run(main)
+
+
+def test_a_date_that_was_set_back_behind_the_last_pass_makes_one_due() -> None:
+    async def main() -> None:
+        async with simulated_store() as store:
+            now_ns = store.clock.wall_ns()
+            assert store.scrubber.due_in_s(3600.0, now_ns) > 0
+            assert store.scrubber.due_in_s(3600.0, now_ns + 10**18) == 0
+
+    run(main)
