@@ -21,19 +21,19 @@ Rules kept here:
 - A record that was freed, stored anew or noted as damaged meanwhile is not touched; its copy is given up.
 - What does not match its checksum or its id is noted in the quarantine and stays where it is, and so does its segment.
 - A reader with the old place sees the bytes or zeros, which do not match; it asks again and gets the new place.
-- A batch is moved only when it finds room, and may take half of the headroom for it: so a full disk whose dead share
-  their pages with the living is emptied step by step.  Without room for a batch, or with less than half of the
-  reserve, nothing is moved.
+- A batch is moved only when it finds room, for which it may take half of the headroom, and with half of the reserve
+  there: so a full disk whose dead share their pages with the living is emptied step by step.
 
 It may be cancelled at every checkpoint.  Memory: `COMPACT_RECORDS_MAX` records, and one batch of payload.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence as Seq
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import chain, islice
+from typing import Final
 
 import msgspec
 import trio
@@ -52,13 +52,17 @@ from lakefs.errors import ChunkDamaged, CorruptionError, LakeError, OperationalE
 from lakefs.ids import ChunkId, SegmentId, Sequence, id_text, kind_of
 from lakefs.limits import (
     COMPACT_BATCH,
+    COMPACT_BATCH_BESIDE_WRITERS,
     COMPACT_BATCH_BYTES,
     COMPACT_BYTES_PER_S,
     COMPACT_RECORDS_MAX,
     COMPACT_SHARE,
     GC_BATCH,
+    MIB,
     PAGE_BYTES,
 )
+
+_STRETCH_BYTES: Final = MIB
 
 
 @dataclass
@@ -88,6 +92,10 @@ class _Found:
     @property
     def chunk(self) -> ChunkId:
         return chunk_id_of_key(self.key)
+
+
+_FoundByPlace = dict[int, list[_Found]]
+"""Chunks of one segment, by the stretch of it that they begin in."""
 
 
 @dataclass
@@ -144,8 +152,8 @@ class Compactor:
             self._pace = Pace(self._writers)
             try:
                 chosen = await self._choose(share)
-                while chosen and await self._compact(_next_round(chosen), report):
-                    pass
+                while chosen:
+                    await self._compact(_next_round(chosen), report)
             except StoreFull as error:
                 report.stopped = error.message
             return report
@@ -199,10 +207,8 @@ class Compactor:
 
     # --- moving ------------------------------------------------------------------------------------
 
-    async def _compact(self, chosen: dict[SegmentId, _Living], report: CompactionReport) -> bool:
-        """Empty the segments and remove them; false when there is no use in going on."""
-        if not chosen:
-            return False
+    async def _compact(self, chosen: dict[SegmentId, _Living], report: CompactionReport) -> None:
+        """Empty the segments and remove them."""
         is_complete = False
         while not is_complete:
             found, is_complete = await self._find(chosen)
@@ -210,16 +216,15 @@ class Compactor:
             for segment in chosen:
                 if not self._segments.has(segment):
                     continue
-                left = await self._empty(_by_offset(found[segment], is_complete), is_complete, report)
+                left = await self._empty(segment, found[segment], is_complete, report)
                 if is_complete and not left:
                     await self._remove(segment, report)
             if report.moved_chunks == moved_before:
                 break  # what is left cannot be moved
-        return True
 
-    async def _find(self, chosen: dict[SegmentId, _Living]) -> tuple[dict[SegmentId, list[_Found]], bool]:
+    async def _find(self, chosen: dict[SegmentId, _Living]) -> tuple[dict[SegmentId, _FoundByPlace], bool]:
         """The chunks in the segments, and whether these are all: then nothing else lives there, nor ever will."""
-        found: dict[SegmentId, list[_Found]] = {segment: [] for segment in chosen}
+        found: dict[SegmentId, _FoundByPlace] = {segment: defaultdict(list) for segment in chosen}
         count = 0
         after = b""
         while page := self._page(after):
@@ -227,25 +232,32 @@ class Compactor:
             for item in page:
                 there = found.get(item.record.segment)
                 if there is not None:
-                    there.append(item)
+                    there[_offset_of(item) // _STRETCH_BYTES].append(item)
                     count += 1
             if count > COMPACT_RECORDS_MAX:
                 return found, False
             await self._pace.rest()
         return found, True
 
-    async def _empty(self, found: list[_Found], is_complete: bool, report: CompactionReport) -> int:
+    async def _empty(
+        self, segment: SegmentId, found: _FoundByPlace, is_complete: bool, report: CompactionReport
+    ) -> int:
         """Move chunks of one segment; how many stay there.  StoreFull: there is no room for the next batch."""
-        pending = deque(item for item in found if not self._chunks.is_quarantined(item.chunk))
         if (
             not is_complete
         ):  # what is dead between them is not known: they give little back until all are moved
-            await self._room_for(sum(_room_of(item.record) for item in pending))
-        left = len(found)
+            await self._room_for(await self._segments.allocated_bytes([segment]))
+        ordered = _by_offset(found, is_complete)
+        good = (item for item in ordered if not self._chunks.is_quarantined(item.chunk))
+        pending = deque(islice(good, COMPACT_BATCH))
+        left = sum(map(len, found.values()))
         while pending:
             began = trio.current_time()
-            batch = _next_batch(pending, await self._room_for(_room_of(pending[0].record)))
+            room = await self._room_for(_room_of(pending[0].record))
+            count_max = COMPACT_BATCH_BESIDE_WRITERS if self._pace.somebody_writes else COMPACT_BATCH
+            batch = _next_batch(pending, count_max, room)
             left -= await self._move(batch, report)
+            pending.extend(islice(good, len(batch)))
             moved_bytes = sum(item.record.extent_bytes for item in batch)
             await self._pace.rest(REST_AFTER_WRITING)
             await trio.sleep(max(0.0, began + moved_bytes / COMPACT_BYTES_PER_S - trio.current_time()))
@@ -404,21 +416,30 @@ def _next_round(chosen: dict[SegmentId, _Living]) -> dict[SegmentId, _Living]:
     return taken
 
 
-def _by_offset(found: list[_Found], is_complete: bool) -> list[_Found]:
-    """In the order of offsets, each with what it vacates: up to the next one, when these are all of their segment."""
-    ordered = sorted(found, key=lambda item: item.record.offset)
-    ends = [item.record.offset for item in ordered[1:]] if is_complete else []
-    return [
-        replace(item, vacated_bytes=item.record.extent_bytes if end is None else end - item.record.offset)
-        for item, end in zip_longest(ordered, ends)
-    ]
+def _by_offset(found: _FoundByPlace, is_complete: bool) -> Iterator[_Found]:
+    """In the order of offsets, each with what it vacates: up to the next one, when these are all of their segment.
+
+    Sorted stretch by stretch, as they are asked for: a hundred thousand at once would keep the loop.
+    """
+    ordered = chain.from_iterable(sorted(found[stretch], key=_offset_of) for stretch in sorted(found))
+    previous = next(ordered, None)
+    for item in chain(ordered, (None,)):
+        if previous is not None:
+            end = _offset_of(item) if is_complete and item is not None else 0
+            extent_bytes = previous.record.extent_bytes
+            yield replace(previous, vacated_bytes=end - _offset_of(previous) if end else extent_bytes)
+        previous = item
 
 
-def _next_batch(pending: deque[_Found], room_bytes: int) -> list[_Found]:
+def _offset_of(found: _Found) -> int:
+    return found.record.offset
+
+
+def _next_batch(pending: deque[_Found], count_max: int, room_bytes: int) -> list[_Found]:
     """Take chunks off the front that are copied together, at least one."""
     batch = [pending.popleft()]
     room = min(room_bytes, COMPACT_BATCH_BYTES) - _room_of(batch[0].record)
-    while pending and len(batch) < COMPACT_BATCH and (room := room - _room_of(pending[0].record)) >= 0:
+    while pending and len(batch) < count_max and (room := room - _room_of(pending[0].record)) >= 0:
         batch.append(pending.popleft())
     return batch
 

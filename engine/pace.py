@@ -42,10 +42,13 @@ class Pace:
         self._writers = writers
         self._worked_since = trio.current_time()
 
+    @property
+    def somebody_writes(self) -> bool:
+        """Whether names were changed a moment ago."""
+        return trio.current_time() - self._writers.changed_at < QUIET_S
+
     async def rest(self, times: float = REST_AFTER_LOOKING) -> None:
         """Between two steps; always a checkpoint."""
-        now = trio.current_time()
-        somebody_writes = now - self._writers.changed_at < QUIET_S
-        worked_s = now - self._worked_since
-        await trio.sleep(min(times * worked_s, REST_S_MAX) if somebody_writes else 0.0)
+        worked_s = trio.current_time() - self._worked_since
+        await trio.sleep(min(times * worked_s, REST_S_MAX) if self.somebody_writes else 0.0)
         self._worked_since = trio.current_time()

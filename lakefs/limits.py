@@ -119,8 +119,10 @@ COMPACT_SHARE_MOST: Final = 0.97
 """The same when all room is asked for."""
 COMPACT_WON_BYTES_MIN: Final = 16 * KIB
 """Less is not worth a new file: the last page of a segment is never full, and each start begins a new segment."""
-COMPACT_BATCH: Final = 64
-"""Chunks moved by one decision: about a millisecond on the loop, 6 KiB of a group."""
+COMPACT_BATCH: Final = 128
+"""Chunks moved by one decision: 11 KiB of a group."""
+COMPACT_BATCH_BESIDE_WRITERS: Final = 16
+"""The same while somebody writes, whose group waits for this one: a millisecond of the loop, one small write."""
 COMPACT_BATCH_BYTES: Final = 4 * MIB
 """Payload copied at once; with a chunk's vector and rounding at most 3 buffers of the pool."""
 COMPACT_BYTES_PER_S: Final = 128 * MIB
