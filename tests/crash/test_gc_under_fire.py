@@ -15,7 +15,7 @@ from tests.crash.fire import Fire
 from tests.e2e.served import LAKE
 
 pytestmark = pytest.mark.slow
-CYCLES = 2000 if os.environ.get("LAKE_TORTURE") else 40
+CYCLES = 2000 if os.environ.get("LAKE_TORTURE") else 25
 CYCLES_TO_NOTICE = 100
 
 
