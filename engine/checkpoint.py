@@ -243,7 +243,9 @@ class CheckpointReader:
             raise self._damaged("its stream is cut off")
 
     def _damaged(self, reason: str) -> StoreDamaged:
-        return StoreDamaged(f"{self._path} is damaged: {reason}; restore it from a copy", subject=self._path)
+        return StoreDamaged(
+            f"{self._path} is damaged: {reason}; run: lake fsck --data DIR --repair", subject=self._path
+        )
 
 
 def _write(file: DiskFile, identity: StoreIdentity, source: RecordSource) -> int:

@@ -109,7 +109,8 @@ class DamagedAt(JournalDamaged):
     def __init__(self, damage: JournalDamage) -> None:
         super().__init__(
             f"{damage.path} is damaged at byte {damage.offset}, group {damage.sequence}: {damage.reason}; "
-            "restore the file, or give up that group and all later ones with: lake fsck --rebuild --accept-loss",
+            "restore the file, or run: lake fsck --data DIR --repair; where that cannot mend it, give up that group "
+            "and all later ones with: lake fsck --data DIR --rebuild --accept-loss",
             subject=damage.path,
         )
         self.damage = damage
