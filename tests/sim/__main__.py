@@ -12,7 +12,7 @@ import traceback
 import structlog
 
 from tests.sim.lives import Result
-from tests.sim.shrink import shrink
+from tests.sim.shrink import SECONDS, shrink
 from tests.sim.world import ROUNDS, World, causes_of
 
 STUCK_S = 300
@@ -29,6 +29,8 @@ def main() -> int:
     parser.add_argument(
         "--only", help="operations of customers that are done, as --shrink names them; -: none"
     )
+    parser.add_argument("--without", default="", help="rounds and faults that are left out, likewise")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for --shrink, at most")
     parser.add_argument("--log", action="store_true", help="show the engine's log")
     arguments = parser.parse_args()
     if not arguments.log:
@@ -36,10 +38,11 @@ def main() -> int:
     if arguments.seed is None:
         return _run_many(range(*arguments.seeds), arguments.rounds)
     if arguments.shrink:
-        return _shrink(arguments.seed, arguments.rounds)
+        return _shrink(arguments.seed, arguments.rounds, arguments.seconds)
     only = None if arguments.only is None else frozenset(arguments.only.split(","))
     try:
-        say(f"seed {arguments.seed} {World(arguments.seed, arguments.rounds, only).run()}")
+        without = arguments.without.split(",")
+        say(f"seed {arguments.seed} {World(arguments.seed, arguments.rounds, only, without).run()}")
     except Exception as error:  # noqa: BLE001 - whatever went wrong is the seed's finding
         for cause in causes_of(error):
             say("".join(traceback.format_exception(cause)))
@@ -62,14 +65,14 @@ def _run_many(seeds: range, rounds: int) -> int:
     return 1 if failed else 0
 
 
-def _shrink(seed: int, rounds: int) -> int:
-    found = shrink(seed, rounds, say)
+def _shrink(seed: int, rounds: int, seconds: float) -> int:
+    found = shrink(seed, rounds, say, seconds=seconds)
     if found is None:
         say(f"seed {seed} keeps the promises: there is nothing to shrink")
         return 0
     say(found.failure)
     say(f"{len(found.operations)} of {found.of} operations are left; again:")
-    say(f"python -m tests.sim {seed} --rounds {found.rounds} --only {','.join(found.operations) or '-'}")
+    say(found.command())
     return 1
 
 

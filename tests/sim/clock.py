@@ -1,4 +1,4 @@
-"""The simulator's clock: trio's own time (a `MockClock` that jumps), and a wall clock that may be set."""
+"""The simulator's clock: trio's own time (`SimTime`, that jumps), and a wall clock that may be set."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ SIM_EPOCH_NS: Final = 1_800_000_000 * 1_000_000_000
 
 
 class SimClock:
-    """Time inside a simulated run (`lakefs.ports.Clock`); use with `trio.testing.MockClock`."""
+    """Time inside a simulated run (`lakefs.ports.Clock`); use with `SimTime`."""
 
     def __init__(self, wall_ns: int = SIM_EPOCH_NS) -> None:
-        self._wall_ns = wall_ns
+        self._wall_ns = self.last_ns = wall_ns
+        """`last_ns`: what was told last."""
 
     def monotonic(self) -> float:
         """Seconds of trio's clock."""
@@ -22,8 +23,10 @@ class SimClock:
 
     def wall_ns(self) -> int:
         """The wall clock, moving with trio's clock."""
-        return self._wall_ns + int(trio.current_time() * 1e9)
+        self.last_ns = self._wall_ns + int(trio.current_time() * 1e9)
+        return self.last_ns
 
     def jump_wall(self, ns: int) -> None:
         """Somebody sets the wall clock, forward or back."""
         self._wall_ns += ns
+        self.wall_ns()

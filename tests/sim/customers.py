@@ -42,6 +42,7 @@ from tests.sim.history import History, SimFailure
 from tests.sim.model import Bound
 from tests.sim.name_customers import NameCustomer
 from tests.sim.session_customers import SessionCustomer
+from tests.sim.sim_time import pause
 from tests.sim.upload_customers import UploadCustomer
 from tests.sim.version_customers import VersionCustomer
 
@@ -393,7 +394,7 @@ class Customer(NameCustomer, SessionCustomer, UploadCustomer, VersionCustomer):
         if choice < 0.5:
             await trio.lowlevel.checkpoint()
         else:
-            await trio.sleep(self._rng.uniform(0.0, self._slowest_s * (20 if choice > 0.9 else 1)))
+            await pause(self._rng.uniform(0.0, self._slowest_s * (20 if choice > 0.9 else 1)))
 
 
 _NOTHING = Bound(BlobId(b"none"))

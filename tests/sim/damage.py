@@ -46,11 +46,20 @@ def flip_anywhere(disk: SimDisk, rng: random.Random) -> str:
     return path
 
 
-async def check_honest(store: Store, state: State, contents: Contents, *, sure: bool) -> int:
+async def check_honest(
+    store: Store, state: State, contents: Contents, *, sure: bool, scrubs_first: bool
+) -> int:
     """Every name gives its bytes or an error that says that they are damaged, and fsck has said so before.
 
-    `sure`: fsck must have found damage.  Returns how many names cannot be read.
+    `sure`: fsck, and scrub where that goes first, must have found damage.  Returns how many names cannot be read.
     """
+    if scrubs_first:
+        while not await store.scrubber.advance(60.0):
+            pass
+        if sure and not store.scrubber.state.last_damaged:
+            raise SimFailure("a bit of a stored payload is flipped, and scrub found nothing")
+        if sure and not len(store.quarantine):
+            raise SimFailure("scrub found damage, and nothing is in quarantine")
     report = await store.check(full=True)
     if sure and not report["damage"]:
         raise SimFailure("a bit of a stored payload is flipped, and fsck found nothing")

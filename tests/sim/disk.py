@@ -19,6 +19,7 @@ import ctypes
 import hashlib
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -58,8 +59,8 @@ class SimDisk:
         self.operation_count = 0
         self.trace = hashlib.blake2b(digest_size=16)
         """Over every operation that changes something, from the first view of this disk on."""
-        self._dead = False
-        self._faults = PlantedFaults()
+        self.met: Counter[str] = Counter()  # what power losses did, likewise
+        self._dead, self._faults = False, PlantedFaults()
         self._names = Names()
         self._inode_count = 1
         self._open: dict[int, Inode] = {}
@@ -109,9 +110,9 @@ class SimDisk:
     def crash(self) -> SimDisk:
         """The power fails: this view is dead; the returned one has what the medium holds."""
         for inode in self._names.inodes():
-            inode.power_loss(self.rng)
-        self._names.power_loss(self.rng)
-        return self._successor(self._index.after_power_loss(self.rng))
+            inode.power_loss(self.rng, self.met)
+        self._names.power_loss(self.rng, self.met)
+        return self._successor(self._index.after_power_loss(self.rng, self.met))
 
     def kill(self) -> SimDisk:
         """The process is killed: nothing written is lost, nothing more is durable."""
@@ -137,7 +138,7 @@ class SimDisk:
         heir = SimDisk(self.rng, capacity_bytes=self.capacity_bytes, supports_direct=self.supports_direct)
         heir._names = self._names
         heir._inode_count = self._inode_count
-        heir.trace = self.trace
+        heir.trace, heir.met = self.trace, self.met
         heir._index.put(index)
         return heir
 

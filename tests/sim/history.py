@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lakefs.ids import Sequence
+from lakefs.limits import UPLOAD_EXPIRY_S
 from tests.sim.model import EMPTY, Bound, State
+from tests.sim.upload_model import find_upload, without_upload
 
 
 class SimFailure(Exception):
@@ -32,6 +34,10 @@ class History:
     def __init__(self) -> None:
         self.points: list[Point] = [Point(Sequence(0), EMPTY)]
         self.floor = Sequence(0)
+        self.broken: Exception | None = None
+        """The first failure inside of the service."""
+        self.begun_ns: dict[bytes, int] = {}
+        """When each upload was begun, by the wall clock of that moment."""
 
     @property
     def here(self) -> int:
@@ -48,6 +54,20 @@ class History:
         if sequence < self.points[-1].sequence:
             raise SimFailure(f"a decision joined group {sequence} after {self.points[-1].sequence}")
         self.points.append(Point(sequence, state))
+
+    def expired(self, upload: bytes, sequence: Sequence, now_ns: int) -> None:
+        """gc removed an upload that nobody had ended."""
+        name = find_upload(self.state, upload)
+        if name is None:
+            return  # its bucket was removed before
+        if not self.is_over(upload, now_ns):
+            age_s = (now_ns - self.begun_ns[upload]) / 1e9
+            raise SimFailure(f"upload {upload.hex()} was removed at an age of {age_s} s")
+        self.decided(sequence, without_upload(self.state, name))
+
+    def is_over(self, upload: bytes, now_ns: int) -> bool:
+        """Whether an upload is so old that gc has to remove it."""
+        return now_ns - self.begun_ns[upload] >= UPLOAD_EXPIRY_S * 1e9
 
     def acknowledged(self, sequence: Sequence) -> None:
         """Somebody was told that this group is durable."""

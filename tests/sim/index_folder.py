@@ -14,7 +14,7 @@ import shutil
 import struct
 import tempfile
 import weakref
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import Final
 
@@ -69,8 +69,16 @@ class RealIndex:
         if content is not None:
             self._copies.append(content)
 
-    def after_power_loss(self, rng: random.Random) -> bytes | None:
-        """The last commit, the one before it, one that was under way, or nothing."""
+    def after_power_loss(self, rng: random.Random, met: Counter[str]) -> bytes | None:
+        """The last commit, the one before it, one that was under way, or nothing; `met` counts which."""
+        if not self.exists:
+            return None
+        left, state = self._left(rng)
+        met[f"index {left}"] += 1
+        return state
+
+    def _left(self, rng: random.Random) -> tuple[str, bytes | None]:
+        """What is left, in words and bytes."""
         choice = rng.randrange(6)
         current = self.read()
         states = list(self._copies)
@@ -79,8 +87,10 @@ class RealIndex:
         if choice < 3 and len(states) > 1 and _commits(states[-2]) + 1 == _commits(states[-1]):
             return _half_written(rng, states[-2], states[-1])
         if choice == 5 or not self._copies:
-            return None
-        return self._copies[-2] if choice == 4 and len(self._copies) > 1 else self._copies[-1]
+            return "lost", None
+        is_older = choice == 4 and len(self._copies) > 1
+        what = "as at the commit before the last" if is_older else "as at the last commit"
+        return what, self._copies[-2 if is_older else -1]
 
 
 def _commits(content: bytes) -> int:
@@ -92,11 +102,11 @@ def _commits(content: bytes) -> int:
     )
 
 
-def _half_written(rng: random.Random, before: bytes, after: bytes) -> bytes:
-    """Pages of the later commit kept, dropped or torn; its meta page is there only when all are."""
+def _half_written(rng: random.Random, before: bytes, after: bytes) -> tuple[str, bytes]:
+    """Pages of the later commit kept, dropped or torn; its meta page is there only when all are.  In words, too."""
     kept = rng.choice((0.0, 0.5, 0.9, 1.0))
     if kept == 1.0 and rng.randrange(2):
-        return after
+        return "with a commit that was not answered", after
     unit = rng.choice((SECTOR, PAGE))
     end = len(after) if kept == 1.0 else max(len(before), rng.randrange(len(after) // PAGE + 1) * PAGE)
     state = bytearray(before.ljust(end, b"\0"))
@@ -104,4 +114,4 @@ def _half_written(rng: random.Random, before: bytes, after: bytes) -> bytes:
         piece = after[offset : offset + unit]
         if piece != state[offset : offset + unit] and rng.random() < kept:
             state[offset : offset + len(piece)] = piece
-    return bytes(state)
+    return "with torn pages" if unit == SECTOR else "with dropped pages", bytes(state)

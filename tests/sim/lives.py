@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.sizes import MetadataSizes, SegmentSizes, StoreSizes
 from lakefs.limits import KIB, MIB
@@ -28,9 +28,21 @@ class Life:
     operations: int
     slowest_s: float
     grace_s: float
+    sets_clock: bool = False
+    ends_in: str = ""
+    """The kind of upkeep in whose midst it ends"""
 
 
 TROUBLES = ("none", "full", "sync", "write", "read", "room")
+LESS: dict[str, dict[str, object]] = {
+    "trouble": {"trouble": "none"},
+    "wire": {"wire": "embedded"},
+    "clock": {"sets_clock": False},
+    "patience": {"patience_s": 1e6},
+    "end": {"ends_in": ""},
+}
+"""What can be left out of a life."""
+UPKEEP = ("compact", "compact", "collect", "checkpoint", "rebuild")
 QUIET = Life("stop", "none", "embedded", None, 1.0, 0, 0, 0.001, 0.0)
 
 
@@ -59,7 +71,7 @@ def draw_life(rng: random.Random) -> Life:
     slowest_s = rng.choice((0.0005, 0.02, 0.3))
     return Life(
         ending,
-        rng.choices(TROUBLES, (24, 4, 2, 2, 1, 1))[0],
+        rng.choices(TROUBLES, (22, 4, 2, 2, 3, 1))[0],
         rng.choices(("embedded", "remote", "reconnecting"), (8, 1, 1))[0],
         crash_at,
         patience_s=rng.uniform(0.0, 100 * slowest_s) if rng.random() < 0.2 else 1e6,
@@ -67,7 +79,16 @@ def draw_life(rng: random.Random) -> Life:
         operations=rng.randint(5, 40),
         slowest_s=slowest_s,
         grace_s=rng.choice((0.0, 0.0, 5.0)),
+        sets_clock=rng.random() < 0.2,
+        ends_in=rng.choice(UPKEEP) if ending != "stop" and rng.random() < 0.3 else "",
     )
+
+
+def draw_relapse(rng: random.Random) -> Life:
+    """A life that ends soon: while it opens, or at its first operations."""
+    ending = rng.choices(("kill", "crash"), (1, 4))[0]
+    life = replace(draw_life(rng), ending=ending, trouble="none", wire="embedded", ends_in="")
+    return replace(life, crash_at=rng.randint(1, 50), customers=1, operations=rng.randint(2, 10))
 
 
 def draw_sizes(rng: random.Random, *, huge: bool) -> StoreSizes:

@@ -8,6 +8,7 @@ became of the changes before and after it.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -227,11 +228,18 @@ class Inode:
         self._doomed += self._pending
         self._pending.clear()
 
-    def power_loss(self, rng: random.Random) -> None:
-        """Only the medium's content remains, with what had got there by itself."""
+    def power_loss(self, rng: random.Random, met: Counter[str]) -> None:
+        """Only the medium's content remains, with what had got there by itself.  `met` counts what that was."""
+        is_later_kept = is_lost = False
         for change in [*self._doomed, *self._pending]:
-            for rest in change.remains(rng):
+            left = change.remains(rng)
+            for rest in left:
                 rest.apply(self._durable)
+            whole = len(left) == 1 and left[0] is change
+            met["kept" if whole else "torn" if left else "lost"] += isinstance(change, Write)
+            is_later_kept |= is_lost and bool(left)
+            is_lost |= not whole
+        met["reordered"] += is_later_kept
         self._doomed.clear()
         self._pending.clear()
         self.open_count = 0
@@ -279,7 +287,7 @@ class Names:
             _apply(self._durable, change)
         self._pending = kept[::-1]
 
-    def power_loss(self, rng: random.Random) -> None:
+    def power_loss(self, rng: random.Random, met: Counter[str]) -> None:
         """Every change since its folder's sync may be lost; one that rests on a lost one is lost too."""
         lost: set[str] = set()
         for change in self._pending:
@@ -287,6 +295,7 @@ class Names:
                 lost.update(change)
             else:
                 _apply(self._durable, change)
+        met["names lost"] += len(lost)
         self._pending.clear()
         for path in sorted(self._durable):
             folder = folder_of(path)

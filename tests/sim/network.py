@@ -16,6 +16,7 @@ from lakefs.errors import AddressInUse, EngineUnreachable
 from lakefs.ids import Buffer
 from lakefs.ports import Listener, Stream
 from lakefs.sockets import after
+from tests.sim.sim_time import pause
 
 
 class _Pipe:
@@ -205,7 +206,7 @@ class SimulatedNetwork:
     async def delay(self) -> None:
         """Let a random time pass."""
         if self._latency_s:
-            await trio.sleep(self._rng.uniform(0.0, self._latency_s))
+            await pause(self._rng.uniform(0.0, self._latency_s))
 
     def piece(self, count: int) -> int:
         """A random part of `count` bytes, at least one; often all of it."""

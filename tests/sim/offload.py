@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import trio
 
+from tests.sim.sim_time import pause
+
 T = TypeVar("T")
 
 
@@ -33,7 +35,6 @@ class SimOffload:
     async def _pause(self) -> None:
         choice = self._rng.randrange(4)
         if choice == 3:
-            with trio.CancelScope(shield=True):
-                await trio.sleep(self._rng.uniform(0.0, self._slowest_s))
+            await pause(self._rng.uniform(0.0, self._slowest_s), shielded=True)
         for _ in range(choice):
             await trio.lowlevel.cancel_shielded_checkpoint()

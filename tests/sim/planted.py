@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,23 +23,22 @@ import trio
 from engine.buckets import BucketRef
 from engine.chunks import Chunks
 from engine.commit import Committer, PayloadBatch
-from engine.extents import Extent, Place
-from engine.format import GROUP_HEADER, ChunkRecord, Table, node_key
-from engine.gc import Collector, _Cycle
+from engine.extents import Place
+from engine.format import GROUP_HEADER, Table, node_key
 from engine.held_blobs import HeldBlob, HeldBlobs
-from engine.holds import Holds, Session
+from engine.holds import Session
 from engine.journal import Journal
 from engine.large_segments import LargeWriter
 from engine.metadata import Metadata
 from engine.segment_maker import OpenSegment
-from engine.segments import Segments
 from engine.tree import NameEvent
 from engine.versions import release_old
 from engine.views import Transaction
 from engine.watch import Watchers
 from lakefs.errors import ChunkNotFound
-from lakefs.ids import Birth, BlobId, SegmentId, Sequence
+from lakefs.ids import BlobId, SegmentId, Sequence
 from lakefs.ports import DiskFile
+from tests.sim import planted_upkeep as upkeep
 from tests.sim.__main__ import say
 from tests.sim.disk import SimDisk, SimFile
 from tests.sim.world import causes_of, run_seed
@@ -170,55 +169,6 @@ def _reuse_an_offset() -> AbstractContextManager[Any]:
     return mock.patch.object(OpenSegment, "take", take)
 
 
-def _punch_a_live_extent() -> AbstractContextManager[Any]:
-    """gc forgets every fifth live extent."""
-    original = _Cycle.note_live
-
-    def note_live(self: _Cycle, record: ChunkRecord) -> None:
-        if record.birth % 5:
-            original(self, record)
-
-    return mock.patch.object(_Cycle, "note_live", note_live)
-
-
-def _punch_too_much() -> AbstractContextManager[Any]:
-    """A freed extent takes the page behind it along."""
-    original = Segments.punch
-
-    async def punch(self: Segments, extents: Iterable[Extent]) -> None:
-        await original(self, [(segment, offset, length + 4096) for segment, offset, length in extents])
-
-    return mock.patch.object(Segments, "punch", punch)
-
-
-def _forget_session_holds() -> AbstractContextManager[Any]:
-    def is_held(self: Holds, birth: Birth) -> bool:
-        return False
-
-    return mock.patch.object(Holds, "is_held", is_held)
-
-
-def _drop_the_barrier() -> AbstractContextManager[Any]:
-    def keep(self: Holds, birth: Birth) -> None:
-        return
-
-    return mock.patch.object(Holds, "keep", keep)
-
-
-def _end_sessions_without_a_word_to_gc() -> AbstractContextManager[Any]:
-    def leave(self: Holds, session: Session) -> None:
-        return
-
-    return mock.patch.object(Holds, "_leave_to_gc", leave)
-
-
-def _forget_leases() -> AbstractContextManager[Any]:
-    def leased_blobs(self: Holds) -> Iterable[Any]:
-        return ()
-
-    return mock.patch.object(Holds, "leased_blobs", leased_blobs)
-
-
 def _answer_sync_at_once() -> AbstractContextManager[Any]:
     async def sync(self: Metadata) -> None:
         await trio.lowlevel.checkpoint()
@@ -243,13 +193,6 @@ def _tell_nobody_of_moves() -> AbstractContextManager[Any]:
             original(self, sequence, note, client)
 
     return mock.patch.object(Watchers, "_tell", tell)
-
-
-def _forget_parts() -> AbstractContextManager[Any]:
-    async def mark_parts(self: Collector, cycle: _Cycle) -> None:
-        await trio.lowlevel.checkpoint()
-
-    return mock.patch.object(Collector, "_mark_parts", mark_parts)
 
 
 def _keep_completed_uploads() -> AbstractContextManager[Any]:
@@ -288,13 +231,24 @@ BUGS = [
     Bug("answers leave before they are durable", _acknowledge_before_durable, 15),
     Bug("Sync is answered before what was visible is durable", _answer_sync_at_once, 10),
     Bug("an offset is given out twice", _reuse_an_offset, 10),
-    Bug("gc punches extents that live", _punch_a_live_extent, 10),
-    Bug("gc punches a page too much", _punch_too_much, 10),
-    Bug("gc forgets what sessions hold", _forget_session_holds, 15),
-    Bug("gc forgets what is found present while it runs", _drop_the_barrier, 40),
-    Bug("gc forgets what an ended session held", _end_sessions_without_a_word_to_gc, 60),
-    Bug("gc forgets what is open for reading", _forget_leases, 80),
-    Bug("gc forgets the parts of uploads", _forget_parts, 20),
+    Bug("gc punches extents that live", upkeep.punch_a_live_extent, 10),
+    Bug("gc punches a page too much", upkeep.punch_too_much, 10),
+    Bug("gc forgets what sessions hold", upkeep.forget_session_holds, 15),
+    Bug("gc forgets what is found present while it runs", upkeep.drop_the_barrier, 40),
+    Bug("gc forgets what an ended session held", upkeep.end_sessions_without_a_word_to_gc, 60),
+    Bug("gc forgets what is open for reading", upkeep.forget_leases, 80),
+    Bug("gc forgets the parts of uploads", upkeep.forget_parts, 20),
+    Bug(
+        "compaction frees the old place before the new one is durable", upkeep.free_the_old_place_at_once, 100
+    ),
+    Bug("compaction removes a segment with what stayed in it", upkeep.remove_a_segment_with_what_stayed, 20),
+    Bug("compaction does not sync its copies", upkeep.name_the_copy_before_it_is_written, 60),
+    Bug("scrub takes what is damaged for good", upkeep.scrub_finds_nothing, 100),
+    Bug("scrub takes one failed read for damage", upkeep.scrub_believes_one_failed_read, 100),
+    Bug("scrub lets out of quarantine what is damaged", upkeep.scrub_releases_what_is_damaged, 100),
+    Bug("sessions end when the clock is set forward", upkeep.sessions_go_by_the_wall_clock, 60),
+    Bug("uploads end when the clock is set back", upkeep.expire_uploads_too_early, 60),
+    Bug("uploads that are too old stay", upkeep.keep_uploads_for_ever, 60),
     Bug("an upload stays when it has ended", _keep_completed_uploads, 10),
     Bug("what is overwritten is dropped where versions are kept", _drop_what_is_overwritten, 10),
     Bug("the node of a removed version stays", _leave_the_node_of_a_removed_version, 60),
@@ -305,13 +259,16 @@ BUGS = [
 
 
 def seeds_to_notice(bug: Bug, *, first: int = 0) -> tuple[int, str] | None:
-    """How many seeds it takes, and what the last one said; None when the bug passes all of them."""
+    """How many seeds it takes, and what the last one said; None when the bug passes all of them.
+
+    `first` is tried before all others: the one that noticed it when the table was written.
+    """
     with bug.plant():
-        for count in range(bug.seeds):
+        for count, seed in enumerate(sorted(range(bug.seeds), key=lambda seed: seed != first), 1):
             try:
-                run_seed(first + count)
+                run_seed(seed)
             except Exception as error:  # noqa: BLE001 - a planted bug may break anything
-                return count + 1, "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes_of(error))
+                return count, "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes_of(error))
     return None
 
 

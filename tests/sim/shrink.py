@@ -1,67 +1,134 @@
-"""Cut a failing seed down: the fewest operations of its customers with which it still fails.
+"""Cut a failing seed down: the fewest rounds, operations of customers and faults with which it fails in the same way.
 
-Operations are left out whole, lives and customers stay, so the shortest run is one of the same kind.  What is left
-shifts the operations of the disk, and with them the moment of a crash; so it is looked for in halves, quarters and so
-on, round after round, until nothing more can go or the tries are used up.
+Rounds go first, whole, then operations, in halves, quarters and so on, then what goes wrong on purpose in the rounds
+that are left; and again, until nothing more can go or the time is over.  Every round draws from a source of its own, so
+what is left out does not change what the others do, but it shifts the operations of the disk, and with them the moment
+of a crash: not every seed gets short.
 """
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.sim.world import World, causes_of
 
-TRIES_MAX = 400
+SECONDS: float = 120.0
+_MET = re.compile(r"SimFailure: [a-z_ ]+: (\w+)\(")
+_Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Shrunk:
     """What is left of a failing seed."""
 
+    seed: int
     rounds: int
     operations: list[str]
+    without: list[str]
     of: int
     """How many operations the whole run came to."""
     failure: str
 
+    def command(self) -> str:
+        """The line that runs what is left."""
+        without = f" --without {','.join(self.without)}" if self.without else ""
+        return (
+            f"python -m tests.sim {self.seed} --rounds {self.rounds}{without} "
+            f"--only {','.join(self.operations) or '-'}"
+        )
 
-def shrink(seed: int, rounds: int, say: Callable[[str], None], *, tries: int = TRIES_MAX) -> Shrunk | None:
-    """The smallest failing part of a run that was found; None when the seed does not fail.
 
-    Any failure counts, not only the first one: the cause that is left is one that is easier to see.
-    """
-    failure, done, lives = fails(seed, rounds, None)
-    if failure is None:
+def shrink(seed: int, rounds: int, say: _Say, *, seconds: float = SECONDS) -> Shrunk | None:
+    """The smallest part of a run that was found to fail in the same way; None when the seed does not fail."""
+    whole = _run(seed, rounds, None, ())
+    if whole is None:
         return None
-    kept, whole = list(done), len(done)
-    if lives < rounds and fails(seed, lives, kept)[0] is not None:
-        rounds = lives
-    step = max(1, len(kept) // 2)
-    while tries > 0:
-        before = len(kept)
-        for start in range(len(kept) - step, -step, -step):
-            left = kept[: max(0, start)] + kept[max(0, start) + step :]
-            if len(left) == len(kept) or tries <= 0:
-                continue
-            tries -= 1
-            found, done, _ = fails(seed, rounds, left)
-            if found is not None:
-                reached = set(done)
-                kept, failure = [one for one in left if one in reached], found
-                say(f"{len(kept)} of {whole} operations: {failure[:160]}")
-        if step == 1 and len(kept) == before:
-            break
-        step = max(1, min(step, len(kept)) // 2)
-    return Shrunk(rounds, kept, whole, failure)
+    search = _Search(seed, rounds, say, whole, time.monotonic() + seconds)
+    while search.goes_on:
+        search.goes_on = False
+        search.leave_out([part for part in search.failing.parts if part.isdecimal()])
+        search.leave_out_operations()
+        search.leave_out([part for part in search.failing.parts if not part.isdecimal()])
+    found = search.failing
+    return Shrunk(
+        seed, rounds, found.operations, sorted(search.without), len(whole.operations), found.failure
+    )
 
 
-def fails(seed: int, rounds: int, only: Collection[str] | None) -> tuple[str | None, list[str], int]:
-    """What a part of a run fails with, the operations it came to, and the number of the life in which it ended."""
-    world = World(seed, rounds, None if only is None else frozenset(only))
+def kind_of(failure: str) -> str:
+    """What went wrong, without what changes from run to run: numbers, names, contents, who met an error first."""
+    met = _MET.match(failure)
+    if met is not None:
+        return met.group(1)
+    return re.sub(r"[0-9a-f]{8,}|\d+", "#", ":".join(re.split(r"[:(\[{]", failure)[:2]))
+
+
+@dataclass(frozen=True)
+class _Failing:
+    """A run that failed: how, and the operations and parts that it came to."""
+
+    failure: str
+    operations: list[str]
+    parts: list[str]
+
+
+@dataclass
+class _Search:
+    seed: int
+    rounds: int
+    say: _Say
+    failing: _Failing
+    until: float
+    without: set[str] = field(default_factory=set)
+    goes_on: bool = True
+    """Whether something more was left out in this turn."""
+
+    def leave_out(self, parts: list[str]) -> None:
+        """Rounds or faults, one by one, as many as may go."""
+        for part in dict.fromkeys(parts):
+            if part not in self.without and self._try(self.failing.operations, {*self.without, part}):
+                self.without.add(part)
+
+    def leave_out_operations(self) -> None:
+        """Half of what is left, a quarter, and so on."""
+        step = max(1, len(self.failing.operations) // 2)
+        while True:
+            before = len(self.failing.operations)
+            for start in range(before - step, -step, -step):
+                kept = self.failing.operations
+                left = kept[: max(0, start)] + kept[max(0, start) + step :]
+                if len(left) < len(kept):
+                    self._try(left, self.without)
+            if step == 1 and len(self.failing.operations) == before:
+                return
+            step = max(1, min(step, len(self.failing.operations)) // 2)
+            if time.monotonic() > self.until:
+                return
+
+    def _try(self, operations: list[str], without: Collection[str]) -> bool:
+        """Whether that much fails in the same way; then it is what is left."""
+        if time.monotonic() > self.until:
+            return False
+        found = _run(self.seed, self.rounds, operations, without)
+        if found is None or kind_of(found.failure) != kind_of(self.failing.failure):
+            return False
+        reached = set(found.operations)
+        left = [one for one in operations if one in reached]
+        self.failing = _Failing(found.failure, left, found.parts)
+        self.goes_on = True
+        self.say(f"{len(left)} operations, without {len(without)} rounds and faults: {found.failure[:120]}")
+        return True
+
+
+def _run(seed: int, rounds: int, only: Collection[str] | None, without: Collection[str]) -> _Failing | None:
+    """A part of a run; None when it does not fail."""
+    world = World(seed, rounds, None if only is None else frozenset(only), without)
     try:
         world.run()
     except Exception as error:  # noqa: BLE001 - whatever went wrong is the seed's finding
         causes = "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes_of(error))
-        return causes, world.done, world.result.lives + 1
-    return None, world.done, world.result.lives
+        return _Failing(causes, world.done, world.parts)
+    return None

@@ -1,4 +1,8 @@
-"""The simulator bites: bugs put into the engine on purpose are noticed within a few seeds."""
+"""The simulator bites: bugs put into the engine on purpose are noticed within a few seeds.
+
+The seed that noticed a bug when the document's table was written goes first; where a change of the engine has shifted
+the seeds, the others follow.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from tests.sim.planted import BUGS, Bug, rows, seeds_to_notice
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.what.replace(" ", "-"))
 def test_a_planted_bug_is_noticed(bug: Bug) -> None:
-    assert seeds_to_notice(bug) is not None, f"{bug.what}: not noticed in {bug.seeds} seeds"
+    first = {what: seeds - 1 for what, seeds, _ in rows()}.get(bug.what, 0)
+    assert seeds_to_notice(bug, first=first) is not None, f"{bug.what}: not noticed in {bug.seeds} seeds"
 
 
 def test_the_document_has_a_row_for_every_planted_bug_and_none_went_unnoticed() -> None:

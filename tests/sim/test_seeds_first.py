@@ -8,7 +8,7 @@ import pytest
 
 from tests.sim.seeds import groups, result_of, run_group
 
-SEEDS = range(150)
+SEEDS = range(215)
 MUST_HAPPEN = {
     "crash while opening": 5,
     "crash while serving": 20,
@@ -23,7 +23,9 @@ MUST_HAPPEN = {
     "cancelled": 20,
     "cut": 10,
     "sync failed": 3,
-    "write failed": 1,
+    "write failed": 3,
+    "read failed": 3,
+    "room failed": 1,
     "read-only": 3,
     "reserve released": 1,
     "StoreFull": 5,
@@ -43,6 +45,36 @@ MUST_HAPPEN = {
     "upload": 20,
     "finish_upload": 20,
     "UploadNotFound": 2,
+    "torn": 100,
+    "lost": 50,
+    "kept": 50,
+    "reordered": 50,
+    "names lost": 50,
+    "index lost": 20,
+    "index as at the last commit": 50,
+    "index as at the commit before the last": 20,
+    "index with a commit that was not answered": 5,
+    "index with dropped pages": 10,
+    "index with torn pages": 20,
+    "chunks moved": 1000,
+    "chunks changed while they were moved": 3,
+    "segments emptied": 50,
+    "end in compact": 5,
+    "end in collect": 3,
+    "end in checkpoint": 3,
+    "end in rebuild": 3,
+    "collect": 100,
+    "scrub": 100,
+    "scrub met damage": 3,
+    "clock forward": 50,
+    "clock back": 50,
+    "clock elsewhere": 50,
+    "flipped": 10,
+    "damage met": 5,
+    "refused while opening": 5,
+    "crash while checking": 5,
+    "kill while opening": 5,
+    "remove_version": 50,
 }
 
 

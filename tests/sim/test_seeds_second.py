@@ -8,6 +8,6 @@ from tests.sim.seeds import groups, run_group
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", groups(150, 300), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+@pytest.mark.parametrize("seeds", groups(215, 430), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
 def test_a_store_keeps_its_promises_through_stops_kills_and_power_losses(seeds: range) -> None:
     run_group(seeds)

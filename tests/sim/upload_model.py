@@ -11,7 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from engine.format import Op, Table
+from engine.tables import TableTransaction
+from engine.upload_keys import UPLOADS_BEGIN, UPLOADS_END, upload_of
 from engine.uploads import whole_etag
+from engine.views import Transaction
 from lakefs.errors import BucketNotFound, InvalidPart, InvalidPartOrder, LakeError, UploadNotFound
 from lakefs.ids import BlobId
 from lakefs.wire import messages as m
@@ -43,6 +47,32 @@ def without_uploads(state: State, bucket: str) -> State:
     return _with(
         state, {name: b for name, b in _uploads(state).items() if not name.startswith(bucket + "\0")}
     )
+
+
+def find_upload(state: State, upload: bytes) -> str | None:
+    """The name of an unfinished upload, by its id."""
+    ending = "\0" + upload.hex()
+    return next((name for name in _uploads(state) if name.endswith(ending)), None)
+
+
+def without_upload(state: State, name: str) -> State:
+    """The state when an upload and its parts are gone."""
+    return _with(state, {other: b for other, b in _uploads(state).items() if not other.startswith(name)})
+
+
+def unfinished(state: State) -> list[bytes]:
+    """The ids of all uploads."""
+    return [bytes.fromhex(name.split("\0")[2]) for name in _uploads(state) if name.count("\0") == 2]
+
+
+def removed_uploads(transaction: Transaction) -> list[bytes]:
+    """The ids of the uploads that a transaction removes."""
+    assert isinstance(transaction, TableTransaction)
+    return [
+        upload_of(key)
+        for op, table, key, _ in transaction.mutations
+        if op is Op.DELETE and table is Table.UPLOADS and UPLOADS_BEGIN <= key < UPLOADS_END
+    ]
 
 
 def parts_of(state: State, request: m.UploadParts) -> dict[int, tuple[bytes, bytes]] | type[LakeError]:
@@ -79,7 +109,7 @@ def apply_upload(
     if isinstance(request, m.UploadPut):
         part = f"{name}\0{request.number:05}"
         return _with(state, {**uploads, part: part_bound(request.blob, request.etag)}), [None]
-    ended = _with(state, {other: b for other, b in uploads.items() if not other.startswith(name)})
+    ended = without_upload(state, name)
     if isinstance(request, m.UploadAbort):
         return ended, [None]
     parts = _parts(state, name)

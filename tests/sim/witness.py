@@ -32,20 +32,9 @@ from lakefs.service import Body, EngineService, Reply, ServedClient
 from lakefs.wire import messages as m
 from tests.sim.contents import Contents
 from tests.sim.history import History, SimFailure
-from tests.sim.model import (
-    MARK,
-    NO_BLOB,
-    NO_BUCKETS,
-    Answer,
-    Bound,
-    Model,
-    State,
-    look_open,
-    look_up,
-    look_up_version,
-    page_of,
-)
-from tests.sim.upload_model import parts_of
+from tests.sim.model import NO_BUCKETS, Model, look_open, look_up, look_up_version, page_of
+from tests.sim.state import MARK, NO_BLOB, Answer, Bound, State
+from tests.sim.upload_model import parts_of, removed_uploads
 from tests.sim.version_model import fill, listed, old_of
 
 T = TypeVar("T")
@@ -96,6 +85,7 @@ class Witness:
     """Watches the decisions of one store."""
 
     def __init__(self, store: Store, history: History, model: Model, contents: Contents) -> None:
+        self._clock = store.clock
         self._contents = contents
         self._history = history
         self._model = model
@@ -108,19 +98,23 @@ class Witness:
     ) -> tuple[T, GroupSequence]:
         """`Metadata.commit`, seen."""
         serving = _serving.get()
+        expired: list[bytes] = []
 
         def seen(transaction: Transaction) -> T:
             if serving is not None:
                 serving.request = _with_known_nodes(transaction, serving.asked)
             result = decide(transaction)
+            if serving is None or not isinstance(serving.request, _CHANGES):
+                expired[:] = removed_uploads(transaction)
             if serving is not None:
-                serving.versions = [
-                    (*name, _versions_of(transaction, *name)) for name in _changed(serving.asked)
-                ]
+                names = _changed(serving.asked)
+                serving.versions = [(*name, _versions_of(transaction, *name)) for name in names]
             return result
 
         outcome, sequence = await self._commit(seen, durable=durable)
-        if serving is not None and isinstance(serving.request, _CHANGES) and not isinstance(outcome, int):
+        for upload in expired:
+            self._history.expired(upload, sequence, self._clock.wall_ns())
+        if serving and isinstance(serving.request, _CHANGES) and not isinstance(outcome, int):
             self._decided(serving, outcome, sequence)
         return outcome, sequence
 
@@ -131,6 +125,7 @@ class Witness:
             return
         if isinstance(outcome, m.UploadStat):
             serving.blobs = [BlobId(outcome.upload)]
+            self._history.begun_ns[outcome.upload] = self._clock.wall_ns()
         expected = self._model.apply(before, serving.request, serving.blobs)
         found = _answers(outcome)
         if isinstance(serving.request, m.UploadComplete) and expected is UploadNotFound:
@@ -138,9 +133,9 @@ class Witness:
             return
         if isinstance(expected, type) or expected[1] != found:
             raise SimFailure(f"{serving.request}: the engine decided {found}, the model {expected}")
-        expected = self._with_orders(serving, expected[0]), expected[1]
-        if expected[0] != before:
-            self._history.decided(sequence, expected[0])
+        after = self._with_orders(serving, expected[0])
+        if after != before:
+            self._history.decided(sequence, after)
             serving.sequences.append(sequence)
         else:
             fits = self._gives(serving, expected[1])
@@ -290,6 +285,11 @@ class Witness:
         if (stat.size_bytes, stat.etag) != expected:
             raise SimFailure(f"{stat}: its content has size and ETag {expected}")
 
+    def broken(self, error: Exception) -> None:
+        """A bug, of which a client behind a wire would hear no more than that it is one."""
+        if not isinstance(error, LakeError):
+            self._history.broken = self._history.broken or error
+
     def serving(self, request: m.Request, body: Body) -> _Serving:
         """A request arrives; its body is whole."""
         serving = _Serving(request, request, self._history.here)
@@ -325,6 +325,9 @@ class WitnessedService:
             return reply
         except UserError as error:
             self._witness.refused(serving, error)
+            raise
+        except Exception as error:
+            self._witness.broken(error)
             raise
         finally:
             _serving.reset(token)

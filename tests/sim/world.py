@@ -16,15 +16,14 @@ from types import SimpleNamespace
 from unittest import mock
 
 import trio
-from trio.testing import MockClock
 
 from engine.reserve import RESERVE_PATH
 from engine.service import Service
 from engine.store import Store, open_store
 from lakefs.errors import CorruptionError, DiskFailed, OperationalError, StoreFull, StoreReadOnly
 from lakefs.ids import Sequence
-from lakefs.limits import KIB, MIB
-from tests.sim.clock import SimClock
+from lakefs.limits import KIB, MIB, UPLOAD_EXPIRY_S
+from tests.sim.clock import SIM_EPOCH_NS, SimClock
 from tests.sim.contents import Contents
 from tests.sim.customers import Customer, Weather
 from tests.sim.damage import Place, check_honest, flip_anywhere, live_places
@@ -33,18 +32,22 @@ from tests.sim.disk import SimCrashed, SimDisk
 from tests.sim.gate import Gate
 from tests.sim.history import History, SimFailure
 from tests.sim.inspection import check_tidy, check_whole, names_of
-from tests.sim.lives import QUIET, Life, Result, draw_life, draw_sizes
+from tests.sim.lives import LESS, QUIET, Life, Result, draw_life, draw_relapse, draw_sizes
 from tests.sim.model import Model
 from tests.sim.name_customers import BUCKETS
 from tests.sim.network import SimulatedNetwork
 from tests.sim.offload import SimOffload
 from tests.sim.onlooker import Onlooker
+from tests.sim.sim_time import SimTime
 from tests.sim.standstill import watch_for_standstill
-from tests.sim.upkeep import SETTLING_S, Upkeep
+from tests.sim.upkeep import CLOCK_JUMPS_S, SETTLING_S, Upkeep, check_unharmed
+from tests.sim.upload_model import unfinished
 from tests.sim.witness import Witness, WitnessedService
 
 ROUNDS = 4
 CAPACITY_BYTES = 256 * MIB
+RELAPSES = 0.4
+"""Share of crashes that another one follows at once."""
 ORDEALS = 0.3
 """Share of seeds that end with a disk that lies or rots."""
 FAILING: dict[str, tuple[str, type[OperationalError]]] = {
@@ -60,12 +63,25 @@ FAULTS = ("cancelled", "cut", "fill_up", "flipped", *(f"{trouble} failed" for tr
 class World:
     """The run of one seed."""
 
-    def __init__(self, seed: int, rounds: int = ROUNDS, only: Collection[str] | None = None) -> None:
-        """`only`: the operations of customers that are done (life.customer.number); None: all."""
+    def __init__(
+        self,
+        seed: int,
+        rounds: int = ROUNDS,
+        only: Collection[str] | None = None,
+        without: Collection[str] = (),
+    ) -> None:
+        """`only`: the operations of customers that are done (life.customer.number); None: all.
+
+        `without`: rounds that are left out, or parts of one (`3.trouble`; see `LESS`), `ordeal` what comes at the end.
+        """
+        self.seed = seed
         self.rounds = rounds
         self.only = only
+        self.without = frozenset(without)
         self.done: list[str] = []
         """Operations that customers came to."""
+        self.parts: list[str] = []
+        """What was there to be left out by `without`."""
         self.rng = random.Random(seed)
         huge = self.rng.random() < 0.04
         self.sizes = draw_sizes(self.rng, huge=huge)
@@ -77,8 +93,11 @@ class World:
         self.model = Model(self.contents.etag_of)
         self.result = Result()
         self._ids = self._random()
+        self._round = ""
+        self._relapses = 0
         self._stage = "opening"
-        self._was_clean = False
+        self._was_clean = self._crashed = False
+        self._wall_ns = SIM_EPOCH_NS
         self._damaged = False
         self._refused = False
         self._must_find = False
@@ -90,17 +109,44 @@ class World:
 
     def run(self) -> Result:
         """Live all lives; SimFailure when the engine broke a promise."""
-        for _ in range(self.rounds):
-            self._live(draw_life(self.rng))
+        for number in range(self.rounds):
+            self._round = str(number)
+            if self._has(self._round):
+                # A source of its own, so that a round that is left out does not disturb the others.
+                self.rng = random.Random(f"{self.seed} {number}")
+                self._live_on()
+        self.rng, self._round, self._relapses = random.Random(f"{self.seed} end"), "end", 0
         self.disk.capacity_bytes = CAPACITY_BYTES
         self._live(QUIET)
         self._live(QUIET)
-        if self.rng.random() < ORDEALS:
+        if self.rng.random() < ORDEALS and self._has("ordeal"):
             self._suffer()
+        self.result.met += self.disk.met
         self.result.operations = self.result.met["operations"]
         self.result.faults += sum(self.result.met[fault] for fault in FAULTS)
         self.result.trace = self.disk.trace.hexdigest()
         return self.result
+
+    def _live_on(self) -> None:
+        """A life, and those that end soon behind its crash."""
+        self._relapses = 0
+        self._live(self._lessened(draw_life(self.rng)))
+        while self._crashed and self.rng.random() < RELAPSES and self._has(f"{self._round}.relapse"):
+            self._relapses += 1
+            self._live(self._lessened(draw_relapse(self.rng)))
+
+    def _lessened(self, life: Life) -> Life:
+        """The life without what is left out of it."""
+        for what, fields in LESS.items():
+            less = replace(life, **fields)  # type: ignore[arg-type]  # the table names fields of the class
+            if less != life and not self._has(f"{self._round}.{what}"):
+                life = less
+        return life
+
+    def _has(self, part: str) -> bool:
+        """Whether a part of the run is there."""
+        self.parts.append(part)
+        return part not in self.without
 
     def _suffer(self) -> None:
         """The disk lies or rots; from then on errors that say so are right, and wrong bytes are not."""
@@ -111,6 +157,7 @@ class World:
             self.history.floor = Sequence(0)
         else:
             self._rot()
+        self._relapses = 1
         for life in (replace(draw_life(self.rng), trouble="none"), QUIET):
             if self._refused:
                 break
@@ -141,7 +188,7 @@ class World:
                 run_seeded(
                     lambda: self._watched(life),
                     self.rng.getrandbits(32),
-                    clock=MockClock(autojump_threshold=0),
+                    clock=SimTime(),
                 )
         except SimCrashed:
             crashed = True
@@ -149,7 +196,7 @@ class World:
             crashed, others = _knocked_on(error)
             failed = others is not None
             if others is not None and not self._is_excused(life, others):
-                raise others from None
+                raise (self.history.broken or others) from None
         self._note_end(life, crashed=crashed, failed=failed)
         if crashed or life.ending != "stop":
             self.disk = self.disk.kill() if life.ending == "kill" else self.disk.crash()
@@ -198,12 +245,14 @@ class World:
         if life.trouble in FAILING and not self.disk.faults_to_come:
             self.result.met[f"{life.trouble} failed"] += 1
             failed = True
+        self._crashed = crashed
+        self._wall_ns = self.clock.last_ns
         self._was_clean = not (crashed or failed or life.ending != "stop")
 
     @contextmanager
     def _determined(self) -> Iterator[None]:
         """Ids and times of the product's own making come from the seed."""
-        self.clock = SimClock()
+        self.clock = SimClock(self._wall_ns + self._moved_clock_ns())
         with (
             mock.patch("engine.superblock.new_id16", self._new_id16),
             mock.patch("engine.holds.new_id16", self._new_id16),
@@ -211,6 +260,13 @@ class World:
             mock.patch("lakefs.lake.time", SimpleNamespace(time_ns=self.clock.wall_ns)),
         ):
             yield
+
+    def _moved_clock_ns(self) -> int:
+        """Between two lives the wall clock goes on, or is found to be elsewhere."""
+        if self.rng.random() < 0.8 or not self._has(f"{self._round}.clock"):
+            return 0
+        self.result.met["clock elsewhere"] += 1
+        return int(self.rng.choice(CLOCK_JUMPS_S) * self.rng.choice((1e9, -1e9)))
 
     def _new_id16(self) -> bytes:
         return self._ids.randbytes(16)
@@ -228,14 +284,17 @@ class World:
             self.clock,
             offload,
             grace_s=life.grace_s,
+            upload_expiry_s=UPLOAD_EXPIRY_S,
             sizes=self.sizes,
             index_committed=self.disk.note_index_sync,
         ) as store:
             self._stage = "checking"
             await self._compare(store)
+            witness = Witness(store, self.history, self.model, self.contents)
             if life is QUIET and not self._damaged:
                 await store.collector.run()
                 await check_tidy(store)
+                self._check_expired()
                 self._live_places = live_places(store)
             elif life is QUIET:
                 self.result.met["inspected"] += 1
@@ -243,7 +302,7 @@ class World:
                 self._stage = "serving"
                 if life.trouble in FAILING:
                     self._plant(life)
-                await self._serve(life, store, offload)
+                await self._serve(life, store, offload, witness)
             self._note_state(store)
             self._stage = "stopping"
             if life.ending != "stop" and self.rng.random() < 0.5:
@@ -261,12 +320,23 @@ class World:
         if not self._damaged:
             await check_whole(store)
             return
-        lost = await check_honest(store, self.history.state, self.contents, sure=self._must_find)
+        scrubs_first = self.rng.random() < 0.5
+        lost = await check_honest(
+            store, self.history.state, self.contents, sure=self._must_find, scrubs_first=scrubs_first
+        )
+        self.result.met["scrub met damage"] += store.scrubber.state.last_damaged > 0
         self._must_find = False  # it is quarantined, and may be stored anew
         self.result.met["damage met"] += lost > 0
 
-    async def _serve(self, life: Life, store: Store, offload: SimOffload) -> None:
-        service = WitnessedService(Service(store), Witness(store, self.history, self.model, self.contents))
+    def _check_expired(self) -> None:
+        """gc has run: no upload is left that is too old."""
+        now_ns = self.clock.wall_ns()
+        for upload in unfinished(self.history.state):
+            if self.history.is_over(upload, now_ns):
+                raise SimFailure(f"upload {upload.hex()} is over, and gc left it")
+
+    async def _serve(self, life: Life, store: Store, offload: SimOffload, witness: Witness) -> None:
+        service = WitnessedService(Service(store), witness)
         network = SimulatedNetwork(self._random(), latency_s=life.slowest_s)
         weather = Weather(
             self.disk,
@@ -286,6 +356,10 @@ class World:
             life.slowest_s * 20,
             fills_up=life.trouble == "full",
             room_bytes=CAPACITY_BYTES,
+            clock=self.clock,
+            sets_clock=life.sets_clock,
+            fails_reads=life.trouble == "read",
+            ends_in=life.ends_in,
         )
         gate = Gate(life.wire, service, network, offload, self._random())
         onlookers = [Onlooker(store, self.history, bucket) for bucket in BUCKETS]
@@ -297,7 +371,7 @@ class World:
             with trio.move_on_after(life.patience_s):
                 async with trio.open_nursery() as customers:
                     for index in range(life.customers):
-                        place = f"{self.result.lives}.{index}."
+                        place = f"{self._round}{'r' * self._relapses}.{index}."
                         customer = Customer(
                             gate.connect,
                             self.history,
@@ -312,6 +386,7 @@ class World:
             if not store.read_only_because:
                 for onlooker in onlookers:
                     onlooker.compare()
+            check_unharmed(store, weather)
             nursery.cancel_scope.cancel()
         self.result.decisions += len(self.history.points) - 1
 

@@ -1,0 +1,172 @@
+"""Bugs for `tests.sim.planted` that are put into gc, compaction, scrub, and what goes by the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import trio
+
+from engine.compaction import Compactor
+from engine.extents import Extent
+from engine.format import ChunkRecord
+from engine.gc import Collector, _Cycle
+from engine.holds import Holds, Session
+from engine.scrub import Scrubber
+from engine.segments import Segments
+from engine.upload_expiry import UploadExpiry
+from engine.uploads import unpack_upload
+from lakefs.ids import Birth, Sequence
+
+
+def punch_a_live_extent() -> AbstractContextManager[Any]:
+    """gc forgets every fifth live extent."""
+    original = _Cycle.note_live
+
+    def note_live(self: _Cycle, record: ChunkRecord) -> None:
+        if record.birth % 5:
+            original(self, record)
+
+    return mock.patch.object(_Cycle, "note_live", note_live)
+
+
+def punch_too_much() -> AbstractContextManager[Any]:
+    """A freed extent takes the page behind it along."""
+    original = Segments.punch
+
+    async def punch(self: Segments, extents: Iterable[Extent]) -> None:
+        await original(self, [(segment, offset, length + 4096) for segment, offset, length in extents])
+
+    return mock.patch.object(Segments, "punch", punch)
+
+
+def forget_session_holds() -> AbstractContextManager[Any]:
+    def is_held(self: Holds, birth: Birth) -> bool:
+        return False
+
+    return mock.patch.object(Holds, "is_held", is_held)
+
+
+def drop_the_barrier() -> AbstractContextManager[Any]:
+    def keep(self: Holds, birth: Birth) -> None:
+        return
+
+    return mock.patch.object(Holds, "keep", keep)
+
+
+def end_sessions_without_a_word_to_gc() -> AbstractContextManager[Any]:
+    def leave(self: Holds, session: Session) -> None:
+        return
+
+    return mock.patch.object(Holds, "_leave_to_gc", leave)
+
+
+def forget_leases() -> AbstractContextManager[Any]:
+    def leased_blobs(self: Holds) -> Iterable[Any]:
+        return ()
+
+    return mock.patch.object(Holds, "leased_blobs", leased_blobs)
+
+
+def forget_parts() -> AbstractContextManager[Any]:
+    async def mark_parts(self: Collector, cycle: _Cycle) -> None:
+        await trio.lowlevel.checkpoint()
+
+    return mock.patch.object(Collector, "_mark_parts", mark_parts)
+
+
+def free_the_old_place_at_once() -> AbstractContextManager[Any]:
+    async def free(self: Compactor, moved: Any, sequence: Sequence) -> None:
+        await self._segments.punch(
+            [(item.record.segment, item.record.offset, item.record.extent_bytes) for item in moved]
+        )
+
+    return mock.patch.object(Compactor, "_free", free)
+
+
+def remove_a_segment_with_what_stayed() -> AbstractContextManager[Any]:
+    """What was not moved is forgotten, as when a chunk cannot be read."""
+    original = Compactor._move
+
+    async def move(self: Compactor, batch: Any, report: Any) -> int:
+        await original(self, batch[: len(batch) - 1], report)
+        return len(batch)
+
+    return mock.patch.object(Compactor, "_move", move)
+
+
+def name_the_copy_before_it_is_written() -> AbstractContextManager[Any]:
+    """The copies of large chunks are not synced when their records are changed."""
+    original = Compactor._record
+
+    async def record(self: Compactor, copies: Any, report: Any) -> int:
+        async def no_sync(segments: Any) -> None:
+            await trio.lowlevel.checkpoint()
+
+        with mock.patch.object(self._segments, "sync", no_sync):
+            return await original(self, copies, report)
+
+    return mock.patch.object(Compactor, "_record", record)
+
+
+def scrub_finds_nothing() -> AbstractContextManager[Any]:
+    async def is_damaged(self: Scrubber, mismatch: Any, area: memoryview) -> bool:
+        await trio.lowlevel.checkpoint()
+        return False
+
+    return mock.patch.object(Scrubber, "_is_damaged", is_damaged)
+
+
+def scrub_believes_one_failed_read() -> AbstractContextManager[Any]:
+    async def is_damaged(self: Scrubber, mismatch: Any, area: memoryview) -> bool:
+        stored = mismatch.stored
+        await self._quarantine.note(stored.chunk, stored.record, mismatch.error)
+        return True
+
+    return mock.patch.object(Scrubber, "_is_damaged", is_damaged)
+
+
+def scrub_releases_what_is_damaged() -> AbstractContextManager[Any]:
+    """Every chunk of a run that was read is let out of quarantine, good or not."""
+    original = Scrubber._check_run
+
+    async def check_run(self: Scrubber, run: Any, area: memoryview, rate: int) -> int:
+        damaged = await original(self, run, area, rate)
+        for item in run:
+            await self._quarantine.release(item.chunk, item.record)
+        return damaged
+
+    return mock.patch.object(Scrubber, "_check_run", check_run)
+
+
+def sessions_go_by_the_wall_clock() -> AbstractContextManager[Any]:
+    """A session that is in use ends when the clock is set forward."""
+    original = Holds.expire
+
+    def expire(self: Holds) -> int:
+        now_ns = self._clock.wall_ns()
+        last_ns = getattr(self, "last_expire_ns", now_ns)
+        self.last_expire_ns = now_ns  # type: ignore[attr-defined]
+        if now_ns - last_ns > 3_000e9:
+            for identifier in list(self._sessions):
+                self._leave_to_gc(self._sessions.pop(identifier))
+        return original(self)
+
+    return mock.patch.object(Holds, "expire", expire)
+
+
+def expire_uploads_too_early() -> AbstractContextManager[Any]:
+    """The age of an upload has no sign: a clock that is set back makes it old."""
+    original = UploadExpiry._is_over
+
+    def is_over(self: UploadExpiry, view: Any, key: bytes, value: bytes) -> bool:
+        age_ns = self._clock.wall_ns() - unpack_upload(value).created_ns
+        return original(self, view, key, value) or abs(age_ns) >= self._expiry_ns
+
+    return mock.patch.object(UploadExpiry, "_is_over", is_over)
+
+
+def keep_uploads_for_ever() -> AbstractContextManager[Any]:
+    return mock.patch.object(UploadExpiry, "_is_over", return_value=False)
