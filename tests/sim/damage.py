@@ -46,14 +46,14 @@ def flip_anywhere(disk: SimDisk, rng: random.Random) -> str:
     return path
 
 
-async def check_honest(
-    store: Store, state: State, contents: Contents, *, sure: bool, scrubs_first: bool
-) -> int:
+async def check_honest(store: Store, state: State, contents: Contents, *, sure: bool, first: str) -> int:
     """Every name gives its bytes or an error that says that they are damaged, and fsck has said so before.
 
+    `first` of all come the customers' reads, scrub or fsck: what one of them finds, the others are told of.
     `sure`: fsck, and scrub where that goes first, must have found damage.  Returns how many names cannot be read.
     """
-    if scrubs_first:
+    damaged = await _unreadable(store, state, contents) if first == "reads" else 0
+    if first == "scrub":
         while not await store.scrubber.advance(60.0):
             pass
         if sure and not store.scrubber.state.last_damaged:
@@ -63,6 +63,15 @@ async def check_honest(
     report = await store.check(full=True)
     if sure and not report["damage"]:
         raise SimFailure("a bit of a stored payload is flipped, and fsck found nothing")
+    if first != "reads":
+        damaged = await _unreadable(store, state, contents)
+    if damaged and not report["damage"]:
+        raise SimFailure(f"{damaged} names cannot be read, and fsck found no damage")
+    return damaged
+
+
+async def _unreadable(store: Store, state: State, contents: Contents) -> int:
+    """How many names cannot be read; SimFailure for wrong bytes."""
     lake = TrioLake(EmbeddedEngine(Service(store), descriptors=False), store.offload)
     damaged = 0
     for bucket in sorted(state.keys() - NO_BUCKETS):
@@ -70,8 +79,6 @@ async def check_honest(
             if bound.blob in (NO_BLOB, b""):
                 continue
             damaged += not await _reads_right(lake, str(Name(bucket, key)), contents.by_blob[bound.blob])
-    if damaged and not report["damage"]:
-        raise SimFailure(f"{damaged} names cannot be read, and fsck found no damage")
     return damaged
 
 

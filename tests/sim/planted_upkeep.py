@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 from unittest import mock
 
@@ -129,16 +130,16 @@ def scrub_believes_one_failed_read() -> AbstractContextManager[Any]:
 
 
 def scrub_releases_what_is_damaged() -> AbstractContextManager[Any]:
-    """Every chunk of a run that was read is let out of quarantine, good or not."""
-    original = Scrubber._check_run
+    """Every chunk that was read is let out of quarantine, good or not."""
+    original = Scrubber._check_batch
 
-    async def check_run(self: Scrubber, run: Any, area: memoryview, rate: int) -> int:
-        damaged = await original(self, run, area, rate)
-        for item in run:
+    async def check_batch(self: Scrubber, batch: Any, area: memoryview, rate: int) -> int:
+        damaged = await original(self, batch, area, rate)
+        for item in chain.from_iterable(batch):
             await self._quarantine.release(item.chunk, item.record)
         return damaged
 
-    return mock.patch.object(Scrubber, "_check_run", check_run)
+    return mock.patch.object(Scrubber, "_check_batch", check_batch)
 
 
 def sessions_go_by_the_wall_clock() -> AbstractContextManager[Any]:

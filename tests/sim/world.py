@@ -320,10 +320,8 @@ class World:
         if not self._damaged:
             await check_whole(store)
             return
-        scrubs_first = self.rng.random() < 0.5
-        lost = await check_honest(
-            store, self.history.state, self.contents, sure=self._must_find, scrubs_first=scrubs_first
-        )
+        first = self.rng.choice(("reads", "scrub", "fsck"))
+        lost = await check_honest(store, self.history.state, self.contents, sure=self._must_find, first=first)
         self.result.met["scrub met damage"] += store.scrubber.state.last_damaged > 0
         self._must_find = False  # it is quarantined, and may be stored anew
         self.result.met["damage met"] += lost > 0
