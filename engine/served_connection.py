@@ -15,6 +15,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ class ServedConnection:
         self._nursery: trio.Nursery | None = None
         self._team: Team[_Job] | None = None
         self._serving: dict[int, Worker] = {}
-        self._watches = ServedWatches(service, self._wire, self._sender, notice=self._notice, bug=self._bug)
+        self._watches = ServedWatches(service, self._wire, self._sender, notice=self._notice, bug=self._unexpected)
         self._inflight = 0
         self._events = 0
         self._draining = False
@@ -310,7 +311,7 @@ class ServedConnection:
             self._refuse(event, error)
             return None
         except Exception as error:  # noqa: BLE001 - a bug of the service is the answer to this request only
-            self._refuse(event, self._bug(event.request, error))
+            self._refuse(event, self._unexpected(event.request, error))
             return None
         try:
             await self._receiver.fill(body.parts)
@@ -352,7 +353,7 @@ class ServedConnection:
                 self._sender.cork(self._wire.end(stream_id))
             raise
         except Exception as error:  # noqa: BLE001 - a bug of the service is the answer to this request only
-            self._fail(stream_id, self._bug(job.request, error))
+            self._fail(stream_id, self._unexpected(job.request, error))
         finally:
             del self._serving[stream_id]
             if job.expires_at != math.inf:
@@ -397,8 +398,11 @@ class ServedConnection:
     def _fail(self, stream_id: int, error: LakeError) -> None:
         self._sender.cork(self._wire.failure(stream_id, error))
 
-    def _bug(self, request: Request, error: Exception) -> InternalError:
+    def _unexpected(self, request: Request, error: Exception) -> LakeError:
         name = type(request).__name__
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            _log.warning("out_of_memory", request=name, peer=self._stream.peer)
+            return EngineBusy(f"the engine's machine has no memory for {name}; try again when it has some")
         _log.error("request_failed", request=name, peer=self._stream.peer, exc_info=error)
         return InternalError(f"{name} failed for a reason that is a bug; the engine's log has the details")
 

@@ -19,7 +19,7 @@ import pytest
 
 from engine.failpoints import WRITE_POINTS
 from lakefs.client.connect import connect
-from lakefs.errors import EngineBusy, LakeError, StoreFull
+from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, StoreFull
 from tests.crash.small_engine import SmallEngine
 from tests.e2e.small_disk import fill, tmpfs
 
@@ -109,6 +109,54 @@ def test_more_connections_than_the_descriptors_allow_are_refused_with_the_reason
         client.put("b/y", bytes(200_000))
     check_serves_soon(engine, {"b/x": b"content", "b/y": bytes(200_000)})
     assert engine.stop() == 0
+
+
+def test_a_store_without_memory_refuses_what_it_cannot_hold_and_goes_on(folder: Path) -> None:
+    """Its address space is what it has and 2 MiB.  It may die of that; then it is started, and has what it said."""
+    engine = SmallEngine(folder)
+    assert engine.process is not None
+    stored: Contents = {"b/before": os.urandom(300_000)}
+    refused: list[LakeError] = []
+    with connect(engine.server) as client:
+        client.put("b/before", stored["b/before"])
+        status = Path(f"/proc/{engine.process.pid}/status").read_text().splitlines()
+        has_kib = next(int(line.split()[1]) for line in status if line.startswith("VmSize:"))
+        resource.prlimit(
+            engine.process.pid, resource.RLIMIT_AS, (1024 * has_kib + 2 * MIB, resource.RLIM_INFINITY)
+        )
+        putting = [
+            threading.Thread(target=put_large, args=(engine, number, stored, refused)) for number in range(4)
+        ]
+        for thread in putting:
+            thread.start()
+        for thread in putting:
+            thread.join()
+    assert refused
+    assert all(isinstance(error, (EngineBusy, EngineUnreachable)) for error in refused), refused
+    if engine.process.poll() is None:
+        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.prlimit(engine.process.pid, resource.RLIMIT_AS, unlimited)
+        check_serves_soon(engine, stored)
+        engine.kill()
+    engine.start()
+    check_serves(engine, stored)
+    assert engine.stop() == 0
+
+
+def put_large(engine: SmallEngine, number: int, stored: Contents, refused: list[LakeError]) -> None:
+    """Puts of several chunks; what was acknowledged, and how the others failed."""
+    chance = random.Random(number)
+    try:
+        with connect(engine.server) as client:
+            for turn in range(12):
+                content = chance.randbytes(9 * MIB)
+                try:
+                    client.put(f"b/{number}-{turn}", content)
+                    stored[f"b/{number}-{turn}"] = content
+                except EngineBusy as error:
+                    refused.append(error)
+    except LakeError as error:
+        refused.append(error)
 
 
 def test_a_disk_that_fills_at_any_step_of_a_write_keeps_all_and_goes_on(folder: Path) -> None:
