@@ -123,7 +123,9 @@ class ServedConnection:
         self._nursery: trio.Nursery | None = None
         self._team: Team[_Job] | None = None
         self._serving: dict[int, Worker] = {}
-        self._watches = ServedWatches(service, self._wire, self._sender, notice=self._notice, bug=self._unexpected)
+        self._watches = ServedWatches(
+            service, self._wire, self._sender, notice=self._notice, bug=self._unexpected
+        )
         self._inflight = 0
         self._events = 0
         self._draining = False

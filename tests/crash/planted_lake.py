@@ -153,23 +153,6 @@ def _sync_forgets_engines() -> None:
     Mount.sync = forgetful  # type: ignore[method-assign,assignment]
 
 
-def _gc_forgets_a_segment() -> None:
-    """The first segment that nothing lives in is never removed: its room leaks."""
-    from engine.segments import Segments
-    from lakefs.ids import SegmentId
-
-    remove = Segments.remove
-    forgotten: set[SegmentId] = set()
-
-    async def forgetful(segments: Segments, segment: SegmentId) -> None:
-        if not forgotten or segment in forgotten:
-            forgotten.add(segment)
-            return
-        await remove(segments, segment)
-
-    Segments.remove = forgetful  # type: ignore[method-assign,assignment]
-
-
 class _Unsynced:
     """A file whose syncs do nothing."""
 
@@ -194,7 +177,6 @@ BUGS: Final[dict[str, Callable[[], None]]] = {
     "no-journal-sync": _no_journal_sync,
     "early-rename": _rename_before_it_is_durable,
     "sync-forgets-engines": _sync_forgets_engines,
-    "gc-forgets": _gc_forgets_a_segment,
     "answer-first": _answer_before_the_journal,
     "reuse-freed": _reuse_freed_room,
     "forget-leases": _forget_leases,

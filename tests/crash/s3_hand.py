@@ -49,6 +49,10 @@ class S3Hand:
             self.drop_uploads(target)
             self.ask("PUT", _path(target), contents[target])
 
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
     def get(self, name: str) -> bytes | None:
         """The bytes of an object; None when there is none."""
         status, body = self._send("GET", _path(name))

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -120,7 +121,16 @@ def _do(hand: S3Hand, entry: dict[str, str | None]) -> str:
 def check_versions(signer: Signer, journal: Path, where: str) -> int:
     """All is as the journal says; the number of changes that were acknowledged since the last check."""
     known = read_versions(journal)
-    hand = S3Hand(signer)
+    with closing(S3Hand(signer)) as hand:
+        _check_all(hand, known, where)
+    with journal.open("a") as file:
+        file.write("\n" if journal.stat().st_size and not journal.read_bytes().endswith(b"\n") else "")
+        file.write(json.dumps({"state": known.state}) + "\n")
+    return known.acknowledged_since
+
+
+def _check_all(hand: S3Hand, known: KnownVersions, where: str) -> None:
+    """Raise, or have `known` say what was found."""
     listed: dict[str, list[tuple[str, bool]]] = {key: [] for key in KEYS}
     for match in _LISTED.finditer(hand.ask("GET", f"/{BUCKET}?versions=")):
         kind, key, version = (part for part in match.groups() if part is not None)
@@ -138,10 +148,6 @@ def check_versions(signer: Signer, journal: Path, where: str) -> int:
         allowed = known.expected(key, found)
         assert any(_alike(found, one) for one in allowed), f"{where}: {key} is {found}, not one of {allowed}"
         known.state[key] = found
-    with journal.open("a") as file:
-        file.write("\n" if journal.stat().st_size and not journal.read_bytes().endswith(b"\n") else "")
-        file.write(json.dumps({"state": known.state}) + "\n")
-    return known.acknowledged_since
 
 
 def _alike(found: Versions, expected: Versions) -> bool:
