@@ -127,7 +127,8 @@ def _check(where: Target, wish: _Wish) -> dict[str, Any]:
             report["damage"] = 1
     told = {finding["object"] for finding in report["findings"]}
     more = [finding for finding in found if finding["object"] not in told]
-    report["damage"] += len(more)
+    report["damage"] += sum(finding["severity"] == "damage" for finding in more)
+    report["notes"] += sum(finding["severity"] == "note" for finding in more)
     return {**report, "findings": [*more, *report["findings"]], "repairs": repairs}
 
 

@@ -46,6 +46,7 @@ from engine.overlay import Layer
 from engine.recovery import INDEX_FOLDER, rebuild_index
 from engine.superblock import COPY_PATH, LOCK_PATH, ROOT_FOLDER, SUPERBLOCK_PATH, Superblock, write_one
 from engine.survey import (
+    MISSING,
     BadFile,
     Superblocks,
     TableSources,
@@ -61,6 +62,7 @@ from lakefs.ports import Clock, Disk
 
 SET_ASIDE_FOLDER: Final = "set-aside"
 INDEX: Final = "index"
+COPY_MISSING: Final = BadFile(COPY_PATH, MISSING)
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class FilesReport:
 
     damage: list[BadFile] = field(default_factory=list)
     """Without repair: all that was found.  With it: what is left."""
+    notes: list[BadFile] = field(default_factory=list)
+    """What is missing and harms nobody: the copy of the superblock, which stores of earlier releases have not."""
     repairs: list[Repair] = field(default_factory=list)
     can_be_opened: bool = True
     """Whether it is worth trying: there is a superblock."""
@@ -87,7 +91,9 @@ class FilesReport:
         """For scripts; JSON-able."""
         return {
             "findings": [
-                {"severity": "damage", "object": bad.path, "message": bad.reason} for bad in self.damage
+                {"severity": severity, "object": bad.path, "message": bad.reason}
+                for severity, found in (("damage", self.damage), ("note", self.notes))
+                for bad in found
             ],
             "repairs": [vars(repair) for repair in self.repairs],
             "can_be_opened": self.can_be_opened,
@@ -122,6 +128,9 @@ def find_bad_files(disk: Disk, clock: Clock) -> FilesReport:
         return FilesReport([BadFile(error.subject, error.message)], can_be_opened=False)
     sources = survey_tables(disk, superblocks.good)
     report.damage += [*superblocks.bad, *sources.bad_checkpoints, *sources.bad_files]
+    if COPY_MISSING in report.damage:
+        report.damage.remove(COPY_MISSING)
+        report.notes.append(COPY_MISSING)
     report.damage += foreign_segments(disk, superblocks.good.store_id)
     if sources.index_problem and sources.durable:
         report.damage.append(BadFile(INDEX, sources.index_problem))

@@ -46,6 +46,7 @@ from lakefs.errors import CorruptionError, IndexDamaged, LakeError, StoreDamaged
 from lakefs.ids import Sequence
 from lakefs.ports import Disk
 
+MISSING: Final = "it is missing"
 _CHECKPOINT_SUFFIX: Final = ".checkpoint"
 _TEMPORARY_SUFFIX: Final = ".new"
 _VERIFIED_AT_ONCE: Final = 65_536
@@ -54,7 +55,7 @@ _VERSION_AT: Final = 8
 
 @dataclass(frozen=True)
 class BadFile:
-    """A file that cannot be used, and why; the reason is "it is missing" when there is none."""
+    """A file that cannot be used, and why; the reason is `MISSING` when there is none."""
 
     path: str
     reason: str
@@ -112,7 +113,7 @@ def survey_superblocks(disk: Disk) -> Superblocks:
         try:
             found[path] = _read_superblock(disk, path)
         except FileNotFoundError:
-            bad.append(BadFile(path, "it is missing"))
+            bad.append(BadFile(path, MISSING))
         except StoreDamaged as error:
             bad.append(BadFile(path, _reason(error)))
     if not found:
@@ -281,7 +282,7 @@ def _index(disk: Disk, identity: StoreIdentity) -> tuple[Sequence | None, Sequen
     if crash_note.died_in_index(disk):
         return None, nothing, "a process died while it read it"
     if not (path / "data.mdb").exists():
-        return None, nothing, "it is missing"
+        return None, nothing, MISSING
     try:
         index = Index(path)
     except IndexDamaged as error:

@@ -27,15 +27,24 @@ from tests.repair.damaged import (
 )
 
 pytestmark = pytest.mark.usefixtures("quiet")
-QUIET, REPAIRED, LEFT, FULL, SET_ASIDE, TORN = ["-", "repaired", "left", "full", "aside", "torn"]
-"""Nothing is said.  Said and made whole.  Said and left: objects by name, or the store is not opened.  Said by --full
-only, and left.  Said, set aside, and left.  Taken for a write that a crash cut short, which it cannot be told from."""
+QUIET, REPAIRED, NOTED, LEFT, FULL, SET_ASIDE, TORN = [
+    "-",
+    "repaired",
+    "noted",
+    "left",
+    "full",
+    "aside",
+    "torn",
+]
+"""Nothing is said.  Said and made whole.  The same, said as a note.  Said and left: objects by name, or the store is
+not opened.  Said by --full only, and left.  Said, set aside, and left.  Taken for a write that a crash cut short, which
+it cannot be told from."""
 
 TABLE = {
     # missing, truncated, one flipped bit, zeros, another store's
     "stopped": {
         "superblock": "repaired repaired repaired repaired repaired",
-        "superblock.copy": "repaired repaired repaired repaired repaired",
+        "superblock.copy": "noted repaired repaired repaired repaired",
         "journal": "repaired repaired - repaired repaired",  # the checkpoint has all groups
         "checkpoint": "repaired repaired repaired repaired repaired",
         "index": "repaired repaired repaired repaired repaired",
@@ -48,7 +57,7 @@ TABLE = {
     # acknowledged writes that only the last journal file has
     "killed": {
         "superblock": "repaired repaired repaired repaired repaired",
-        "superblock.copy": "repaired repaired repaired repaired repaired",
+        "superblock.copy": "noted repaired repaired repaired repaired",
         "journal": "left torn left left left",
         "checkpoint": "repaired repaired repaired repaired repaired",
         "index": "repaired repaired repaired repaired repaired",
@@ -133,7 +142,7 @@ def test_what_fsck_says_and_does(
     code, report = fsck(data, capsys, "--repair", "--full")
     is_left = said in (LEFT, FULL, SET_ASIDE)
     done = [repair for repair in report["repairs"] if repair["object"] != "store"]  # the store: its garbage
-    assert bool(done) == (said in (REPAIRED, SET_ASIDE)), report
+    assert bool(done) == (said in (REPAIRED, NOTED, SET_ASIDE)), report
     assert code == (1 if is_left else 3 if report["repairs"] else 0), report
     assert all((data / repair["kept_as"]).exists() for repair in report["repairs"])
     if done and spoilt is not None and kind != "index":
