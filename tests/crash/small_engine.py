@@ -108,7 +108,7 @@ def some_failpoint(generator: random.Random, tries: Counter[str]) -> str:
     least = min(tries[point] for point in POINTS)
     point = generator.choice([point for point in POINTS if tries[point] == least])
     tries[point] += 1
-    if point in (*START_POINTS, *REBUILD_POINTS, *FIRST_START_POINTS) or generator.random() < 0.3:
+    if point in (*START_POINTS, *REBUILD_POINTS, *FIRST_START_POINTS) or generator.random() < 0.4:
         count = 1
     elif point in UPKEEP_POINTS or point.startswith(_RARE):
         count = generator.randrange(1, 4)

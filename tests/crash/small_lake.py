@@ -13,9 +13,9 @@ from lakefs import limits
 from lakefs.limits import MIB
 
 SMALL: Final = {
-    "JOURNAL_FILE_BYTES": MIB // 2,
-    "JOURNAL_FILL_BYTES": MIB // 8,
-    "CHECKPOINT_JOURNAL_BYTES": MIB,
+    "JOURNAL_FILE_BYTES": MIB // 4,
+    "JOURNAL_FILL_BYTES": MIB // 16,
+    "CHECKPOINT_JOURNAL_BYTES": MIB // 2,
     "LARGE_SEGMENT_BYTES": 16 * MIB,
     "LARGE_EXTEND_BYTES": 8 * MIB,
     "SMALL_SEGMENT_BYTES": MIB,
