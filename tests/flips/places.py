@@ -14,6 +14,7 @@ from pathlib import Path
 
 from engine.format import GROUP_HEADER, JOURNAL_HEADER, PAGE, SEGMENT_HEADER, SUPERBLOCK, ChunkRecord
 from engine.segment_files import parse_segment_name
+from engine.superblock import COPY_PATH
 
 _PAGE_HEADER = 16
 _BRANCH, _LEAF, _OVERFLOW = 1, 2, 4
@@ -54,6 +55,8 @@ def _known(path: Path, name: str, records: list[ChunkRecord], checkpoint_sequenc
     folder = name.partition("/")[0]
     if name == "superblock":
         yield Span("superblock", name, 0, SUPERBLOCK.size, live=True)
+    elif name == COPY_PATH:
+        yield Span("copy of the superblock", name, 0, SUPERBLOCK.size)  # written anew at each opening
     elif folder == "segments":
         yield from _in_segment(path, name, records)
     elif folder == "journal":
