@@ -246,14 +246,14 @@ BUGS = [
     Bug("gc punches a page too much", upkeep.punch_too_much, 10),
     Bug("gc forgets what sessions hold", upkeep.forget_session_holds, 15),
     Bug("gc forgets what is found present while it runs", upkeep.drop_the_barrier, 40),
-    Bug("gc forgets what an ended session held", upkeep.end_sessions_without_a_word_to_gc, 60),
+    Bug("gc forgets what an ended session held", upkeep.end_sessions_without_a_word_to_gc, 100),
     Bug("gc forgets what is open for reading", upkeep.forget_leases, 80),
     Bug("gc forgets the parts of uploads", upkeep.forget_parts, 20),
     Bug(
         "compaction frees the old place before the new one is durable", upkeep.free_the_old_place_at_once, 100
     ),
     Bug("compaction removes a segment with what stayed in it", upkeep.remove_a_segment_with_what_stayed, 20),
-    Bug("compaction does not sync its copies", upkeep.name_the_copy_before_it_is_written, 60),
+    Bug("compaction does not sync its copies", upkeep.name_the_copy_before_it_is_written, 100),
     Bug("scrub takes what is damaged for good", upkeep.scrub_finds_nothing, 40, rots=True),
     Bug("scrub takes one failed read for damage", upkeep.scrub_believes_one_failed_read, 100),
     Bug("scrub lets out of quarantine what is damaged", upkeep.scrub_releases_what_is_damaged, 40, rots=True),
