@@ -34,6 +34,7 @@ class RealIndex:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._file_number = 0
         self._copies: deque[bytes] = deque(maxlen=_COPIES)
 
     def path(self, path: str) -> Path:
@@ -61,13 +62,22 @@ class RealIndex:
         if content is not None:
             self.path(INDEX).mkdir(mode=0o700)
             self.path(f"{INDEX}/data.mdb").write_bytes(content)
+            self._note_file()
             self._copies.append(content)
 
     def note_commit(self) -> None:
         """LMDB has committed: its file is one of the states a power loss may leave."""
         content = self.read()
         if content is not None:
+            self._note_file()
             self._copies.append(content)
+
+    def _note_file(self) -> None:
+        """An index that was built anew is another file: its commits are not the next ones of the old file."""
+        number = self.path(f"{INDEX}/data.mdb").stat().st_ino
+        if number != self._file_number:
+            self._copies.clear()
+        self._file_number = number
 
     def after_power_loss(self, rng: random.Random, met: Counter[str]) -> bytes | None:
         """The last commit, the one before it, one that was under way, or nothing; `met` counts which."""
@@ -81,6 +91,8 @@ class RealIndex:
         """What is left, in words and bytes."""
         choice = rng.randrange(6)
         current = self.read()
+        if current is not None:
+            self._note_file()
         states = list(self._copies)
         if current is not None and states and current != states[-1]:
             states.append(current)  # a commit that the power loss came into
