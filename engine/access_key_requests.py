@@ -52,5 +52,7 @@ class AccessKeyRequests:
         return Reply(await self._decisions.look(look))
 
     async def remove(self, client: Client, request: m.AccessKeyRemove, body: Body, _: Sequence[int]) -> Reply:
-        await self._decisions.change(client, lambda txn: remove_access_key(txn, request.access_key))
+        await self._decisions.change(
+            client, lambda txn: remove_access_key(txn, request.access_key), grows=False
+        )
         return Reply(m.Done())

@@ -85,7 +85,11 @@ class Applier:
         """Start a round early when the overlay is large."""
         overlay = self._tables.overlay
         if overlay.entry_count >= self._sizes.overlay_entries_apply or overlay.nbytes >= OVERLAY_BYTES_APPLY:
-            self._drain_wanted.set()
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Start a round now."""
+        self._drain_wanted.set()
 
     async def _wait_until_due(self) -> None:
         with trio.move_on_after(OVERLAY_APPLY_INTERVAL_S):

@@ -233,7 +233,7 @@ class Chunks:
             return unused
 
         try:
-            _, sequence = await self._metadata.commit(decide)
+            _, sequence = await self._metadata.commit(decide, grows=True)
             await self._metadata.wait_durable(sequence)
         finally:
             self.settle(written)

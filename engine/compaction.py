@@ -275,7 +275,7 @@ class Compactor:
                 "the disk is full and the reserve is used: nothing is moved until there is more room"
             )
         # A page for the header of a new segment, one for what is not whole pages.
-        room = await self._segments.free_bytes(with_half_of_headroom=True) - 2 * PAGE_BYTES
+        room = await self._segments.free_bytes(into_headroom=True) - 2 * PAGE_BYTES
         if room < needed_bytes:
             raise StoreFull(
                 f"no room to move {needed_bytes} bytes out of a segment; what gc freed is free all the same"

@@ -35,14 +35,19 @@ class Decisions:
             raise refusal
         return found
 
-    async def change(self, client: Client, decide: Callable[[Transaction], T], durable: bool = True) -> T:
-        """What `decide` decides for a client; durable on return, or with `durable` false visible."""
+    async def change(
+        self, client: Client, decide: Callable[[Transaction], T], durable: bool = True, *, grows: bool = True
+    ) -> T:
+        """What `decide` decides for a client; durable on return, or with `durable` false visible.
+
+        `grows` false: it adds nothing that stays, and is done also when the disk has no room for more.
+        """
 
         def decide_for_client(txn: Transaction) -> T:
             txn.note(ChangedBy(client))
             return decide(txn)
 
-        result, sequence = await self._metadata.commit(decide_for_client, durable=durable)
+        result, sequence = await self._metadata.commit(decide_for_client, durable=durable, grows=grows)
         if durable:
             await self._metadata.wait_durable(sequence)
         return result

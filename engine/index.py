@@ -22,6 +22,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,7 @@ from engine.format import Table, node_key, open_value, seal_value
 from engine.overlay import Entry, Layer
 from lakefs.errors import DiskFailed, IndexDamaged, LakeError, StoreFull
 from lakefs.ids import ROOT_NODE, Sequence
-from lakefs.limits import LMDB_MAP_BYTES, MIB
+from lakefs.limits import LMDB_MAP_BYTES, MIB, PAGE_BYTES
 
 _APPLIED_KEY: Final = b"applied"
 _STORE_KEY: Final = b"store"
@@ -83,6 +84,15 @@ def _translate(error: lmdb.Error, doing: str, writing_to: Path | None = None) ->
 def _free_bytes(path: Path) -> int:
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
+
+
+@dataclass(frozen=True)
+class IndexPages:
+    """Pages of LMDB's file: those that its trees use, and the others."""
+
+    used: int = 0
+    free: int = 0
+    page_bytes: int = PAGE_BYTES
 
 
 class Index:
@@ -251,19 +261,22 @@ class Index:
         """Length of LMDB's file."""
         return (self.path / _DATA_FILE).stat().st_size
 
-    def is_mostly_free(self) -> bool:
-        """Whether a compacted copy would be less than half of a file worth the work."""
-        state = self._env.info()
-        page_bytes = self._env.stat()["psize"]
-        if (state["last_pgno"] + 1) * page_bytes < _COMPACT_BYTES_MIN:
-            return False
+    def pages(self) -> IndexPages:
+        """How much of LMDB's file is used, and how much is free for the next writes."""
+        page_count = self._env.info()["last_pgno"] + 1
         used = 0
         with _translated("read"), self._env.begin() as txn:
             for database in self._databases:
                 if database is not None:
                     stat = txn.stat(database)
                     used += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
-        return used * 2 < state["last_pgno"] + 1
+        return IndexPages(used, page_count - used, self._env.stat()["psize"])
+
+    def is_mostly_free(self) -> bool:
+        """Whether a compacted copy would be less than half of a file worth the work."""
+        pages = self.pages()
+        is_worth_it = (pages.used + pages.free) * pages.page_bytes >= _COMPACT_BYTES_MIN
+        return is_worth_it and pages.used < pages.free
 
     def copy_to(self, path: Path) -> None:
         """A copy without free pages, synced.  StoreFull leaves a part of it, to be removed."""

@@ -147,8 +147,9 @@ class LargeWriter:
         need = room.cursor + extent - room.extended
         want = max(need, min(sizes.large_extend, room.limit - room.extended))
         try:
+            left_free = self._maker.left_free_bytes()
             room.extended += await self._maker.offload.run(
-                grow, self._maker.disk, room.file.allocate, room.extended, need, want, sizes.headroom
+                grow, self._maker.disk, room.file.allocate, room.extended, need, want, left_free
             )
             reached("segment.extended")
         except LakeError as error:

@@ -17,7 +17,7 @@ It does not hold the store's lock or superblock: `engine.store` writes `clean_se
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -28,22 +28,24 @@ from engine.applier import Applier
 from engine.checkpoint import Checkpoint, remove_superseded, write_checkpoint
 from engine.commit import Committer, Observer, PayloadSource
 from engine.format import StoreIdentity
-from engine.index import Index, Verification, remove_index, replace_index
+from engine.index import Index, IndexPages, Verification, remove_index, replace_index
 from engine.journal import Journal, no_reserve
 from engine.journal_reader import list_journal
 from engine.recovery import INDEX_FOLDER, Recovered, build_index, recover, verify_journal
 from engine.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.tables import Tables
 from engine.views import Transaction, View
-from lakefs.errors import DiskFailed, LakeError, StoreFull
+from lakefs.errors import DiskFailed, IndexDamaged, LakeError, StoreFull
 from lakefs.ids import Birth, Sequence
-from lakefs.limits import VERIFY_BATCH
+from lakefs.limits import KIB, VERIFY_BATCH
 from lakefs.ports import Clock, Disk, Offload
 
 T = TypeVar("T")
 _log: Final = structlog.get_logger(__name__)
 _VERIFY_PAUSE_S: Final = 0.05
 """Between two batches of the verification: it takes a tenth of a core at most."""
+_ROOM_KNOWN_FOR_BYTES: Final = 128 * KIB
+"""Of journal: so often the disk is asked how much room it has."""
 _JOURNAL_FILES_MAX: Final = 64
 """Journal files kept over a clean stop; each costs an open at the next start."""
 
@@ -60,6 +62,7 @@ class Metadata:
         release_reserve: Callable[[], bool],
         journal_offload: Offload,
         sizes: MetadataSizes = DEFAULT_SIZES,
+        headroom_bytes: int = 0,
     ) -> None:
         self.rebuilt_because = recovered.rebuilt_because
         """Why the index was rebuilt at the opening; empty when it was not."""
@@ -73,8 +76,13 @@ class Metadata:
         self._applier = Applier(
             self._tables, self._committer, offload, release_reserve, self._after_apply, sizes
         )
-        self._committer.after_group = self._applier.overlay_grew
+        self._committer.after_group = self._after_group
         self._applied_sequence = recovered.index.applied
+        self._pages = IndexPages()
+        self._count_pages()
+        self._headroom_bytes = headroom_bytes
+        self._is_without_room = False
+        self._room_known_at = -_ROOM_KNOWN_FOR_BYTES
         self._checkpoint = recovered.checkpoint
         self._journal_bytes_before = recovered.journal_bytes
         self._journal_files_before = recovered.file_count
@@ -89,13 +97,18 @@ class Metadata:
         """A view of all tables at this instant; use it before the next `await`."""
         return self._tables.view()
 
-    async def commit(self, decide: Callable[[Transaction], T], *, durable: bool = True) -> tuple[T, Sequence]:
+    async def commit(
+        self, decide: Callable[[Transaction], T], *, durable: bool = True, grows: bool = False
+    ) -> tuple[T, Sequence]:
         """Run `decide` on a transaction, once and without interruption; its result and the sequence to wait for.
 
         Waits first while group or overlay are full.  An error of `decide` passes through and changes nothing; it
-        leaves when what it was decided on is durable, without `durable` at once.
+        leaves when what it was decided on is durable, without `durable` at once.  `grows`: it adds what stays, and is
+        refused before the room that removing needs is used up.
         Errors: RequestTooLarge, StoreFull, StoreReadOnly.  Nothing is durable on return.
         """
+        if grows and self.failed is None:
+            self._refuse_without_room()
         return await self._committer.commit_when_room(decide, durable=durable)
 
     async def wait_durable(self, sequence: Sequence) -> None:
@@ -105,6 +118,31 @@ class Metadata:
     async def sync(self) -> None:
         """Return when everything decided until now is durable.  StoreReadOnly when it will not be."""
         await self._committer.wait_durable(self._committer.last_sequence)
+
+    def owed_bytes(self) -> int:
+        """Room of the disk that what is there still needs; an upper bound.  From any thread.
+
+        The journal grows until the next checkpoint is due.  The index writes each page that it changes to a new place
+        first: all of them, or as many as there are entries in a round.  A checkpoint is written whole beside the last
+        one, and is no longer than what it is made of.
+        """
+        pages, overlay, checkpoint = self._pages, self._tables.overlay, self._checkpoint
+        changed = min(max(overlay.entry_count, self._sizes.overlay_entries_apply), pages.used)
+        index_bytes = max(0, changed - pages.free) * pages.page_bytes + overlay.nbytes
+        checkpoint_bytes = pages.used * pages.page_bytes
+        if checkpoint is not None:
+            checkpoint_bytes = min(checkpoint_bytes, checkpoint.file_bytes + self._journal_bytes())
+        return max(0, self._checkpoint_due_bytes() - self._journal_bytes()) + index_bytes + checkpoint_bytes
+
+    def _refuse_without_room(self) -> None:
+        """StoreFull when what is left of the disk is for journal, index and checkpoint of what removes."""
+        written = self._journal.bytes_written
+        if self._is_without_room or written - self._room_known_at >= _ROOM_KNOWN_FOR_BYTES:
+            left = self._disk.free_bytes() - self.owed_bytes()
+            self._is_without_room = left < self._headroom_bytes // 2
+            self._room_known_at = written
+        if self._is_without_room:
+            raise StoreFull("no room for more records on the disk; remove objects, then run: lake gc")
 
     @property
     def durable_sequence(self) -> Sequence:
@@ -257,13 +295,26 @@ class Metadata:
                 late = self._sizes.checkpoint_journal * 3 // 4
                 self._journal_bytes_before = late - self._journal.bytes_written
 
+    def _after_group(self) -> None:
+        self._applier.overlay_grew()
+        is_due = self._journal_bytes() > self._checkpoint_due_bytes()
+        if is_due and not self._checkpoint_wanted.is_set() and not self._long_reader.locked():
+            self._applier.hurry()  # the checkpoint comes behind it
+
     def _after_apply(self) -> None:
         self._applied_sequence = self._tables.index.applied
-        limit = self._sizes.checkpoint_journal
-        if self._checkpoint is not None:
-            limit = max(limit, self._checkpoint.file_bytes // 2)
-        if self._journal_bytes() > limit:
+        self._count_pages()
+        if self._journal_bytes() > self._checkpoint_due_bytes():
             self._checkpoint_wanted.set()
+
+    def _count_pages(self) -> None:
+        with suppress(IndexDamaged):  # the last count will do: who reads the records finds the damage
+            self._pages = self._tables.index.pages()
+
+    def _checkpoint_due_bytes(self) -> int:
+        """Length of the journal at which a checkpoint is due."""
+        least = self._sizes.checkpoint_journal
+        return least if self._checkpoint is None else max(least, self._checkpoint.file_bytes // 2)
 
     def _journal_bytes(self) -> int:
         """Length of the journal since the last checkpoint."""
@@ -355,11 +406,13 @@ async def open_metadata(
     journal_offload: Offload | None = None,
     index_committed: Callable[[], None] | None = None,
     sizes: MetadataSizes = DEFAULT_SIZES,
+    headroom_bytes: int = 0,
 ) -> Metadata:
     """Recover the metadata of a store whose lock is held, and open it for writing; start `run` next.
 
     `clean_sequence` is the superblock's; the caller writes a superblock that says "not clean" before it commits.
     `release_reserve` runs in a thread.  `journal_offload` should always have a thread free; `offload` by default.
+    `headroom_bytes`: half of it, beside what is owed, is kept for decisions that do not grow.
     `index_committed` runs in a thread after each commit of the index.
     Errors: JournalDamaged, StoreDamaged, StoreUnusable, StoreFull, DiskFailed.
     """
@@ -380,4 +433,13 @@ async def open_metadata(
             reason=recovered.rebuilt_because,
             upto=recovered.end,
         )
-    return Metadata(disk, offload, identity, recovered, release_reserve, journal_offload or offload, sizes)
+    return Metadata(
+        disk,
+        offload,
+        identity,
+        recovered,
+        release_reserve,
+        journal_offload or offload,
+        sizes,
+        headroom_bytes,
+    )

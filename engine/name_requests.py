@@ -114,7 +114,8 @@ class NameRequests:
         def decide(txn: Transaction) -> list[m.NameResult]:
             return [_each(partial(remove_one, txn, *name, version)) for name, version in wanted]
 
-        return Reply(m.NameResults(await self._decisions.change(client, decide, request.durable)))
+        results = await self._decisions.change(client, decide, request.durable, grows=False)
+        return Reply(m.NameResults(results))
 
     async def rename(self, client: Client, request: m.Rename, body: Body, _: Sequence[int]) -> Reply:
         def decide(txn: Transaction) -> Resolved:
@@ -132,9 +133,8 @@ class NameRequests:
                 request.keep_folder,
             )
 
-        return one_name(
-            request.to_bucket, request.to_key, await self._decisions.change(client, decide, request.durable)
-        )
+        renamed = await self._decisions.change(client, decide, request.durable, grows=False)
+        return one_name(request.to_bucket, request.to_key, renamed)
 
     async def copy(self, client: Client, request: m.Copy, body: Body, _: Sequence[int]) -> Reply:
         def decide(txn: Transaction) -> Resolved:
@@ -174,9 +174,8 @@ class NameRequests:
             bucket = find_bucket(txn, request.bucket)
             return remove_folder(txn, bucket, request.key, m.NO_CONDITION, now_ns, request.keep_folder)
 
-        return one_name(
-            request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
-        )
+        removed = await self._decisions.change(client, decide, request.durable, grows=False)
+        return one_name(request.bucket, request.key, removed)
 
     async def make_symlink(
         self, client: Client, request: m.MakeSymlink, body: Body, _: Sequence[int]
@@ -198,7 +197,10 @@ class NameRequests:
             changed = set_attributes(txn, bucket, request, self._store.clock.wall_ns())
             return [m.NameResult(_stat_of(bucket, request.key, changed))]
 
-        return Reply(m.NameResults(await self._decisions.change(client, decide, request.durable)))
+        grows = bool(request.xattrs or request.tags)
+        return Reply(
+            m.NameResults(await self._decisions.change(client, decide, request.durable, grows=grows))
+        )
 
     async def bucket_create(
         self, client: Client, request: m.BucketCreate, body: Body, _: Sequence[int]
@@ -211,7 +213,7 @@ class NameRequests:
     async def bucket_remove(
         self, client: Client, request: m.BucketRemove, body: Body, _: Sequence[int]
     ) -> Reply:
-        await self._decisions.change(client, lambda txn: remove_bucket(txn, request.name))
+        await self._decisions.change(client, lambda txn: remove_bucket(txn, request.name), grows=False)
         return Reply(m.Done())
 
     async def bucket_set(self, client: Client, request: m.BucketSet, body: Body, _: Sequence[int]) -> Reply:
@@ -221,7 +223,7 @@ class NameRequests:
         def decide(txn: Transaction) -> BucketRef:
             return set_bucket(txn, request.name, request.anonymous_read, request.versioning)
 
-        return _buckets([await self._decisions.change(client, decide)])
+        return _buckets([await self._decisions.change(client, decide, grows=False)])
 
     # --- below -------------------------------------------------------------------------------------
 

@@ -169,7 +169,7 @@ class Puts:
                 raise SessionLost("the put session ended before its commit; offer the chunks again")
             return self._bind(txn, client, request.changes, blobs)
 
-        results, sequence = await self._metadata.commit(decide, durable=request.durable)
+        results, sequence = await self._metadata.commit(decide, durable=request.durable, grows=True)
         if request.durable:
             await self._metadata.wait_durable(sequence)
         if request.end_session and all(result.failure is None for result in results):
@@ -199,7 +199,9 @@ class Puts:
                 missing = self._not_present(list(wanted.values()), written)
                 written += await self._chunks.write(missing)
                 try:
-                    results, sequence = await self._metadata.commit(decide, durable=request.durable)
+                    results, sequence = await self._metadata.commit(
+                        decide, durable=request.durable, grows=True
+                    )
                     break
                 except _Vanished:
                     continue

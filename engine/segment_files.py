@@ -2,7 +2,7 @@
 
 Rules kept here:
 - A segment's name, header and folder entry are durable before the first payload is written to it.
-- Growth never takes the last `headroom_bytes` of the disk: journal and index need them to free anything.
+- Growth never takes the last `left_free_bytes` of the disk: journal and index need them to free anything.
 - A read descriptor is closed only when no read uses it; one handed out to clients stays open until long after
   its segment is gone, because its number may be on the way to a client.
 
@@ -96,10 +96,10 @@ def check_segment_header(header: bytes, store_id: bytes, segment: SegmentId, kin
 
 
 def create_segment_file(
-    disk: Disk, identity: StoreIdentity, segment: SegmentId, kind: SegmentKind, headroom_bytes: int
+    disk: Disk, identity: StoreIdentity, segment: SegmentId, kind: SegmentKind, left_free_bytes: int
 ) -> DiskFile:
     """Make a segment's file, durable with its header and name; large ones are opened for O_DIRECT."""
-    if disk.free_bytes() < headroom_bytes + PAGE:
+    if disk.free_bytes() < left_free_bytes + PAGE:
         raise StoreFull("no room for another segment; remove objects, then run: lake gc")
     path = segment_path(segment, kind)
     try:
@@ -130,7 +130,7 @@ def grow(
     offset: int,
     need_bytes: int,
     want_bytes: int,
-    headroom_bytes: int,
+    left_free_bytes: int,
 ) -> int:
     """Take room from `offset` with `take(offset, length)`: `want_bytes`, else less, at least `need_bytes`.
 
@@ -138,7 +138,7 @@ def grow(
     """
     length = want_bytes
     while True:
-        enough = disk.free_bytes() - length >= headroom_bytes
+        enough = disk.free_bytes() - length >= left_free_bytes
         if enough:
             try:
                 take(offset, length)

@@ -81,9 +81,18 @@ class SegmentMaker:
     identity: StoreIdentity
     allocate_segment_id: Callable[[], Awaitable[SegmentId]]
     sizes: SegmentSizes
+    owed_bytes: Callable[[], int]
+    """Room of the disk that the metadata will still take, which payload leaves beside the headroom."""
     register: SegmentRegister = field(default_factory=SegmentRegister)
     in_flight: InFlight = field(default_factory=InFlight)
     gate: WriteGate = field(default_factory=WriteGate)
+
+    def left_free_bytes(self, *, into_headroom: bool = False) -> int:
+        """Room of the disk that payload leaves.  From any thread.
+
+        `into_headroom`: half of the headroom may be taken, for who gives more room back at once than it takes.
+        """
+        return self.owed_bytes() + (self.sizes.headroom // 2 if into_headroom else self.sizes.headroom)
 
     async def create(self, kind: SegmentKind, *, into_headroom: bool = False) -> OpenSegment:
         """A new, empty segment, durable with its name.  StoreFull leaves nothing behind but a skipped id.
@@ -93,10 +102,10 @@ class SegmentMaker:
         segment = await self.allocate_segment_id()
         while segment in self.register.kinds:  # the counter lies behind the files, as after a rebuild
             segment = await self.allocate_segment_id()
-        headroom = self.sizes.half_of_headroom if into_headroom else self.sizes.headroom
+        left_free = self.left_free_bytes(into_headroom=into_headroom)
         try:
             file = await self.offload.run(
-                create_segment_file, self.disk, self.identity, segment, kind, headroom
+                create_segment_file, self.disk, self.identity, segment, kind, left_free
             )
         except LakeError as error:
             self.gate.note(error)

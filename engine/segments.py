@@ -56,10 +56,14 @@ class Segments:
         identity: StoreIdentity,
         allocate_segment_id: Callable[[], Awaitable[SegmentId]],
         sizes: SegmentSizes | None = None,
+        owed_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`owed_bytes`: room of the disk that payload leaves, beside the headroom of `sizes`; from any thread."""
         self._disk = disk
         self._offload = offload
-        self._maker = SegmentMaker(disk, offload, identity, allocate_segment_id, sizes or SegmentSizes())
+        self._maker = SegmentMaker(
+            disk, offload, identity, allocate_segment_id, sizes or SegmentSizes(), owed_bytes
+        )
         self._register = self._maker.register
         self._in_flight = self._maker.in_flight
         self._large = LargeWriter(self._maker)
@@ -280,11 +284,10 @@ class Segments:
         paths = [segment_path(segment, self._register.kinds[segment]) for segment in chosen]
         return await self._offload.run(_allocated_of, self._disk, paths)
 
-    async def free_bytes(self, *, with_half_of_headroom: bool = False) -> int:
-        """Room of the disk that payload may take."""
-        sizes = self._maker.sizes
-        return await self._offload.run(self._disk.free_bytes) - (
-            sizes.half_of_headroom if with_half_of_headroom else sizes.headroom
+    async def free_bytes(self, *, into_headroom: bool = False) -> int:
+        """Room of the disk that payload may take; with `into_headroom` for who gives more back at once."""
+        return await self._offload.run(self._disk.free_bytes) - self._maker.left_free_bytes(
+            into_headroom=into_headroom
         )
 
     @property

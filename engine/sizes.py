@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from engine.extents import page_down
 from lakefs.limits import (
     BUFFER_POOL_BYTES,
     CHECKPOINT_JOURNAL_BYTES,
@@ -13,6 +14,8 @@ from lakefs.limits import (
     GROUP_BYTES_MAX,
     JOURNAL_FILE_BYTES,
     JOURNAL_FILL_BYTES,
+    JOURNAL_SHARE,
+    KIB,
     LARGE_EXTEND_BYTES,
     LARGE_SEGMENT_BYTES,
     OVERLAY_ENTRIES_APPLY,
@@ -21,6 +24,8 @@ from lakefs.limits import (
     SMALL_FILL_BYTES,
     SMALL_SEGMENT_BYTES,
 )
+
+_JOURNAL_BYTES_MIN: Final = 256 * KIB
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,16 @@ class MetadataSizes:
     overlay_entries_max: int = OVERLAY_ENTRIES_MAX
     checkpoint_journal: int = CHECKPOINT_JOURNAL_BYTES
 
+    def fitted(self, disk_bytes: int) -> MetadataSizes:
+        """These, with a journal that a small disk has room for."""
+        most = max(_JOURNAL_BYTES_MIN, disk_bytes // JOURNAL_SHARE)
+        return replace(
+            self,
+            journal_file=min(self.journal_file, most),
+            journal_fill=min(self.journal_fill, page_down(most // 8)),
+            checkpoint_journal=min(self.checkpoint_journal, most),
+        )
+
 
 @dataclass(frozen=True)
 class SegmentSizes:
@@ -44,11 +59,6 @@ class SegmentSizes:
     large_extend: int = LARGE_EXTEND_BYTES
     small_fill: int = SMALL_FILL_BYTES
     headroom: int = 0
-
-    @property
-    def half_of_headroom(self) -> int:
-        """What those leave of the disk who give more room back at once than they take."""
-        return self.headroom // 2
 
 
 @dataclass(frozen=True)

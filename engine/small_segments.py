@@ -251,11 +251,12 @@ class SmallWriter:
             _write_zeros(segment.file, offset, length)
 
         try:
-            return grow(disk, take, segment.extended, need, want, sizes.headroom)
+            return grow(disk, take, segment.extended, need, want, self._maker.left_free_bytes())
         except StoreFull:
             if not into_headroom:
                 raise
-            return grow(disk, take, segment.extended, need, need, sizes.half_of_headroom)
+            left_free = self._maker.left_free_bytes(into_headroom=True)
+            return grow(disk, take, segment.extended, need, need, left_free)
 
     def _put(self, payload: Buffer) -> Place:
         segment = self._current

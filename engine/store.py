@@ -255,7 +255,8 @@ async def _running(
             clean_sequence=opened.superblock.clean_sequence,
             release_reserve=reserve.release,
             index_committed=index_committed,
-            sizes=sizes.metadata,
+            sizes=sizes.metadata.fitted(await offload.run(disk.total_bytes)),
+            headroom_bytes=reserve.headroom_bytes,
         )
         metadata.on_durable(watchers.publish)
         try:
@@ -270,6 +271,7 @@ async def _running(
         opened.superblock.identity,
         lambda: _segment_id(metadata),
         replace(sizes.segments, headroom=reserve.headroom_bytes),
+        metadata.owed_bytes,
     )
     metadata.write_first(segments.small)
     async with _abandoned(segments), trio.open_nursery() as nursery:

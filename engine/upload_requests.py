@@ -155,7 +155,7 @@ class UploadRequests:
         return one_name(request.bucket, request.key, bound)
 
     async def abort(self, client: Client, request: m.UploadAbort, body: Body, _: Sequence[int]) -> Reply:
-        await self._decisions.change(client, lambda txn: abort_upload(txn, _ref(txn, request)))
+        await self._decisions.change(client, lambda txn: abort_upload(txn, _ref(txn, request)), grows=False)
         return Reply(m.Done())
 
     async def of_object(

@@ -77,6 +77,8 @@ OVERLAY_BYTES_MAX: Final = 128 * MIB
 OVERLAY_APPLY_INTERVAL_S: Final = 1.0
 CHECKPOINT_JOURNAL_BYTES: Final = 64 * MIB
 """A checkpoint is due when the journal since the last is longer than this and than half of that one."""
+JOURNAL_SHARE: Final = 32
+"""On a small file system a checkpoint is due when the journal has taken 1/32 of it."""
 LMDB_MAP_BYTES: Final = 1 << 42
 """4 TiB of address space, sized once; the file grows as needed."""
 VERIFY_BATCH: Final = 4096

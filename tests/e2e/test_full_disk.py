@@ -123,13 +123,31 @@ def test_a_disk_that_others_filled_takes_rm_and_gc_and_serves_reads(folder: Path
         engine.good("rm", next(iter(stored)))
 
 
+def test_names_without_content_are_refused_on_a_full_disk_and_removing_goes_on(folder: Path) -> None:
+    with tmpfs(folder, 16 * MIB) as disk, engine_on(disk) as engine:
+        stored: Contents = {}
+        with connect(engine.server) as client, pytest.raises(StoreFull, match="lake gc"):
+            while len(stored) < 100_000:
+                batch = {f"b/{len(stored) + number}": b"" for number in range(100)}
+                client.put_many(list(batch.items()))
+                stored |= batch
+        assert len(stored) > 1000
+        with connect(engine.server) as client:
+            for name in list(stored)[:1000]:
+                client.remove(name)
+                del stored[name]
+            engine.good("gc")
+            assert sorted(f"b/{entry.key}" for entry in client.ls("b/")) == sorted(stored)
+        engine.good("put", "-", "b/later", stdin=b"there is room again")
+
+
 def test_a_reserve_that_is_used_up_makes_the_store_read_only_until_there_is_room(folder: Path) -> None:
     with tmpfs(folder, 24 * MIB) as disk, engine_on(disk) as engine:
         stored: Contents = {f"b/{i}": os.urandom(100) for i in range(3)}
         with connect(engine.server) as client:
-            client.put_many(list(stored.items()))
+            client.put_many([*stored.items(), ("b/at0", b"moved to and fro")])
         fill(disk / "others")
-        refused = put_names_until_refused(engine, stored)
+        refused = rename_until_refused(engine)
         assert refused.code == 74
         assert "make room on the disk" in refused.err
         with connect(engine.server) as client:
@@ -148,20 +166,22 @@ def test_a_reserve_that_is_used_up_makes_the_store_read_only_until_there_is_room
             assert "make a few MiB of room" in stuck.err, stuck
         (disk / "others").unlink()
         engine.start()
+        with connect(engine.server) as client:
+            [moved] = [entry.key for entry in client.ls("b/") if entry.key.startswith("at")]
+            stored[f"b/{moved}"] = b"moved to and fro"
         check_all(engine, stored)
         engine.good("put", "-", "b/later", stdin=b"there is room again")
 
 
-def put_names_until_refused(engine: Served, stored: Contents) -> Finished:
-    """Names without content, each a group of the journal, until the reserve is used up."""
+def rename_until_refused(engine: Served) -> Finished:
+    """Renames, never refused for want of room, until the reserve is used up: each is a group of the journal."""
     with connect(engine.server) as client:
         for number in range(100_000):
             try:
-                client.put(f"b/name{number}", b"")
-            except (StoreFull, StoreReadOnly):
+                client.move(f"b/at{number}", f"b/at{number + 1}")
+            except StoreReadOnly:
                 return engine("put", "-", "b/one-more", stdin=b"")
-            stored[f"b/name{number}"] = b""
-    raise AssertionError("a full disk took names for ever")
+    raise AssertionError("a full disk took changes for ever")
 
 
 def test_a_first_start_on_a_full_disk_says_so_and_succeeds_later(folder: Path) -> None:

@@ -106,9 +106,9 @@ def test_one_cycle_gives_back_0_95_of_what_is_dead(folder: Path, choice: str) ->
 @pytest.mark.parametrize(
     ("make", "disk_mib", "object_bytes"),
     [
-        (tmpfs, 32, 6_000),
+        (tmpfs, 32, 1_500),
         (ext4, 32, 60_000),
-        *([(ext4, 256, 6_000), (tmpfs, 64, 2_500_000)] if TORTURE else ()),
+        *([(tmpfs, 64, 100), (ext4, 256, 6_000), (tmpfs, 64, 2_500_000)] if TORTURE else ()),
     ],
 )
 def test_rm_and_one_cycle_on_a_full_disk_give_the_room_back(

@@ -165,6 +165,12 @@ class Customer(NameCustomer, SessionCustomer, UploadCustomer, VersionCustomer):
             self.lie,
             self.put_again_beside_gc,
             self.commit_beside_gc,
+            self.copy,
+            self.copy_version,
+            self.make_folder,
+            self.make_symlink,
+            self.set_attributes,
+            self.bucket,
         )
 
     async def work(self, count: int) -> None:

@@ -14,6 +14,7 @@ from engine.store import Store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import CorruptionError, LakeError
 from lakefs.names import Name
+from lakefs.ports import Disk
 from tests.sim.contents import Contents
 from tests.sim.disk import SimDisk
 from tests.sim.history import SimFailure
@@ -78,11 +79,12 @@ async def _unreadable(store: Store, state: State, contents: Contents) -> int:
         for key, bound in state[bucket].items():
             if bound.blob in (NO_BLOB, b""):
                 continue
-            damaged += not await _reads_right(lake, str(Name(bucket, key)), contents.by_blob[bound.blob])
+            content = contents.by_blob[bound.blob]
+            damaged += not await _reads_right(lake, store.disk, str(Name(bucket, key)), content)
     return damaged
 
 
-async def _reads_right(lake: TrioLake, name: str, content: bytes) -> bool:
+async def _reads_right(lake: TrioLake, disk: Disk, name: str, content: bytes) -> bool:
     """Whether the whole and all but a byte at each end can be read; SimFailure for wrong bytes."""
     readable = True
     for is_range in (False, True):
@@ -96,6 +98,8 @@ async def _reads_right(lake: TrioLake, name: str, content: bytes) -> bool:
             readable = False
             continue
         except LakeError as error:
+            if isinstance(disk, SimDisk) and disk.is_dead:
+                raise
             raise SimFailure(f"{name} on a damaged disk: {error!r}") from error
         if found != expected:
             raise SimFailure(f"{name} on a damaged disk: {len(found)} wrong bytes, range {is_range}")

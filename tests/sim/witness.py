@@ -94,7 +94,7 @@ class Witness:
         store.metadata.commit = self.commit  # type: ignore[method-assign]
 
     async def commit(
-        self, decide: Callable[[Transaction], T], *, durable: bool = True
+        self, decide: Callable[[Transaction], T], *, durable: bool = True, grows: bool = False
     ) -> tuple[T, GroupSequence]:
         """`Metadata.commit`, seen."""
         serving = _serving.get()
@@ -111,7 +111,7 @@ class Witness:
                 serving.versions = [(*name, _versions_of(transaction, *name)) for name in names]
             return result
 
-        outcome, sequence = await self._commit(seen, durable=durable)
+        outcome, sequence = await self._commit(seen, durable=durable, grows=grows)
         for upload in expired:
             self._history.expired(upload, sequence, self._clock.wall_ns())
         if serving and isinstance(serving.request, _CHANGES) and not isinstance(outcome, int):

@@ -39,7 +39,12 @@ Change = tuple[Table, bytes, bytes | None]
 
 @asynccontextmanager
 async def opened(
-    disk: Disk, *, clean: bool = True, offload: Offload | None = None, sizes: MetadataSizes = DEFAULT_SIZES
+    disk: Disk,
+    *,
+    clean: bool = True,
+    offload: Offload | None = None,
+    sizes: MetadataSizes = DEFAULT_SIZES,
+    headroom_bytes: int = 0,
 ) -> AsyncIterator[Metadata]:
     """The metadata of the store on `disk`, created when there is none; closed cleanly unless told otherwise."""
     clock = SimClock() if isinstance(disk, SimDisk) else SystemClock()
@@ -53,6 +58,7 @@ async def opened(
             clean_sequence=store.superblock.clean_sequence,
             index_committed=disk.note_index_sync if isinstance(disk, SimDisk) else None,
             sizes=sizes,
+            headroom_bytes=headroom_bytes,
         )
         write_superblock(disk, replace(store.superblock, clean_sequence=None))
         async with trio.open_nursery() as nursery:

@@ -291,11 +291,11 @@ def test_a_disk_with_room_for_a_few_chunks_is_emptied_in_steps_that_give_back_wh
         contents = await sparse(disk, count=70, kept=2)
         async with simulated_store(disk, sizes=EAGER) as store:
             await store.collector.run()
-            room = await store.segments.free_bytes(with_half_of_headroom=True)
+            room = await store.segments.free_bytes(into_headroom=True)
             disk.capacity_bytes -= room - 24 * KIB  # 35 chunks of 3,000 bytes live
             report = await collected(store)
             assert (report.moved_chunks, report.removed_segments, report.stopped) == (len(contents), 1, "")
-            assert await store.segments.free_bytes(with_half_of_headroom=True) > 64 * KIB
+            assert await store.segments.free_bytes(into_headroom=True) > 64 * KIB
             await check(store, contents)
         async with simulated_store(disk, sizes=EAGER) as store:
             await check(store, contents)
