@@ -30,12 +30,15 @@ from typing import Final
 from lakefs.errors import DiskFailed, EngineBusy, LakeError, StoreFull, StoreLocked, StoreReadOnly
 from lakefs.ids import Buffer
 from lakefs.limits import MIB, PAGE_BYTES
+from lakefs.ports import FileStat
 
 _FALLOC_KEEP_SIZE: Final = 0x01  # linux/falloc.h
 _FALLOC_PUNCH_HOLE: Final = 0x02
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+_BLOCK_BYTES: Final = 512
+"""Of st_blocks, whatever the file system's."""
 _VECTORS_MAX: Final = 1024  # IOV_MAX of Linux
 _CLOSED: Final = (1 << 31) - 1  # no process has so many: EBADF, where Python refuses -1 in its own way
 _ROOT_NAMES: Final = frozenset({"", "."})
@@ -194,9 +197,9 @@ class LocalFile:
             return os.fstat(self._descriptor).st_size
 
     def allocated_bytes(self) -> int:
-        """Blocks taken, in bytes (st_blocks counts 512 bytes whatever the block size)."""
+        """Blocks taken, in bytes."""
         with _Translating("look at", self._name):
-            return os.fstat(self._descriptor).st_blocks * 512
+            return os.fstat(self._descriptor).st_blocks * _BLOCK_BYTES
 
     def fileno(self) -> int:
         """The descriptor; valid until `close`."""
@@ -344,10 +347,11 @@ class LocalDisk:
         with _Translating("sync folder", path):
             _sync_folder(self._inside(path), self._spares.open)
 
-    def inode(self, path: str) -> int:
-        """Inode number of a file."""
+    def stat(self, path: str) -> FileStat:
+        """lstat of a file."""
         with _Translating("look at", path):
-            return os.lstat(self._inside(path)).st_ino
+            found = os.lstat(self._inside(path))
+        return FileStat(found.st_ino, found.st_size, found.st_blocks * _BLOCK_BYTES)
 
     def free_bytes(self) -> int:
         """Room that this user can still take (root's share of the file system is not counted)."""

@@ -38,7 +38,7 @@ from engine.small_segments import SmallWriter
 from lakefs.errors import LakeError, StoreDamaged
 from lakefs.ids import Buffer, SegmentId
 from lakefs.limits import PAGE_BYTES
-from lakefs.ports import Disk, DiskFile, Offload
+from lakefs.ports import Disk, FileStat, Offload
 
 __all__ = ["Extent", "Place", "RangeRead", "SegmentSizes", "Segments", "check_payload", "seal_payload"]
 
@@ -343,20 +343,16 @@ def _remove_file(disk: Disk, path: str) -> None:
 
 
 def _size_of(disk: Disk, path: str) -> int:
-    return _look_at(disk, path, lambda file: file.size())
+    return _stat_of(disk, path).size_bytes
 
 
 def _allocated_of(disk: Disk, paths: Sequence[str]) -> int:
-    return sum(_look_at(disk, path, lambda file: file.allocated_bytes()) for path in paths)
+    return sum(_stat_of(disk, path).allocated_bytes for path in paths)
 
 
-def _look_at(disk: Disk, path: str, look: Callable[[DiskFile], int]) -> int:
-    """0 for a file that was removed meanwhile, or that somebody took away."""
+def _stat_of(disk: Disk, path: str) -> FileStat:
+    """Of nothing, for a file that was removed meanwhile, or that somebody took away."""
     try:
-        file = disk.open(path, read_only=True)
+        return disk.stat(path)
     except FileNotFoundError:
-        return 0
-    try:
-        return look(file)
-    finally:
-        file.close()
+        return FileStat(0, 0, 0)

@@ -228,7 +228,7 @@ def _create(disk: Disk, clock: Clock) -> Superblock:
         store_id=StoreId(new_id16()),
         engine_id=EngineId(new_id16()),
         boot_id=BootId(new_id16()),
-        identity_inode=disk.inode(LOCK_PATH),
+        identity_inode=disk.stat(LOCK_PATH).inode,
         created_ns=clock.wall_ns(),
         clean_sequence=0,
         domains=(new_id16(),),
@@ -254,7 +254,7 @@ def _admit(disk: Disk, superblock: Superblock, lock: DiskFile) -> OpenedStore:
             "open it with a newer release"
         )
     warnings: list[str] = []
-    inode = disk.inode(LOCK_PATH)
+    inode = disk.stat(LOCK_PATH).inode
     engine_id = superblock.engine_id
     if inode != superblock.identity_inode:
         if superblock.cluster_id != NO_CLUSTER:

@@ -8,11 +8,19 @@ simulator runs inline.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from lakefs.ids import Buffer
 
 T = TypeVar("T")
+
+
+class FileStat(NamedTuple):
+    """Inode number, length, and room taken on the medium."""
+
+    inode: int
+    size_bytes: int
+    allocated_bytes: int
 
 
 class DiskFile(Protocol):
@@ -115,8 +123,8 @@ class Disk(Protocol):
         """Make creations, renames and removals in the folder durable."""
         ...
 
-    def inode(self, path: str) -> int:
-        """Inode number of a file."""
+    def stat(self, path: str) -> FileStat:
+        """What is known of a file without a descriptor; FileNotFoundError when there is none."""
         ...
 
     def free_bytes(self) -> int:

@@ -106,6 +106,7 @@ def test_allocating_extends_with_zeros_and_takes_room(disk: Disk) -> None:
     file.allocate(0, 64 * PAGE)
     assert file.size() == 64 * PAGE
     assert file.allocated_bytes() >= 64 * PAGE
+    assert disk.stat("f")[1:] == (file.size(), file.allocated_bytes())
     file.allocate(0, PAGE)
     assert file.size() == 64 * PAGE, "allocating never shortens"
     file.close()
@@ -182,7 +183,7 @@ def test_missing_files_are_named_as_missing(disk: Disk) -> None:
     with pytest.raises(FileNotFoundError):
         disk.rename("f", "g")
     with pytest.raises(FileNotFoundError):
-        disk.inode("f")
+        disk.stat("f")
     with pytest.raises(FileNotFoundError):
         disk.open("nowhere/f", create=True)
     assert not disk.exists("f")
@@ -228,11 +229,11 @@ def test_folders_list_their_names_in_order(disk: Disk) -> None:
 def test_renaming_replaces_and_keeps_the_inode(disk: Disk) -> None:
     write(disk, "old", b"old")
     write(disk, "new", b"new")
-    inode = disk.inode("new")
+    inode = disk.stat("new").inode
     disk.rename("new", "old")
     disk.sync_folder("")
     assert read(disk, "old") == b"new"
-    assert disk.inode("old") == inode
+    assert disk.stat("old").inode == inode
     assert not disk.exists("new")
 
 
@@ -251,10 +252,10 @@ def test_the_lock_is_exclusive_until_it_is_closed(disk: Disk) -> None:
     held = disk.lock("lock")
     with pytest.raises(StoreLocked):
         disk.lock("lock")
-    inode = disk.inode("lock")
+    inode = disk.stat("lock").inode
     held.close()
     disk.lock("lock").close()
-    assert disk.inode("lock") == inode
+    assert disk.stat("lock").inode == inode
 
 
 def test_the_room_left_is_known(disk: Disk) -> None:

@@ -28,6 +28,7 @@ from crc32c import crc32c
 from lakefs.errors import DiskFailed, StoreFull, StoreLocked
 from lakefs.ids import Buffer
 from lakefs.limits import GIB
+from lakefs.ports import FileStat
 from tests.sim.faults import PlantedFaults
 from tests.sim.index_folder import INDEX, RealIndex
 from tests.sim.medium import PAGE, SECTOR, Allocate, Inode, Names, Punch, Truncate, Write, folder_of
@@ -255,10 +256,11 @@ class SimDisk:
             if completes and self.syncs():
                 self._names.sync(folder)
 
-    def inode(self, path: str) -> int:
-        """Number of the file, the same over crashes."""
+    def stat(self, path: str) -> FileStat:
+        """The file; its number is the same over crashes."""
         self.check_alive()
-        return self._file(path).number
+        inode = self._file(path)
+        return FileStat(inode.number, inode.seen.size, inode.seen.allocated_bytes)
 
     def free_bytes(self) -> int:
         """Capacity less what files take, open ones without a name included."""

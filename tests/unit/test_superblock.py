@@ -48,7 +48,7 @@ def test_a_superblock_reads_back_as_it_was_written() -> None:
     assert read_superblock(disk) == superblock
     assert superblock.clean_sequence == 0
     assert superblock.created_ns == SIM_EPOCH_NS
-    assert superblock.identity_inode == disk.inode(LOCK_PATH)
+    assert superblock.identity_inode == disk.stat(LOCK_PATH).inode
     changed = replace(superblock, clean_sequence=None, domains=(*superblock.domains, new_id16()))
     rewrite(disk, changed)
     assert read_superblock(disk) == changed
