@@ -28,10 +28,11 @@ from engine import superblock as superblocks
 from engine.buckets import initialise
 from engine.check import check_store
 from engine.chunks import Chunks
-from engine.compaction import CompactionReport, Compactor
+from engine.collect_report import CollectReport, CollectTotals
+from engine.compaction import Compactor
 from engine.damage_report import damage_report
 from engine.format import ReadOnlyFeature
-from engine.gc import Collector, GcReport
+from engine.gc import Collector
 from engine.holds import Holds
 from engine.manifests import Manifests
 from engine.metadata import Metadata, open_metadata
@@ -60,13 +61,6 @@ _log = structlog.get_logger()
 
 
 @dataclass
-class CollectReport(GcReport):
-    """What a cycle of gc and the compaction behind it did."""
-
-    compaction: CompactionReport = field(default_factory=CompactionReport)
-
-
-@dataclass
 class Store:
     """The parts of an open store."""
 
@@ -88,6 +82,7 @@ class Store:
     payload_memory: PayloadMemory
     buffers: BufferPool
     sizes: StoreSizes
+    collected: CollectTotals = field(default_factory=CollectTotals)
     index_verified: bool = False
     index_suspect: trio.Event = field(default_factory=trio.Event)
     """Set when a read met a damaged record of the index."""
@@ -121,6 +116,11 @@ class Store:
         if self.segments.failed:
             return "a write or sync of a segment failed; mend the disk and restart the engine"
         return ""
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether gc or compaction are at work."""
+        return self.collector.running or self.compactor.running
 
     async def status(self) -> dict[str, Any]:
         """State for people and scripts; JSON-able."""
@@ -174,7 +174,9 @@ class Store:
             await self.offload.run(self.reserve.restore)
         compaction = await self.compactor.run(share)
         after = await self.segments.allocated_bytes()
-        return CollectReport(**{**asdict(report), "disk_bytes_after": after}, compaction=compaction)
+        done = CollectReport(**{**asdict(report), "disk_bytes_after": after}, compaction=compaction)
+        self.collected.add(done, self.clock.wall_ns())
+        return done
 
     async def check(self, *, full: bool) -> dict[str, Any]:
         """fsck of the open store; JSON-able report."""
