@@ -123,12 +123,13 @@ class Metadata:
         """Room of the disk that what is there still needs; an upper bound.  From any thread.
 
         The journal grows until the next checkpoint is due.  The index writes each page that it changes to a new place
-        first: all of them, or as many as there are entries in a round.  A checkpoint is written whole beside the last
-        one, and is no longer than what it is made of.
+        first: all of them, or as many as there are entries in a round; twice, because what a round gives up is free
+        for the next but one.  A checkpoint is written whole beside the last one, and is no longer than what it is
+        made of.
         """
         pages, overlay, checkpoint = self._pages, self._tables.overlay, self._checkpoint
         changed = min(max(overlay.entry_count, self._sizes.overlay_entries_apply), pages.used)
-        index_bytes = max(0, changed - pages.free) * pages.page_bytes + overlay.nbytes
+        index_bytes = max(0, 2 * changed - pages.free) * pages.page_bytes + overlay.nbytes
         checkpoint_bytes = pages.used * pages.page_bytes
         if checkpoint is not None:
             checkpoint_bytes = min(checkpoint_bytes, checkpoint.file_bytes + self._journal_bytes())

@@ -90,9 +90,10 @@ class SegmentMaker:
     def left_free_bytes(self, *, into_headroom: bool = False) -> int:
         """Room of the disk that payload leaves.  From any thread.
 
-        `into_headroom`: half of the headroom may be taken, for who gives more room back at once than it takes.
+        `into_headroom`: half of it may be taken, for who gives more room back at once than it takes.
         """
-        return self.owed_bytes() + (self.sizes.headroom // 2 if into_headroom else self.sizes.headroom)
+        left_free = self.owed_bytes() + self.sizes.headroom
+        return left_free // 2 if into_headroom else left_free
 
     async def create(self, kind: SegmentKind, *, into_headroom: bool = False) -> OpenSegment:
         """A new, empty segment, durable with its name.  StoreFull leaves nothing behind but a skipped id.

@@ -106,7 +106,7 @@ def test_one_cycle_gives_back_0_95_of_what_is_dead(folder: Path, choice: str) ->
 @pytest.mark.parametrize(
     ("make", "disk_mib", "object_bytes"),
     [
-        (tmpfs, 32, 1_500),
+        (tmpfs, 64, 1_500),
         (ext4, 32, 60_000),
         *([(tmpfs, 64, 100), (ext4, 256, 6_000), (tmpfs, 64, 2_500_000)] if TORTURE else ()),
     ],

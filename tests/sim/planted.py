@@ -235,7 +235,7 @@ BUGS = [
     Bug("the folder of a new segment is not synced", _skip_segment_folder_sync, 10),
     Bug("the folder of a new journal file is not synced", _skip_journal_folder_sync, 20),
     Bug("checksums of payloads are not looked at", _skip_payload_checksums, 40, rots=True),
-    Bug("checksums of groups are not looked at", _skip_group_checksums, 100, rots=True),
+    Bug("checksums of groups are not looked at", _skip_group_checksums, 200, rots=True),
     Bug("a commit believes the client that a blob is there", _believe_what_a_blob_is, 10),
     Bug("a chunk has the digest that the client names", _name_chunks_as_told, 10),
     Bug("the journal is not synced", _skip_journal_sync, 10),
