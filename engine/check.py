@@ -14,7 +14,7 @@ walk goes on is looked at again before it is called damage.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import trio
@@ -36,6 +36,7 @@ from engine.manifests import Manifests
 from engine.metadata import Metadata
 from engine.names import iter_nodes
 from engine.node_paths import paths_of
+from engine.node_walk import walk_nodes
 from engine.number_set import NumberSet
 from engine.segments import Segments
 from engine.upload_check import UploadCheck
@@ -112,7 +113,7 @@ class _Check:
 
     async def nodes(self) -> None:
         """Every node's blob is there, its manifest's children with it; a symlink has a target."""
-        await self._walk_nodes(self._node)
+        await walk_nodes(self._metadata, self._node)
 
     async def uploads(self) -> None:
         """Every part's blob is there, and its upload; uploads of buckets that are gone are garbage."""
@@ -141,18 +142,6 @@ class _Check:
                 )
         elif node.blob is not None:
             await self._blob(node_id, node.blob, node.size_bytes)
-
-    async def _walk_nodes(self, visit: Callable[[NodeId, Node], Awaitable[None]]) -> None:
-        after = NodeId(0)
-        while True:
-            with self._metadata.view() as view:
-                page = iter_nodes(view, after, GC_BATCH)
-            if not page:
-                return
-            after = page[-1][0]
-            for node_id, node in page:
-                await visit(node_id, node)
-            await trio.lowlevel.checkpoint()
 
     async def _blob(self, node_id: NodeId, blob: BlobId, size_bytes: int) -> None:
         try:
@@ -231,7 +220,7 @@ class _Check:
         """Name the objects that damage touches: those met by the walk, and those whose chunks turned out bad later."""
         if len(self._bad) > self._bad_before_walk:
             self._whole = NumberSet()
-            await self._walk_nodes(self._content_of)
+            await walk_nodes(self._metadata, self._content_of)
             await self._uploads.parts_again()
         for subject, problem in [*await self._uploads.findings(), *await self._versions.findings()]:
             self.report.found("damage", subject, problem)

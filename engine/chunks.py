@@ -164,8 +164,8 @@ class Chunks:
     async def write(self, items: Seq[Hashed], *, into_headroom: bool = False) -> list[Written]:
         """Write and sync payloads, and place small ones; their extents are in flight until `settle`.
 
-        `into_headroom`: small ones may take half of it, for who gives more room back at once.  A write or sync that
-        fails, but for want of room, makes the whole store read-only.
+        `into_headroom`: small ones may take half of what payload leaves free, for who gives more room back at once.
+        A write or sync that fails, but for want of room, makes the whole store read-only.
         """
         written: list[Written] = []
         small = [item for item in items if item.payload.area is None]

@@ -21,8 +21,8 @@ Rules kept here:
 - A record that was freed, stored anew or noted as damaged meanwhile is not touched; its copy is given up.
 - What does not match its checksum or its id is noted in the quarantine and stays where it is, and so does its segment.
 - A reader with the old place sees the bytes or zeros, which do not match; it asks again and gets the new place.
-- A batch is moved only when it finds room, for which it may take half of the headroom, and with half of the reserve
-  there: so a full disk whose dead share their pages with the living is emptied step by step.
+- A batch is moved only when it finds room, for which it may take half of what payload leaves free, and with half of
+  the reserve there: so a full disk whose dead share their pages with the living is emptied step by step.
 
 It may be cancelled at every checkpoint.  Memory: `COMPACT_RECORDS_MAX` records, and one batch of payload.
 """

@@ -16,11 +16,11 @@ from typing import Any, Final
 import trio
 
 from engine.chunks import find_chunk
-from engine.format import Table
+from engine.format import Node, Table
 from engine.manifests import Manifests
 from engine.metadata import Metadata
-from engine.names import iter_nodes
 from engine.node_paths import paths_of
+from engine.node_walk import walk_nodes
 from engine.number_set import NumberSet
 from engine.quarantine import Quarantine
 from engine.upload_check import UploadCheck
@@ -76,17 +76,11 @@ class _Search:
         self._parts: dict[ChunkId, list[bytes]] = {chunk: [] for chunk in wanted}
 
     async def nodes(self) -> None:
-        after = NodeId(0)
-        while True:
-            with self._metadata.view() as view:
-                page = iter_nodes(view, after, GC_BATCH)
-            if not page:
-                return
-            after = page[-1][0]
-            for node_id, node in page:
-                for chunk in _NOTHING if node.blob is None else await self._in_blob(node.blob):
-                    self._nodes[chunk].append(node_id)
-            await trio.lowlevel.checkpoint()
+        async def look(node_id: NodeId, node: Node) -> None:
+            for chunk in _NOTHING if node.blob is None else await self._in_blob(node.blob):
+                self._nodes[chunk].append(node_id)
+
+        await walk_nodes(self._metadata, look)
 
     async def parts(self) -> None:
         after = PARTS_BEGIN

@@ -98,7 +98,7 @@ class SegmentMaker:
     async def create(self, kind: SegmentKind, *, into_headroom: bool = False) -> OpenSegment:
         """A new, empty segment, durable with its name.  StoreFull leaves nothing behind but a skipped id.
 
-        `into_headroom`: half of the headroom may be taken.
+        `into_headroom`: half of what payload leaves free may be taken.
         """
         segment = await self.allocate_segment_id()
         while segment in self.register.kinds:  # the counter lies behind the files, as after a rebuild

@@ -128,7 +128,7 @@ class Segments:
 
         Durable with the journal's next group: one batch of `small` is written before it.  The extents are in flight
         until `settle`.  StoreFull, StoreReadOnly, DiskFailed; then, and when cancelled, all of them are given up.
-        `into_headroom`: half of the headroom may be taken, for who gives more room back at once.
+        `into_headroom`: half of what payload leaves free may be taken, for who gives more room back at once.
         """
         return await self.small.place(payloads, into_headroom=into_headroom)
 
