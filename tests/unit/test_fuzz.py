@@ -9,28 +9,21 @@ import hmac
 
 import pytest
 
+from tests.fuzz.held import INPUTS, reads_what_is_good, survives_changed_inputs
 from tests.fuzz.inputs import Inputs
 from tests.fuzz.target import Target
 from tests.fuzz.targets import GATEWAY_TARGETS
 
-INPUTS = 20_000
-"""For each reader; `make torture` takes a million."""
-
 
 @pytest.mark.parametrize("target", GATEWAY_TARGETS, ids=lambda target: target.name)
 def test_good_inputs_are_read(target: Target) -> None:
-    for data in target.good:
-        target.read(data)
+    reads_what_is_good(target)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", GATEWAY_TARGETS, ids=lambda target: target.name)
 def test_changed_inputs_are_read_or_refused(target: Target) -> None:
-    for data in target.bases:
-        target.survives(data)
-    inputs = Inputs(target.bases, target.tokens, seed=1)
-    for _ in range(INPUTS):
-        target.survives(inputs.next())
+    survives_changed_inputs(target)
 
 
 @pytest.mark.slow

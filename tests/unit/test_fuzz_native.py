@@ -14,31 +14,25 @@ from engine import records
 from lakefs import manifest
 from lakefs.crc import crc32c
 from lakefs.wire import connection, frames
+from tests.fuzz.held import INPUTS, reads_what_is_good, survives_changed_inputs
 from tests.fuzz.inputs import Inputs
 from tests.fuzz.setting_targets import SETTING_TARGETS
 from tests.fuzz.store_targets import STORE_TARGETS
 from tests.fuzz.target import Target
 from tests.fuzz.wire_targets import WIRE_TARGETS
 
-INPUTS = 20_000
-"""For each reader; `make torture` takes a million."""
 NATIVE_TARGETS = (*WIRE_TARGETS, *STORE_TARGETS, *SETTING_TARGETS)
 
 
 @pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda target: target.name)
 def test_good_inputs_are_read(target: Target) -> None:
-    for data in target.good:
-        target.read(data)
+    reads_what_is_good(target)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda target: target.name)
 def test_changed_inputs_are_read_or_refused(target: Target) -> None:
-    for data in target.bases:
-        target.survives(data)
-    inputs = Inputs(target.bases, target.tokens, seed=1)
-    for _ in range(INPUTS):
-        target.survives(inputs.next())
+    survives_changed_inputs(target)
 
 
 class _Agreeable(int):

@@ -1,0 +1,26 @@
+"""What each reader is held to in `make test`; more inputs: `python -m tests.fuzz`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.fuzz.inputs import Inputs
+from tests.fuzz.target import Target
+
+INPUTS: Final = 20_000
+"""For each reader; `make torture` takes a million."""
+
+
+def reads_what_is_good(target: Target) -> None:
+    """Good inputs are read."""
+    for data in target.good:
+        target.read(data)
+
+
+def survives_changed_inputs(target: Target) -> None:
+    """Kept inputs, and so many changed ones, are read or refused."""
+    for data in target.bases:
+        target.survives(data)
+    inputs = Inputs(target.bases, target.tokens, seed=1)
+    for _ in range(INPUTS):
+        target.survives(inputs.next())
