@@ -19,11 +19,8 @@ from lakefs.net import SocketStream, TrioNetwork
 from lakefs.net_address import UnixAddress
 from lakefs.ports import Listener, Stream
 from lakefs.wire.connection import ClientConnection
+from tests.raw_client import open_descriptors
 from tests.stream_pairs import receive_exactly, with_pair
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_descriptors_go_with_their_bytes_and_are_the_receivers(unix: str, tmp_path: Path) -> None:
