@@ -6,6 +6,7 @@ under names of their own and under shared ones, and leave uploads behind; others
 other one with compaction of all that is worth anything.  Afterwards nothing is damaged and nothing is leaked.
 
     python -m tests.crash.fire --cycles 500 --seed 7
+    python -m tests.crash.fire --cycles 60 --minutes 60     with all of them stopped between the cycles, for an hour
 """
 
 from __future__ import annotations
@@ -172,8 +173,11 @@ class Fire:
         if self.engine.process is not None and self.engine.process.poll() is None:
             self.engine.kill()
 
-    def run(self, cycles: int) -> None:
-        """So many cycles of gc under fire, and a look at what is left.  AssertionError."""
+    def run(self, cycles: int, minutes: float = 0.0) -> None:
+        """So many cycles of gc under fire, and a look at what is left.  AssertionError.
+
+        For `minutes` at least: clients are stopped between the cycles, with all that they hold.
+        """
         ended, end = os.pipe()
         os.set_blocking(ended, False)
         for name in WRITERS:
@@ -182,7 +186,7 @@ class Fire:
             self._start(name, hold, ended, end)
         os.close(ended)
         try:
-            self._collect(cycles)
+            self._collect(cycles, minutes * 60 / cycles)
         finally:
             os.close(end)
         self._join()
@@ -197,7 +201,7 @@ class Fire:
     def _result(self, name: str) -> Path:
         return self._folder / f"{name}.json"
 
-    def _collect(self, cycles: int) -> None:
+    def _collect(self, cycles: int, rest_s: float) -> None:
         """gc, one cycle after the other; now and then a holder is stopped for some of them."""
         stopped = ""
         with connect(self.engine.server) as lake:
@@ -222,9 +226,20 @@ class Fire:
                     stopped = ""
                 for name, process in self._running.items():
                     assert process.is_alive(), f"{name} ended: {self._told(name)}"
+                if rest_s:
+                    self._rest(rest_s, stopped)
             own.end()
         if stopped:
             os.kill(self._running[stopped].pid, signal.SIGCONT)
+
+    def _rest(self, seconds: float, stopped: str) -> None:
+        """All clients stopped for so long, wherever they are; then all but `stopped` go on."""
+        pids = [process.pid for name, process in self._running.items() if name != stopped]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
     def _join(self) -> None:
         for name, process in self._running.items():
@@ -274,12 +289,13 @@ def main() -> int:
     """Run, and print what it came to."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash.fire")
     parser.add_argument("--cycles", type=int, default=500)
+    parser.add_argument("--minutes", type=float, default=0.0, help="at least; the clients rest between cycles")
     parser.add_argument("--seed", default=str(int(time.time())))
     asked = parser.parse_args()
     began = time.monotonic()
     with TemporaryDirectory(prefix="lake-") as folder, Fire(Path(folder), asked.seed) as fire:
         try:
-            fire.run(asked.cycles)
+            fire.run(asked.cycles, asked.minutes)
         except AssertionError as error:
             say(f"{error}\nagain, as far as the clock allows: python -m tests.crash.fire --seed {asked.seed}")
             say(f"FAILED after {fire}")
