@@ -57,6 +57,7 @@ from engine.versions import (
     checked_version,
     find_old,
     is_deleted,
+    is_version,
     make_room,
     newest_old,
     node_of,
@@ -123,15 +124,12 @@ def require(view: View, bucket: BucketRef, key: str, version: str = "") -> Resol
 def _require_version(view: View, bucket: BucketRef, key: str, version: str) -> Resolved:
     number = checked_version(version)
     present = resolve(view, bucket, key)
-    if (
-        present is not None
-        and (max(present.node.attributes.version, 0) if bucket.versioning else 0) == number
-    ):
+    if present is not None and (is_version(present, number) if bucket.versioning else not number):
         return present
     old = find_old(view, bucket, key, number) if bucket.versioning else None
     if old is None:
         raise version_not_found(bucket, key, version)
-    return node_of(view, old)
+    return node_of(view, old, number)
 
 
 def iter_nodes(view: View, after: NodeId, limit: int) -> list[tuple[NodeId, Node]]:

@@ -35,6 +35,7 @@ from engine.versions import (
     add_marker,
     checked_version,
     find_old,
+    is_version,
     make_room,
     newest_old,
     node_of,
@@ -175,14 +176,14 @@ def remove_version(
     group = group_of(bucket.node, path)
     place = find_place(txn, bucket.node, path)
     present = resolved_at(txn, place)
-    if present is not None and max(present.node.attributes.version, 0) == number:
+    if present is not None and is_version(present, number):
         check_condition(condition, present, bucket.name, key)
         _remove_present(txn, bucket, key, place, present, group, now_ns, keep_folder)
         return _removed(present, now_ns)
     old = find_old(txn, bucket, key, number)
     if old is None:
         return None
-    found = node_of(txn, old)
+    found = node_of(txn, old, number)
     check_condition(condition, None if found.node.is_marker else found, bucket.name, key)
     newest = newest_old(txn, group)
     remove_old(txn, old)

@@ -33,7 +33,15 @@ from engine.version_keys import (
     group_of_key,
     path_of,
 )
-from engine.versions import checked_version, find_old, node_of, old_versions, shown_version, unpack_version
+from engine.versions import (
+    checked_version,
+    find_old,
+    is_version,
+    node_of,
+    old_versions,
+    shown_version,
+    unpack_version,
+)
 from engine.views import View
 from lakefs.errors import InvalidArgument
 from lakefs.ids import NodeId
@@ -102,14 +110,20 @@ def _merged(names: Iterator[_Key], groups: Iterator[_Key]) -> Iterator[_Key]:
 
 def _versions_of(view: View, bucket: BucketRef, key: _Key) -> Iterator[VersionEntry]:
     text = key.path.decode()
-    if key.node is not None:
-        yield _entry(text, Resolved(key.node, load_node(view, key.node)), is_latest=True)
-    if not key.group:
-        return
-    is_newest = key.node is None
-    for old in old_versions(view, key.group):
-        found = node_of(view, old)
-        yield _entry(text, found, is_latest=is_newest and found.node.is_marker)
+    bound = None if key.node is None else Resolved(key.node, load_node(view, key.node))
+    if bound is not None:
+        yield _entry(text, bound, is_latest=True)
+    if key.group:
+        yield from _old_of(view, text, key.group, bound, 0)
+
+
+def _old_of(view: View, key: str, group: bytes, bound: Resolved | None, below: int) -> Iterator[VersionEntry]:
+    """The versions of an order under `below` (0: all); a `null` beside one that is bound by its order."""
+    beside_null = bound is not None and bound.node.attributes.version <= 0
+    is_newest = bound is None and not below
+    for old in old_versions(view, group, below):
+        found = node_of(view, old, old.record.order if beside_null else 0)
+        yield _entry(key, found, is_latest=is_newest and found.node.is_marker)
         is_newest = False
 
 
@@ -118,17 +132,13 @@ def _rest_of(view: View, bucket: BucketRef, key: str, number: int) -> Iterator[V
     if not bucket.versioning or key.endswith("/"):
         return
     group = group_of(bucket.node, lookup_path(key))
-    null = None if number else find_old(view, bucket, key, 0)
     bound = resolve(view, bucket, key)
-    if bound is not None and max(bound.node.attributes.version, 0) == number:
+    below = number
+    if bound is not None and is_version(bound, number):
         below = 0
-    else:
-        below = null.record.order if null is not None else number
-    newest_shown = below == 0 and bound is None
-    for old in old_versions(view, group, below):
-        found = node_of(view, old)
-        yield _entry(key, found, is_latest=newest_shown and found.node.is_marker)
-        newest_shown = False
+    elif not number and (null := find_old(view, bucket, key, 0)) is not None:
+        below = null.record.order
+    yield from _old_of(view, key, group, bound, below)
 
 
 def _bound(view: View, bucket: BucketRef, prefix: bytes, after: bytes, roll_up: bool) -> Iterator[_Key]:

@@ -117,11 +117,27 @@ def newest_old(view: View, group: bytes) -> OldVersion | None:
 
 
 def find_old(view: View, bucket: BucketRef, key: str, number: int) -> OldVersion | None:
-    """The version of that number (0: `null`) that the key's name is not bound to."""
+    """The version of that number (0: `null`) that the key's name is not bound to; a `null` by its order, too."""
     group = group_of(bucket.node, lookup_path(key))
     if number >= _NUMBER_END:
         return None
-    return _at(view, order_key(group, number) if number else null_key(group))
+    found = _at(view, order_key(group, number)) if number else None
+    if found is None:
+        found = _at(view, null_key(group))
+        if found is not None and number not in (0, found.record.order):
+            return None
+    return found
+
+
+def is_version(found: Resolved, number: int) -> bool:
+    """Whether what a key is bound to is the version of that number (0: `null`); a `null` by its order, too."""
+    version = found.node.attributes.version
+    return number == max(version, 0) or (version <= 0 and number == order_of(found))
+
+
+def order_of(found: Resolved) -> int:
+    """The order of a version, which it has whether it is `null` or not."""
+    return abs(found.node.attributes.version) or found.node_id
 
 
 def is_deleted(view: View, bucket: BucketRef, key: str) -> bool:
@@ -206,7 +222,7 @@ def _keep(txn: Transaction, group: bytes, path: bytes, old: Resolved) -> None:
     else:
         _free_null(txn, group, path)
         key = null_key(group)
-    _insert(txn, key, path, old.node_id, abs(number) or old.node_id)
+    _insert(txn, key, path, old.node_id, order_of(old))
 
 
 def _free_null(txn: Transaction, group: bytes, path: bytes) -> None:
@@ -243,6 +259,7 @@ def with_number(node: Node, number: int) -> Node:
     return msgspec.structs.replace(node, attributes=attributes)
 
 
-def node_of(view: View, found: OldVersion) -> Resolved:
-    """A version with its node's record."""
-    return Resolved(found.node_id, load_node(view, found.node_id))
+def node_of(view: View, found: OldVersion, number: int = 0) -> Resolved:
+    """A version with its node's record; with the number by which a `null` beside another one is known."""
+    node = load_node(view, found.node_id)
+    return Resolved(found.node_id, with_number(node, number) if number else node)

@@ -289,7 +289,9 @@ def main() -> int:
     """Run, and print what it came to."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash.fire")
     parser.add_argument("--cycles", type=int, default=500)
-    parser.add_argument("--minutes", type=float, default=0.0, help="at least; the clients rest between cycles")
+    parser.add_argument(
+        "--minutes", type=float, default=0.0, help="at least; the clients rest between cycles"
+    )
     parser.add_argument("--seed", default=str(int(time.time())))
     asked = parser.parse_args()
     began = time.monotonic()

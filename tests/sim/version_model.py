@@ -102,15 +102,15 @@ def find(state: State, bucket: str, key: str, version: str) -> Bound | type[Lake
         return bound if bound is not None and version == NULL else VersionNotFound
     found = [bound] if bound is not None else []
     found += old_of(state, bucket, key)
-    return next((one for one in found if id_of(one) == version), VersionNotFound)
+    return next((one for one in found if is_version(one, version)), VersionNotFound)
 
 
 def delete_version(state: State, bucket: str, key: str, version: str) -> tuple[State, Bound | None]:
     """Without the version of an id, and what that was; in a bucket that keeps versions."""
     bound, old = state[bucket].get(key), old_of(state, bucket, key)
-    if bound is not None and id_of(bound) == version:
+    if bound is not None and is_version(bound, version):
         return _with_newest_bound(_unbound(state, bucket, key), bucket, key), bound
-    found = next((one for one in old if id_of(one) == version), None)
+    found = next((one for one in old if is_version(one, version)), None)
     if found is None:
         return state, None
     was_on_top = bound is None and is_marker(found) and old[0] == found
@@ -120,9 +120,14 @@ def delete_version(state: State, bucket: str, key: str, version: str) -> tuple[S
     return state, None if is_marker(found) else found
 
 
-def id_of(bound: Bound) -> str:
-    """The id of a version."""
-    return NULL if bound.is_null else f"{bound.order:016x}"
+def id_of(bound: Bound, *, beside_null: bool = False) -> str:
+    """The id of a version; one that is `null` beside what the key is bound to and is `null`, too, has its order."""
+    return NULL if bound.is_null and not beside_null else f"{bound.order:016x}"
+
+
+def is_version(bound: Bound, version: str) -> bool:
+    """Whether a version has that id; one that is `null` is known by its order, too."""
+    return version in (id_of(bound), id_of(bound, beside_null=True))
 
 
 def fill(state: State, bucket: str, key: str, seen: Sequence[tuple[int, bool]]) -> State | None:
@@ -151,7 +156,10 @@ def listed(state: State, bucket: str) -> list[tuple[str, str, bool]]:
         if bound is not None:
             kept = bool(setting(state, bucket)) and not key.endswith("/")
             found.append((key, id_of(bound) if kept or not bound.is_null else NULL, False))
-        found += [(key, id_of(old), is_marker(old)) for old in old_of(state, bucket, key)]
+        beside_null = bound is not None and bound.is_null
+        found += [
+            (key, id_of(old, beside_null=beside_null), is_marker(old)) for old in old_of(state, bucket, key)
+        ]
     return found
 
 

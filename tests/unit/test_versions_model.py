@@ -34,6 +34,7 @@ _LONG = "x" * 469
 POOLS = (
     ("a", "b"),
     ("f/x", "g/x", "f/", "g/"),
+    ("f/x", "g/x", "h/x", "f/", "g/", "h/"),
     ("a", "a/", "a/b", "a/c/", "a/c/d", "b/", "b/b", "a!"),
     (_LONG + "y", _LONG + "yz", _LONG + "ya", _LONG + "y/b", _LONG + "y/b/c", _LONG + "y/"),
     ("f/x", "f/y", "g/x", "f/", "g/", "h", "\U0001f642/é", "n" * 1000),
@@ -75,7 +76,10 @@ class VersionsAgainstAModel:
             self.list_pages(
                 self.key(), rng.randrange(14), rng.choice(("", "/")), rng.randint(1, 4), self.key()
             )
-        elif kind in ("move", "move_folder", "copy_a_version"):
+        elif kind == "move_folder":
+            folders = [key for key in self.pool if key.endswith("/")] or [self.key()]
+            self.move_folder(rng.choice(folders), rng.choice(folders))
+        elif kind in ("move", "copy_a_version"):
             getattr(self, kind)(self.key(), self.key())
         elif kind != "look_for_what_is_gone":
             getattr(self, kind)(self.key())
@@ -217,10 +221,13 @@ class VersionsAgainstAModel:
     def learn(self, entry: VersionEntry, version: Version) -> Version:
         assert len(entry.version) == 16
         assert (entry.key, entry.version) not in self.gone
-        known = dataclasses.replace(version, id=entry.version)
         old = self.model.keys[entry.key].old
-        old[old.index(version)] = known
-        return known
+        (place,) = (place for place, one in enumerate(old) if one.order == version.order)
+        if old[place].id == NULL:
+            old[place] = dataclasses.replace(old[place], by_order=entry.version)
+        else:
+            old[place] = dataclasses.replace(old[place], id=entry.version)
+        return dataclasses.replace(version, id=entry.version)
 
     def names_are_what_keys_are_bound_to(self) -> None:
         bound = {key: found.bound for key, found in self.model.keys.items() if found.bound}
@@ -284,3 +291,30 @@ def test_the_store_is_not_told_from_the_model(first_seed: int) -> None:
             except BaseException as error:
                 error.add_note(f"seed {seed}, step {count}")
                 raise
+
+
+def test_a_null_version_beside_another_one_is_known_by_its_order() -> None:
+    run = VersionsAgainstAModel(random.Random(1))
+    run.put("f/x")
+    run.put("g/x")
+    run.put("z")
+    run.set_versioning("enabled")
+    run.delete("g/x")
+    run.move_folder("f/", "g/")
+    pages = [
+        [(entry.key, entry.version) for entry in run.listed(ListVersions("b", limit=limit))]
+        for limit in (1, 2, 1000)
+    ]
+    assert pages[0] == pages[1] == pages[2]
+    bound, marker, old = [version for key, version in pages[0] if key == "g/x"]
+    assert bound == NULL
+    assert len({bound, marker, old}) == 3
+    run.every_version_is_listed_and_found()
+    run.model.delete_version("g/x", NULL)
+    run.shelf.store.run(lambda t: remove_version(t, run.bucket(), "g/x", NULL, NOW_NS))
+    run.every_version_is_listed_and_found()
+    view = run.shelf.store.view()
+    assert require(view, run.bucket(), "g/x", old).node_id == require(view, run.bucket(), "g/x", NULL).node_id
+    assert run.shelf.store.run(lambda t: remove_version(t, run.bucket(), "g/x", marker, NOW_NS))
+    assert run.shelf.store.run(lambda t: remove_version(t, run.bucket(), "g/x", old, NOW_NS))
+    assert [entry.key for entry in run.listed(ListVersions("b"))] == ["z"]

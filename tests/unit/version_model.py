@@ -1,7 +1,8 @@
 """Versions as S3 has them, in memory: what each key of a bucket is bound to, and what it was.
 
 A version is bound, or old; old ones stand from the newest.  Ids are those that the store gave, as far as it said so;
-others are learned from its list ("?").
+others are learned from its list ("?").  An old version `null` of a key that is bound to another one, which only the
+rename of a folder brings about, is known by its order (`by_order`) for as long as that lasts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Version:
     id: str
     text: str | None
     order: int
+    by_order: str = UNKNOWN
 
 
 @dataclass
@@ -30,8 +32,10 @@ class Key:
 
     @property
     def all(self) -> list[Version]:
-        """From the newest."""
-        return [*([self.bound] if self.bound else []), *self.old]
+        """From the newest, with the ids that they are known by now."""
+        if self.bound is None or self.bound.id != NULL:
+            return [*([self.bound] if self.bound else []), *self.old]
+        return [self.bound, *_without_null(self.old)]
 
     @property
     def is_deleted(self) -> bool:
@@ -77,7 +81,8 @@ class VersionModel:
             self._bind_newest(found)
             return
         newest = found.old[0] if found.old else None
-        found.old = [old for old in found.old if old.id != version]
+        gone = {one.order for one in found.all if one.id == version}
+        found.old = [old for old in found.old if old.order not in gone]
         if was_deleted and newest not in found.old:
             self._bind_newest(found)
 
@@ -108,7 +113,7 @@ class VersionModel:
             return
         bound, found.bound = found.bound, None
         if self.versioning == "suspended" and bound is not None and bound.id == NULL:
-            self._free_null(found)
+            found.old = _without_null(found.old)
         elif bound is not None:
             self._keep(key, bound)
         if self.versioning == "suspended" and not (bound is not None and bound.id == NULL):
@@ -117,13 +122,9 @@ class VersionModel:
     def _keep(self, key: str, version: Version) -> None:
         found = self.of(key)
         if version.id == NULL:
-            self._free_null(found)
+            found.old = _without_null(found.old)
         found.old.append(version)
         found.old.sort(key=lambda old: -old.order)
-
-    @staticmethod
-    def _free_null(found: Key) -> None:
-        found.old = [replace(old, id=UNKNOWN) if old.id == NULL else old for old in found.old]
 
     @staticmethod
     def _bind_newest(found: Key) -> None:
@@ -133,3 +134,8 @@ class VersionModel:
     def _new(self, version: str, text: str | None) -> Version:
         self._orders += 1
         return Version(version or NULL, text, self._orders)
+
+
+def _without_null(old: list[Version]) -> list[Version]:
+    """A version `null` is known by its order beside another one."""
+    return [replace(one, id=one.by_order) if one.id == NULL else one for one in old]
