@@ -63,7 +63,9 @@ class Tally:
 def run_campaign(first: int, crashes: int, operations: int, rounds: int, jobs: int) -> Tally:
     """Batches of seeds, one after the other, with what they came to so far after each."""
     tally = Tally()
-    with multiprocessing.get_context("fork").Pool(jobs, _be_quiet, maxtasksperchild=SEEDS_PER_PROCESS) as pool:
+    with multiprocessing.get_context("fork").Pool(
+        jobs, _be_quiet, maxtasksperchild=SEEDS_PER_PROCESS
+    ) as pool:
         while tally.crashes < crashes or tally.operations < operations:
             batch = range(first, first + BATCH_PER_JOB * jobs)
             for outcome in pool.imap_unordered(try_seed, [(seed, rounds) for seed in batch]):
