@@ -206,8 +206,8 @@ class ReplyReceived(msgspec.Struct, frozen=True, gc=False):
     descriptor_count: int
 
 
-class FailureReceived(msgspec.Struct, frozen=True, gc=False):
-    """A stream ended with an error."""
+class FailureReceived(msgspec.Struct, frozen=True):
+    """A stream ended with an error.  Tracked by Python's gc: once raised, the error refers to frames that hold this."""
 
     stream_id: int
     error: LakeError

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
+
 import msgspec
 import pytest
 from hypothesis import example, given, strategies as st
@@ -365,3 +369,19 @@ def test_a_reply_lands_in_the_callers_memory_when_it_fits(lengths: list[int], bo
         memoryview(part)[:] = b"x" * len(part)
     written = b"".join(into)
     assert written == (bytes(len(written)) if own else (b"x" * body_bytes).ljust(len(written), b"\0"))
+
+
+def test_an_error_that_was_told_and_raised_keeps_nothing_alive() -> None:
+    class Kept:
+        pass
+
+    def raise_it() -> weakref.ref[Kept]:
+        kept = Kept()
+        event = FailureReceived(1, EngineBusy("busy"))
+        with contextlib.suppress(EngineBusy):
+            raise event.error
+        return weakref.ref(kept)
+
+    kept = raise_it()
+    gc.collect()
+    assert kept() is None
