@@ -90,6 +90,7 @@ class Metadata:
         self._checkpoint_wanted = trio.Event()
         self._scope = trio.CancelScope()
         self._ended: trio.Event | None = None
+        self._draining = trio.Lock()
 
     # --- reading and deciding ----------------------------------------------------------------------------
 
@@ -214,7 +215,8 @@ class Metadata:
         finally:
             try:
                 with trio.CancelScope(shield=True):
-                    await self._release()
+                    async with self._draining:  # a `close` that began before is still at the files
+                        await self._release()
             finally:
                 self._ended.set()
 
@@ -229,7 +231,8 @@ class Metadata:
                 await self._release()
                 return None
             if clean and self.failed is None:
-                await self._drain()
+                async with self._draining:
+                    await self._drain()
             durable = self.durable_sequence
             is_clean = clean and self.failed is None and self._committer.last_sequence == durable
             self._scope.cancel()
