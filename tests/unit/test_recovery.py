@@ -66,40 +66,6 @@ def test_a_clean_stop_and_start_keeps_everything() -> None:
     run(scenario)
 
 
-def test_a_clean_stop_may_be_cancelled_at_each_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "_COMPACT_BYTES_MIN", 0)
-    delay = 0
-    ended = False
-
-    async def stop(disk: SimDisk) -> None:
-        nonlocal ended
-        with trio.CancelScope() as scope:
-
-            async def cancel(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-                task_status.started()
-                for _ in range(delay):
-                    await trio.lowlevel.checkpoint()
-                scope.cancel()
-
-            async with trio.open_nursery() as nursery, opened(disk) as metadata:
-                await fill(metadata, 4)
-                await nursery.start(cancel)
-            ended = not scope.cancelled_caught
-
-    async def scenario() -> None:
-        disk = SimDisk(1)
-        await stop(disk)
-        async with opened(disk) as metadata:
-            assert len(contents(metadata)) == 4
-
-    while not ended:
-        for seed in range(3):  # tasks take turns otherwise
-            run(scenario, seed)
-        delay += 1
-        assert delay < 500
-    assert delay > 10
-
-
 def test_many_starts_without_a_commit_keep_the_journal_short() -> None:
     async def scenario() -> None:
         disk = SimDisk(2)
