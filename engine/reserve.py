@@ -44,7 +44,8 @@ class Reserve:
         """Open or create the file and fill it up as far as there is room."""
         exists = self._disk.exists(RESERVE_PATH)
         self._file = self._disk.open(RESERVE_PATH, create=not exists)
-        self._held_bytes = min(self._file.size(), self.target_bytes)
+        # What a power loss has left of it may be a length without room behind it.
+        self._held_bytes = min(self._file.size(), self._file.allocated_bytes(), self.target_bytes)
         self.restore()
 
     def restore(self) -> bool:

@@ -58,6 +58,8 @@ class Weather:
     """What customers came across."""
     disk_full: bool = False
     """Nothing new may fit; removing, renaming and collecting must work."""
+    reserve_lost: bool = False
+    """Others have taken the room of the reserve, too, while no engine held it: nothing need work."""
     disk_failing: bool = False
     cuts: bool = False
     damaged: bool = False
@@ -78,6 +80,8 @@ class Weather:
         if self.disk_full and storing and isinstance(error, StoreFull):
             return True
         if self.disk_failing and isinstance(error, (DiskFailed, StoreReadOnly)):
+            return True
+        if self.reserve_lost and isinstance(error, (StoreFull, StoreReadOnly)):
             return True
         if self.leases_end and not storing and isinstance(error, ChunkNotFound):
             return True

@@ -226,12 +226,12 @@ class World:
         return all(isinstance(cause, excused) for cause in causes_of(error))
 
     def _is_reserve_used_up(self) -> bool:
-        """Others took all room each time that some was released, until nothing was left to release."""
+        """Others took all room when some was released, or a power loss did, until nothing was left."""
         if self.disk.capacity_bytes == CAPACITY_BYTES or self.disk.free_bytes() > 64 * KIB:
             return False
         file = self.disk.open(RESERVE_PATH, read_only=True)
         try:
-            return file.size() < 64 * KIB
+            return min(file.size(), file.allocated_bytes()) < 64 * KIB
         finally:
             file.close()
 
@@ -340,6 +340,7 @@ class World:
             self.disk,
             self.result.met,
             disk_full=self.disk.capacity_bytes < CAPACITY_BYTES or life.trouble == "room",
+            reserve_lost=self._is_reserve_used_up(),
             disk_failing=life.trouble in FAILING,
             damaged=self._damaged,
             cuts=life.wire != "embedded",
