@@ -68,11 +68,11 @@ def read_all_the_time(
 
 
 def collect_all_the_time(address: str) -> None:
-    """One cycle of gc after the other until the engine is gone, every other with compaction to the last page."""
+    """One cycle of gc after the other until the engine is gone, the first and every other compacts to the last page."""
     try:
         with connect(address) as lake:
             for turn in count():
-                lake.gc(compact=turn % 2 == 1)
+                lake.gc(compact=turn % 2 == 0)
     except OperationalError:
         return
 
