@@ -29,10 +29,10 @@ from typing import Final
 import lmdb
 
 from engine.failpoints import reached
-from engine.format import Table, node_key, open_value, seal_value
+from engine.format import Table, open_value, seal_value
 from engine.overlay import Entry, Layer
 from lakefs.errors import DiskFailed, IndexDamaged, LakeError, StoreFull
-from lakefs.ids import ROOT_NODE, Sequence
+from lakefs.ids import Sequence
 from lakefs.limits import LMDB_MAP_BYTES, MIB, PAGE_BYTES
 
 _APPLIED_KEY: Final = b"applied"
@@ -167,13 +167,6 @@ class Index:
         with _translated("read"):
             noted = self._reader.get(_STORE_KEY, None, self._databases[0])
         return noted is not None and noted != store_id
-
-    def probe(self) -> Sequence:
-        """`applied`, after a look at the records that every opening reads.  IndexDamaged."""
-        for name in (b"node", b"birth", b"segment"):
-            self.get(Table.COUNTERS, name)
-        self.get(Table.NODES, node_key(ROOT_NODE))
-        return self.applied
 
     def refresh(self) -> None:
         """Move the reader to the newest state.  In the same step the overlay drops what was applied."""
@@ -316,6 +309,11 @@ class IndexSnapshot:
         with _translated("read"):
             return self._txn.get(key, None, self._databases[table])
 
+    def ends(self, table: Table) -> list[tuple[bytes, bytes]]:
+        """The first and the last record, as stored and unchecked; none of an empty table."""
+        with _translated("read"), self._txn.cursor(self._databases[table]) as cursor:
+            return [cursor.item() for go in (cursor.first, cursor.last) if go()]
+
     def stats(self, table: Table) -> tuple[int, int]:
         """Count of records, and XOR of their checksums, as kept by the writers."""
         return _read_stats(self._txn, self._databases[0], table)
@@ -323,63 +321,6 @@ class IndexSnapshot:
     def close(self) -> None:
         """End the snapshot."""
         self._txn.abort()
-
-
-class Verification:
-    """Compares every record with its checksum, and each table with its count and XOR, step by step.
-
-    Every record is looked up by its key, too: a walk goes from page to page whatever the keys in branch pages say, and
-    a look-up goes by those, which no checksum covers.  When all that is there is found, whatever else is looked for
-    ends at its right neighbour.
-
-    It works on one snapshot, so writers may go on meanwhile.
-    """
-
-    def __init__(self, snapshot: IndexSnapshot) -> None:
-        self._snapshot = snapshot
-        self._tables = list(Table)
-        self._after = b""
-        self._count = self._xor = 0
-        self.record_count = 0
-
-    def step(self, limit: int) -> bool:
-        """Check up to `limit` records; False when all are done.  IndexDamaged names table and key or sums."""
-        while self._tables and limit > 0:
-            limit -= self._check_records(self._tables[0], limit)
-        return bool(self._tables)
-
-    def _check_records(self, table: Table, limit: int) -> int:
-        """The next records of the first table, its sums behind the last; how many those were."""
-        done = 0
-        for key, sealed in self._snapshot.sealed_records(table, self._after):
-            open_value(table, key, sealed)
-            if key <= self._after or self._snapshot.sealed(table, key) != sealed:
-                raise IndexDamaged(
-                    f"a record of table {table.name.lower()} of the index is there and is not found by its key",
-                    subject=table.name.lower(),
-                )
-            self._xor ^= int.from_bytes(sealed[-4:], "little")
-            self._after = key
-            done += 1
-            if done == limit:
-                break
-        self._count += done
-        self.record_count += done
-        if done < limit:
-            self._finish_table(table)
-        return done
-
-    def _finish_table(self, table: Table) -> None:
-        expected = self._snapshot.stats(table)
-        if (self._count, self._xor) != expected:
-            raise IndexDamaged(
-                f"table {table.name.lower()} of the index has {self._count} records with checksum sum "
-                f"{self._xor:08x}; {expected[0]} with {expected[1]:08x} were written",
-                subject=table.name.lower(),
-            )
-        self._tables.pop(0)
-        self._after = b""
-        self._count = self._xor = 0
 
 
 def remove_index(path: Path) -> None:

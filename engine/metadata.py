@@ -28,7 +28,8 @@ from engine.applier import Applier
 from engine.checkpoint import Checkpoint, remove_superseded, write_checkpoint
 from engine.commit import Committer, Observer, PayloadSource
 from engine.format import StoreIdentity
-from engine.index import Index, IndexPages, Verification, remove_index, replace_index
+from engine.index import Index, IndexPages, remove_index, replace_index
+from engine.index_check import Verification
 from engine.journal import Journal, no_reserve
 from engine.journal_reader import list_journal
 from engine.recovery import INDEX_FOLDER, Recovered, build_index, recover, verify_journal

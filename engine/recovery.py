@@ -30,6 +30,7 @@ from engine.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from engine.failpoints import reached
 from engine.format import StoreIdentity, Table
 from engine.index import Index, remove_index, replace_index
+from engine.index_check import probe
 from engine.journal import Journal, no_reserve, start_journal
 from engine.journal_reader import (
     JOURNAL_FOLDER,
@@ -281,7 +282,7 @@ def _open_index(
     except IndexDamaged as error:
         return None, error.message
     try:
-        applied = index.probe()
+        applied = probe(index)
         is_foreign = index.is_foreign(store_id)
     except IndexDamaged as error:
         index.close()

@@ -27,7 +27,8 @@ from engine.format import (
     SUPERBLOCK,
     StoreIdentity,
 )
-from engine.index import Index, Verification
+from engine.index import Index
+from engine.index_check import Verification
 from engine.journal_reader import (
     JOURNAL_FOLDER,
     JournalFile,

@@ -54,11 +54,16 @@ def _chunks_believed() -> Iterator[None]:
         yield
 
 
-def _records_believed() -> AbstractContextManager[Any]:
+@contextmanager
+def _records_believed() -> Iterator[None]:
     def believed(table: Table, key: bytes, sealed: bytes) -> bytes:
         return sealed[:-4]
 
-    return mock.patch("engine.index.open_value", believed)
+    with (
+        mock.patch("engine.index.open_value", believed),
+        mock.patch("engine.index_check.open_value", believed),
+    ):
+        yield
 
 
 def _keys_believed() -> AbstractContextManager[Any]:

@@ -11,7 +11,8 @@ import pytest
 
 from engine import index as index_module
 from engine.format import Mutation, Op, Table, seal_value
-from engine.index import Index, Verification, remove_index, replace_index
+from engine.index import Index, remove_index, replace_index
+from engine.index_check import Verification, probe
 from engine.overlay import Layer
 from lakefs.errors import DiskFailed, IndexDamaged, StoreFull
 from lakefs.ids import Sequence
@@ -85,7 +86,7 @@ def test_the_reader_stays_at_its_instant_until_it_is_refreshed(tmp_path: Path) -
 def test_an_index_keeps_its_records_and_refuses_other_folders_modes(tmp_path: Path) -> None:
     filled(tmp_path / "index").close()
     index = Index(tmp_path / "index")
-    assert index.probe() == 1
+    assert probe(index) == 1
     assert list(index.scan(Table.NAMES, b"\0", b"\xff")) == sorted(RECORDS.items())
     assert (tmp_path / "index").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "index" / "data.mdb").stat().st_mode & 0o777 == 0o600

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from engine.format import COUNTER_RECORD, Op, Table
-from engine.index import Index, Verification
+from engine.index import Index
+from engine.index_check import Verification
 from engine.overlay import Layer, Overlay
 from engine.tables import Tables
 from lakefs.errors import IndexDamaged

@@ -1,0 +1,51 @@
+"""What an opening looks at of an index whose pages lead elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from engine.format import Op, Table, seal_value
+from engine.index import Index
+from engine.index_check import probe
+from lakefs.errors import IndexDamaged
+from lakefs.ids import Sequence
+from tests.unit.test_index import layer_of
+
+COUNTERS = [(Op.INSERT, Table.COUNTERS, key, bytes(8)) for key in (b"birth", b"node", b"segment")]
+NAMES = [(Op.INSERT, Table.NAMES, b"key-%d" % number, b"value") for number in range(9)]
+Change = Callable[[Any, dict[Table, Any]], object]
+CHANGES: dict[str, Change] = {
+    "a table that looks empty": lambda txn, tables: txn.drop(tables[Table.NAMES], delete=False),
+    "a table with records that none were written to": lambda txn, tables: txn.put(
+        b"key", seal_value(Table.NODES, b"key", b"value"), db=tables[Table.NODES]
+    ),
+    "another table's records": lambda txn, tables: txn.put(
+        b"a", seal_value(Table.NODES, b"a", b"value"), db=tables[Table.NAMES]
+    ),
+    "a counter that is not there": lambda txn, tables: txn.delete(b"node", db=tables[Table.COUNTERS]),
+    "an old counter": lambda txn, tables: txn.put(
+        b"node", seal_value(Table.COUNTERS, b"node", b"\1" * 8), db=tables[Table.COUNTERS]
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_an_index_that_leads_elsewhere_is_not_opened(tmp_path: Path, change: Change) -> None:
+    index = Index(tmp_path / "index")
+    index.apply(layer_of(*COUNTERS, *NAMES), Sequence(1))
+    index.refresh()
+    assert probe(index) == 1
+    index.close()
+    with lmdb.open(str(tmp_path / "index"), max_dbs=len(Table) + 1) as env:
+        tables = {table: env.open_db(table.name.lower().encode()) for table in Table}
+        with env.begin(write=True) as txn:
+            change(txn, tables)
+    index = Index(tmp_path / "index")
+    with pytest.raises(IndexDamaged):
+        probe(index)
+    index.close()
