@@ -5,8 +5,8 @@
     python -m tests.torture --only simulator flips   these parts
 
 A part is a program of its own, which says what failed and how that is repeated, whose last line is its figures, and
-which ends with 0 when nothing failed.  They run one after the other; a part that fails does not stop the next.  The
-last lines say what each came to.  Exit code 0 when nothing failed, 1 otherwise.
+which ends with 0 when nothing failed.  They run one after the other, beside one that mostly waits; a part that fails
+does not stop the next.  The last lines say what each came to.  Exit code 0 when nothing failed, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tests.sim.__main__ import say
@@ -29,6 +30,8 @@ class Part:
     counts: dict[str, int]
     """Option and number, of the whole part."""
     has_jobs: bool = True
+    waits: bool = False
+    """It takes its time and little else: it runs beside the others."""
 
     def command(self, share: float, seed: int, jobs: int) -> list[str]:
         """What is run."""
@@ -43,7 +46,7 @@ PARTS = {
     "cycles": Part("tests.crash.cycles", {"--cycles": 1000}, has_jobs=False),
     "mount-cycles": Part("tests.crash.mount_cycles", {"--count": 200}, has_jobs=False),
     "gc": Part("tests.crash.fire", {"--cycles": 500}, has_jobs=False),
-    "gc-hour": Part("tests.crash.fire", {"--cycles": 60, "--minutes": 60}, has_jobs=False),
+    "gc-hour": Part("tests.crash.fire", {"--cycles": 60, "--minutes": 60}, has_jobs=False, waits=True),
     "flips": Part("tests.flips", {"--flips": 10_000}),
     "mount": Part("tests.mount", {"--sequences": 10_000}),
     "inputs": Part("tests.fuzz", {"--inputs": 1_000_000}),
@@ -84,7 +87,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()) * 1000, help="default: the time")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes of each part")
     asked = parser.parse_args()
-    ran = [run_part(name, PARTS[name].command(asked.share, asked.seed, asked.jobs)) for name in asked.only]
+    commands = {name: PARTS[name].command(asked.share, asked.seed, asked.jobs) for name in asked.only}
+    waiting = [name for name in commands if PARTS[name].waits]
+    with ThreadPoolExecutor(max(1, len(waiting))) as pool:
+        beside = [pool.submit(run_part, name, commands.pop(name)) for name in waiting]
+        ran = [run_part(name, command) for name, command in commands.items()]
+        ran += [part.result() for part in beside]
     say("\n".join(["", *map(str, ran)]))
     return 1 if any(part.failed for part in ran) else 0
 
