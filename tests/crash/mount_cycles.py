@@ -34,6 +34,7 @@ from tests.crash.mount_writer import (
     read_known,
     resolve,
     state_below,
+    sync_file,
     sync_folder,
 )
 from tests.crash.quiet_store import inspect
@@ -240,10 +241,14 @@ class MountCycles:
 
     def _settle(self) -> None:
         """Have all that is visible be durable; the mount may have to say first that an engine took something along."""
-        for folder, _, _ in os.walk(self.place / _BUCKET):
+        for folder, _, files in os.walk(self.place / _BUCKET):
             with suppress(OSError):
                 sync_folder(Path(folder))
             sync_folder(Path(folder))
+            for name in files:
+                with suppress(OSError):
+                    sync_file(Path(folder, name))
+                sync_file(Path(folder, name))
 
     def _seen(self, writer: str) -> State:
         """What the mount shows, once that is what the engine has: within a second, says its page."""

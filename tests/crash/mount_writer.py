@@ -305,6 +305,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def sync_file(path: Path) -> None:
+    """fsync of a file that nobody changes."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def _write_all(descriptor: int, content: bytes) -> None:
     """Several writes, so that a file is half written for a while."""
     for at in range(0, len(content), 40_000):
