@@ -16,8 +16,6 @@ from tests.sim.lives import Result
 from tests.sim.world import ROUNDS
 
 BATCH_PER_JOB = 20
-SEEDS_PER_PROCESS = 200
-"""What a crash leaves of a run of trio is not all collected: a process would grow by 1.5 MB a seed."""
 
 
 @dataclass
@@ -63,9 +61,7 @@ class Tally:
 def run_campaign(first: int, crashes: int, operations: int, rounds: int, jobs: int) -> Tally:
     """Batches of seeds, one after the other, with what they came to so far after each."""
     tally = Tally()
-    with multiprocessing.get_context("fork").Pool(
-        jobs, _be_quiet, maxtasksperchild=SEEDS_PER_PROCESS
-    ) as pool:
+    with multiprocessing.get_context("fork").Pool(jobs, _be_quiet) as pool:
         while tally.crashes < crashes or tally.operations < operations:
             batch = range(first, first + BATCH_PER_JOB * jobs)
             for outcome in pool.imap_unordered(try_seed, [(seed, rounds) for seed in batch]):
