@@ -34,8 +34,7 @@ from tests.crash.mount_writer import (
     read_known,
     resolve,
     state_below,
-    sync_file,
-    sync_folder,
+    sync_path,
 )
 from tests.crash.quiet_store import inspect
 from tests.crash.small_engine import PLANTED_LAKE, WarmEngine
@@ -94,7 +93,7 @@ class MountCycles:
         self._start_mount()
         for writer in WRITERS:
             (self.place / _BUCKET / writer).mkdir()
-        sync_folder(self.place / _BUCKET)
+        sync_path(self.place / _BUCKET)
 
     def __enter__(self) -> Self:
         return self
@@ -242,13 +241,10 @@ class MountCycles:
     def _settle(self) -> None:
         """Have all that is visible be durable; the mount may have to say first that an engine took something along."""
         for folder, _, files in os.walk(self.place / _BUCKET):
-            with suppress(OSError):
-                sync_folder(Path(folder))
-            sync_folder(Path(folder))
-            for name in files:
+            for name in ("", *files):
                 with suppress(OSError):
-                    sync_file(Path(folder, name))
-                sync_file(Path(folder, name))
+                    sync_path(Path(folder, name))
+                sync_path(Path(folder, name))
 
     def _seen(self, writer: str) -> State:
         """What the mount shows, once that is what the engine has: within a second, says its page."""

@@ -271,7 +271,7 @@ class FileWriter:
 
         def sync() -> None:
             for folder in folders:
-                sync_folder(folder)
+                sync_path(folder)
 
         return [({}, sync, True)]
 
@@ -296,19 +296,13 @@ class FileWriter:
 Steps = list[tuple[State, Callable[[], object], bool | list[str]]]
 
 
-def sync_folder(folder: Path) -> None:
-    """fsync of a folder."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync_path(path: Path) -> None:
+    """fsync of a folder, or of a file that nobody changes."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_file(path: Path) -> None:
-    """fsync of a file that nobody changes."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
