@@ -8,6 +8,8 @@ Rules kept here:
   which the overlay drops what was applied, so the two together are one instant at every moment.  (Measured:
   begin and abort cost 0.25 us, a get 0.45 us, an apply 0.7 to 1.2 us a record.)
 - Every value read is checked against its key, and keys in a row against their order; IndexDamaged otherwise.
+- Until all of the index was walked through, absence is shown by its neighbours: a look-up goes by keys in pages, which
+  no checksum covers, while the records before and behind are next to each other whatever those keys say.
 - LMDB opens its files itself, so the folder is handled with `os` here and not through the `Disk` port.
 
 Long readers (checkpoint, verification) have a snapshot of their own, `IndexSnapshot`; one at a time, because an
@@ -105,6 +107,8 @@ class Index:
         """Called in the writer's thread after each commit; the simulator's way to know what is durable."""
         self.owner = b""
         """The store's id, noted with the next `apply` when it is set."""
+        self.is_walked = False
+        """Every record was found by its key, so what is not found is not there."""
         path.mkdir(mode=0o700, exist_ok=True)
         with _translated("open"):
             self._env = lmdb.open(
@@ -156,11 +160,15 @@ class Index:
             sealed = self._get(key, None, self._databases[table])
         except lmdb.Error as error:
             raise _translate(error, "read") from error
-        return None if sealed is None else open_value(table, key, sealed)
+        if sealed is not None:
+            return open_value(table, key, sealed)
+        if not self.is_walked:
+            _show_absent(self._reader, self._databases[table], table, key, or_at=False)
+        return None
 
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Entries with start <= key < end in the reader's snapshot, checked.  Close it before `refresh`."""
-        return _scan(self._reader, self._databases[table], table, start, end)
+        return _scan(self._reader, self._databases[table], table, start, end, self.is_walked)
 
     def is_foreign(self, store_id: bytes) -> bool:
         """Whether another store's id is noted in it; none is in an index of an earlier release."""
@@ -358,19 +366,54 @@ def _scan(
     table: Table,
     start: bytes,
     end: bytes | None,
+    is_walked: bool = False,
 ) -> Iterator[tuple[bytes, bytes]]:
     """Every key is compared with the one before it: where LMDB begins is told by keys that no checksum covers."""
+    if not is_walked:
+        _show_absent(txn, database, table, start, or_at=True)
     previous = b""
     with _translated("read"), txn.cursor(database) as cursor:
         if not cursor.set_range(start or b"\0"):
             return
         for key, sealed in cursor.iternext():
             if key < start or key <= previous:
-                raise IndexDamaged(f"table {table.name.lower()} of the index is out of order")
+                raise _out_of_order(table)
             if end is not None and key >= end:
+                if not is_walked:
+                    open_value(table, key, sealed)
                 return
             previous = key
             yield key, open_value(table, key, sealed)
+
+
+def _show_absent(
+    txn: lmdb.Transaction[bytes], database: lmdb._Database | None, table: Table, key: bytes, *, or_at: bool
+) -> None:
+    """IndexDamaged unless the records on both sides of where `key` was looked for are its neighbours, and whole.
+
+    Where a look-up ends wrong, the key lies before the record before or behind the record behind.  `or_at`: the key
+    may be there, a range begins with it.
+    """
+    with _translated("read"), txn.cursor(database) as cursor:
+        if cursor.set_range(key or b"\0"):
+            behind, sealed = cursor.item()
+            open_value(table, behind, sealed)
+            if behind < key or (behind == key and not or_at):
+                raise _out_of_order(table)
+            has_before = cursor.prev()
+        else:
+            has_before = cursor.last()
+        if has_before:
+            before, sealed = cursor.item()
+            open_value(table, before, sealed)
+            if before >= key:
+                raise _out_of_order(table)
+
+
+def _out_of_order(table: Table) -> IndexDamaged:
+    return IndexDamaged(
+        f"table {table.name.lower()} of the index is out of order", subject=table.name.lower()
+    )
 
 
 def _applied(txn: lmdb.Transaction[bytes], meta: lmdb._Database | None) -> Sequence:

@@ -345,12 +345,12 @@ class Metadata:
         async with self._long_reader:
             snapshot = await self._offload.run(self._tables.index.snapshot)
             try:
+                self._tables.index.is_walked = False
                 verification = Verification(snapshot)
-                while True:
-                    more = await self._offload.run(verification.step, VERIFY_BATCH)
-                    if not more:
-                        return verification.record_count
+                while await self._offload.run(verification.step, VERIFY_BATCH):  # noqa: ASYNC110
                     await trio.sleep(_VERIFY_PAUSE_S)
+                self._tables.index.is_walked = True
+                return verification.record_count
             finally:
                 snapshot.close()
 

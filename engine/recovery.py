@@ -189,6 +189,7 @@ def build_index(
                 layer = Layer()
         index.apply(layer, upto)
         index.refresh()
+        index.is_walked = True  # written just now, from what was checked
     except BaseException:
         index.close()
         remove_index(path)

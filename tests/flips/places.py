@@ -139,7 +139,9 @@ class _LmdbFile:
             key_at = at + offset + 8
             taken.append((at + offset, key_at))
             if flags & _BRANCH:
-                taken.append((key_at, key_at + key_bytes))
+                self._found.append(
+                    Span(f"{place}, keys of branch pages", self._name, key_at, key_at + key_bytes)
+                )
                 self._page(low | high << 16 | node_flags << 32, place)
             else:
                 self._leaf_node(place, key_at, key_bytes, low | high << 16, node_flags)

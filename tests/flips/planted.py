@@ -70,6 +70,10 @@ def _keys_believed() -> AbstractContextManager[Any]:
     return mock.patch("engine.index.IndexSnapshot.sealed", return_value=mock.ANY)
 
 
+def _absence_believed() -> AbstractContextManager[Any]:
+    return mock.patch("engine.index._show_absent")
+
+
 def _journal_believed() -> AbstractContextManager[Any]:
     return mock.patch("engine.journal_reader.crc32c", _agreeable)
 
@@ -88,7 +92,8 @@ def _journal_passed_over() -> AbstractContextManager[Any]:
 BUGS: Final = (
     Bug("the checksum of a chunk is not compared", "payload", _chunks_believed, 10),
     Bug("the checksum of a record of the index is not compared", "index, keys", _records_believed, 20),
-    Bug("records of the index are not looked up by their keys", "index, branch page", _keys_believed, 30),
+    Bug("records of the index are not looked up by their keys", "index, keys of branch", _keys_believed, 30),
+    Bug("what a look-up does not find is not there", "index, keys of branch", _absence_believed, 10),
     Bug("the checksums of the journal are not compared", "journal", _journal_believed, 20),
     Bug("the checksum of the superblock is not compared", "superblock", _superblock_believed, 10),
     Bug("fsck passes over journal and checkpoint", "checkpoint", _journal_passed_over, 10),

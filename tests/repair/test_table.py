@@ -169,7 +169,7 @@ def check_answers(data: Path, seen: Seen, report: dict[str, Any], said: str) -> 
     wrong = {
         question: problem
         for question, answer in seen.answers.items()
-        if (problem := problem_of(answer, now[question], walk_ended=True))
+        if (problem := problem_of(answer, now[question]))
     }
     if said == TORN:
         assert wrong, "it is not taken for a torn write any more: say so in docs/durability.md"
