@@ -5,7 +5,8 @@
     python -m tests.torture --only simulator flips   these parts
 
 A part is a program of its own, which says what failed and how that is repeated, whose last line is its figures, and
-which ends with 0 when nothing failed.  They run one after the other, beside one that mostly waits; a part that fails
+which ends with 0 when nothing failed.  Those that keep all cores at work run one after the other; beside them, one
+after the other, those of a single process, which leave a core idle; and the one that mostly waits.  A part that fails
 does not stop the next.  The last lines say what each came to.  Exit code 0 when nothing failed, 1 otherwise.
 """
 
@@ -16,6 +17,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -53,6 +55,14 @@ PARTS = {
 }
 
 
+LANES: tuple[Callable[[Part], bool], ...] = (
+    lambda part: part.has_jobs,
+    lambda part: not part.has_jobs and not part.waits,
+    lambda part: part.waits,
+)
+"""What runs beside each other."""
+
+
 @dataclass(frozen=True)
 class Ran:
     """What a part came to."""
@@ -79,6 +89,11 @@ def run_part(name: str, command: list[str]) -> Ran:
     return Ran(name, process.returncode != 0, (time.monotonic() - began) / 60, last)
 
 
+def run_lane(commands: dict[str, list[str]]) -> list[Ran]:
+    """Run parts one after the other."""
+    return [run_part(name, command) for name, command in commands.items()]
+
+
 def main() -> int:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.torture")
@@ -88,11 +103,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes of each part")
     asked = parser.parse_args()
     commands = {name: PARTS[name].command(asked.share, asked.seed, asked.jobs) for name in asked.only}
-    waiting = [name for name in commands if PARTS[name].waits]
-    with ThreadPoolExecutor(max(1, len(waiting))) as pool:
-        beside = [pool.submit(run_part, name, commands.pop(name)) for name in waiting]
-        ran = [run_part(name, command) for name, command in commands.items()]
-        ran += [part.result() for part in beside]
+    with ThreadPoolExecutor(len(LANES)) as pool:
+        lanes = [
+            pool.submit(run_lane, {name: command for name, command in commands.items() if is_of(PARTS[name])})
+            for is_of in LANES
+        ]
+        ran = [part for lane in lanes for part in lane.result()]
     say("\n".join(["", *map(str, ran)]))
     return 1 if any(part.failed for part in ran) else 0
 
