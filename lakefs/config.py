@@ -33,8 +33,9 @@ DEFAULT_REGION: Final = "us-east-1"
 CLIENT_VARIABLES: Final = ("LAKE_CONFIG", "LAKE_SERVER", "LAKE_TOKEN")
 """Variables that are no settings of the engine, but ours."""
 
-FILE_BYTES_MAX: Final = 1 << 20
-"""A configuration is a few hundred bytes; a megabyte is some other file."""
+FILE_BYTES_MAX: Final = 16 << 10
+"""A configuration is a few hundred bytes.  What tomllib needs for a key of many parts grows with their square: this
+bounds it to a tenth of a second and some 30 MiB."""
 SOCKET_PATH_BYTES_MAX: Final = 107
 """`sun_path` has 108 bytes and ends with a zero."""
 SLIP_SIMILARITY: Final = 0.8

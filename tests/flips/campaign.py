@@ -41,7 +41,7 @@ from engine.store import Store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.wire import messages as m
-from tests.flips.answers import WRITTEN, Answers, ask_everything, but_for_writing, names_of, problem_of
+from tests.flips.answers import NEW, WRITTEN, Answers, ask_everything, but_for_writing, names_of, problem_of
 from tests.flips.places import Span, spans_of
 from tests.flips.samples import make_killed, make_stopped, opened
 from tests.store_rig import records
@@ -332,7 +332,7 @@ async def _first_life(sample: Sample, data: Path, outcome: Outcome) -> None:
     with _walk_held() as may_walk:
         async with opened(data) as (store, client, lake):
             await _compare(sample, client, lake, outcome, walk_ended=False)
-            if outcome.flip.is_mended:
+            if outcome.flip.is_mended and not outcome.flip.is_of_tree:
                 await _write_among(sample, store, lake, outcome)  # what is there must not look absent to it
             may_walk.set()
             if outcome.flip.is_mended:
@@ -366,7 +366,7 @@ def _walk_held() -> Iterator[trio.Event]:
 async def _use_free_pages(store: Store, client: EmbeddedEngine, lake: TrioLake) -> None:
     """Make the index take pages from its free list."""
     for turn in range(2):
-        names = [f"plain/new/{turn}/{number}" for number in range(40)]
+        names = [f"plain/{NEW}/{turn}/{number}" for number in range(40)]
         await lake.put_many([(name, name.encode()) for name in names])
         await client.call(m.DeleteNames([("plain", name.partition("/")[2]) for name in names]))
         await store.metadata.sync()
