@@ -41,7 +41,7 @@ _APPLIED_KEY: Final = b"applied"
 _STORE_KEY: Final = b"store"
 _APPLIED: Final = struct.Struct("<Q")
 _STATS: Final = struct.Struct("<QI")
-_DATA_FILE: Final = "data.mdb"
+DATA_FILE: Final = "data.mdb"
 _READERS_MAX: Final = 64
 _ROOM_TO_WRITE_BYTES: Final = MIB
 """With less room on the disk a write may be cut short."""
@@ -133,7 +133,7 @@ class Index:
         """A map past the file's end would be SIGBUS at the first touch."""
         state = self._env.info()
         needed = (state["last_pgno"] + 1) * self._env.stat()["psize"]
-        size = (self.path / _DATA_FILE).stat().st_size
+        size = (self.path / DATA_FILE).stat().st_size
         if size < needed:
             raise IndexDamaged(f"the index has {size} bytes of {needed}", subject="index")
 
@@ -260,7 +260,7 @@ class Index:
 
     def file_bytes(self) -> int:
         """Length of LMDB's file."""
-        return (self.path / _DATA_FILE).stat().st_size
+        return (self.path / DATA_FILE).stat().st_size
 
     def pages(self) -> IndexPages:
         """How much of LMDB's file is used, and how much is free for the next writes."""
@@ -284,7 +284,7 @@ class Index:
         path.mkdir(mode=0o700)
         with _translated("copy"):
             self._env.copy(str(path), compact=True)
-        _sync_path(path / _DATA_FILE)
+        _sync_path(path / DATA_FILE)
         _sync_path(path)
 
     def close(self) -> None:

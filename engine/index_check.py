@@ -2,7 +2,8 @@
 
 Values carry checksums over table, key and value; what leads to them in LMDB's pages (roots, keys in branches, places of
 records) carries none.  A root that is another table's, or an old one, makes a table look empty or old.  So the opening
-looks at both ends of each table, and at all counters, whose numbers would be given out again if they were not found.
+looks at the pages that trees are made of, both ends of each table, and all counters, whose numbers would be given out
+again if they were not found.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.format import Table, open_value
-from engine.index import Index, IndexSnapshot
+from engine.index import DATA_FILE, Index, IndexSnapshot
+from engine.index_pages import check_pages
 from lakefs.errors import IndexDamaged
 from lakefs.ids import Sequence
 
 
 def probe(index: Index) -> Sequence:
-    """`index.applied`, after the look that an opening cannot do without; it reads some 20 records.  IndexDamaged."""
+    """`index.applied`, after the look that an opening cannot do without; no leaf but some 20 is read.  IndexDamaged."""
+    check_pages(index.path / DATA_FILE)
     snapshot = index.snapshot()
     try:
         for table in Table:

@@ -125,23 +125,18 @@ def but_for_writing(answer: Answer) -> Answer:
     return replace(answer, lines=tuple(lines))
 
 
-def problem_of(expected: Answer, answer: Answer, *, may_miss: bool = False, mended: bool = False) -> str:
-    """What is wrong with an answer; empty when nothing is.
-
-    `may_miss`: what is there need not be found; `mended`: an error is wrong, too.
-    """
+def problem_of(expected: Answer, answer: Answer, *, mended: bool = False) -> str:
+    """What is wrong with an answer; empty when nothing is.  `mended`: an error is wrong, too."""
     if answer == expected:
         return ""
     if mended and answer.error:
         return f"not made whole: {answer.error}"
     if answer.error:
-        if not answer.missing or may_miss:
-            return ""
-        return f"a false answer: {answer.error}"
+        return f"a false answer: {answer.error}" if answer.missing else ""
     foreign = set(answer.lines) - set(expected.lines)
     if foreign:
         return f"wrong: {sorted(foreign)[:2]}"[:600]
-    return "" if may_miss else "incomplete"
+    return "incomplete"
 
 
 async def _buckets(lake: TrioLake) -> Lines:

@@ -1,0 +1,181 @@
+"""Whether the trees of LMDB's file are made of pages that are theirs: a look at each opening that reads no leaf.
+
+A page number that is one bit off may lead to an older copy of the very page: whole, in order, and out of date.  LMDB
+lists such a page as free, and every page is either free or part of one tree, once.  So this walks the branch pages,
+which are few (1 in 30 to 300), compares the pages that they lead to with the free list and with each other, and their
+counts with what the roots say.
+
+The format is that of LMDB 0.9, as in its mdb.c: pages with a header of 16 bytes, two of them heads of the file, the
+trees' roots in the newer one.  A file of another format or machine is left alone.  Pages of long values are not
+looked at: their numbers stand in the leaves, and LMDB does not take them for leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lakefs.errors import IndexDamaged
+
+_HEADER: Final = struct.Struct("<QHHHH")
+_HEAD: Final = struct.Struct("<IIQQ")
+_MAGIC: Final = 0xBEEFC0DE
+_VERSION: Final = 1
+_ROOT: Final = struct.Struct("<IHHQQQQQ")
+"""Padding (of the first: the page's length), flags, depth, branch pages, leaves, overflow pages, entries, root."""
+_TAIL: Final = struct.Struct("<QQ")
+"""Last page, transaction."""
+_NODE: Final = struct.Struct("<HHHH")
+"""Low and high half of a length or page number, flags or its highest part, length of the key."""
+_BRANCH: Final = 1
+_LEAF: Final = 2
+_BIG: Final = 1
+_SUBTREE: Final = 2
+_NO_PAGE: Final = (1 << 64) - 1
+_FREE, _USED = 1, 2
+
+
+@dataclass(frozen=True)
+class _Tree:
+    depth: int
+    branch_pages: int
+    leaves: int
+    root: int
+
+
+def check_pages(path: Path) -> None:
+    """IndexDamaged when a tree leads to a page that is free, another's, or none; the file must be at rest.  Blocks."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pages = _Pages.of(descriptor)
+        if pages is not None:
+            pages.check()
+    except struct.error as error:
+        raise _damaged("what a page says of itself does not fit into it") from error
+    finally:
+        os.close(descriptor)
+
+
+class _Pages:
+    """The file as of its newest transaction."""
+
+    def __init__(self, descriptor: int, page_bytes: int, last: int, trees: list[_Tree]) -> None:
+        self._descriptor = descriptor
+        self._page_bytes = page_bytes
+        self._last = last
+        self._trees = trees
+        self._known = bytearray(last + 1)
+        """What each page was found to be."""
+
+    @classmethod
+    def of(cls, descriptor: int) -> _Pages | None:
+        """The newer head; None when it is of another format."""
+        newest = None
+        first = os.pread(descriptor, 4096, 0)
+        if len(first) < 4096 or _HEAD.unpack_from(first, _HEADER.size)[:2] != (_MAGIC, _VERSION):
+            return None
+        roots_at = _HEADER.size + _HEAD.size
+        page_bytes = _ROOT.unpack_from(first, roots_at)[0]
+        for number in (0, 1):
+            head = os.pread(descriptor, 4096, number * page_bytes)
+            if len(head) < 4096 or _HEAD.unpack_from(head, _HEADER.size)[:2] != (_MAGIC, _VERSION):
+                continue
+            last, transaction = _TAIL.unpack_from(head, roots_at + 2 * _ROOT.size)
+            if newest is None or transaction > newest[0]:
+                newest = transaction, last, [_tree(head, roots_at), _tree(head, roots_at + _ROOT.size)]
+        if newest is None or newest[1] * page_bytes > os.fstat(descriptor).st_size:
+            return None  # LMDB says what is wrong with it
+        return cls(descriptor, page_bytes, newest[1], newest[2])
+
+    def check(self) -> None:
+        """Claim every page of every tree, once."""
+        free, tables = self._trees
+        for leaf in self._claim(free):
+            for _, value in self._nodes(leaf):
+                self._note_free(value)
+        for leaf in self._claim(tables):
+            for flags, value in self._nodes(leaf):
+                if not flags & _SUBTREE:
+                    raise _damaged("the tree of tables has a record that is no table")
+                for _ in self._claim(_tree(value, 0)):
+                    pass
+
+    def _claim(self, tree: _Tree) -> Iterator[int]:
+        """Claim the pages of a tree; its leaves, which are not read."""
+        if tree.root == _NO_PAGE:
+            return
+        level = [tree.root]
+        counts: list[int] = []
+        for _ in range(tree.depth - 1):
+            for page in level:
+                self._take(page)
+            counts.append(len(level))
+            level = [child for page in level for child in self._children(page)]
+        if (sum(counts), len(level)) != (tree.branch_pages, tree.leaves):
+            raise _damaged(f"a tree has {len(level)} leaves, {tree.leaves} were written")
+        for page in level:
+            self._take(page)
+        yield from level
+
+    def _take(self, page: int) -> None:
+        if not 2 <= page <= self._last:
+            raise _damaged(f"page {page} of {self._last} is referred to")
+        if self._known[page]:
+            raise _damaged(f"page {page} is {'free' if self._known[page] == _FREE else 'used twice'}")
+        self._known[page] = _USED
+
+    def _note_free(self, value: bytes) -> None:
+        (count,) = struct.unpack_from("<Q", value)
+        if count > len(value) // 8:
+            raise _damaged(f"a record of {len(value)} bytes lists {count} free pages")
+        for page in struct.unpack_from(f"<{count}Q", value, 8):
+            if not 2 <= page <= self._last or self._known[page]:
+                raise _damaged(f"page {page} is in the free list and is not free")
+            self._known[page] = _FREE
+
+    def _children(self, page: int) -> list[int]:
+        content = self._read(page, _BRANCH)
+        return [
+            low | high << 16 | highest << 32
+            for low, high, highest, _ in (_NODE.unpack_from(content, at) for at in _places(content))
+        ]
+
+    def _nodes(self, page: int) -> Iterator[tuple[int, bytes]]:
+        """Flags and value of each record of a leaf."""
+        content = self._read(page, _LEAF)
+        for at in _places(content):
+            low, high, flags, key_bytes = _NODE.unpack_from(content, at)
+            begin, length = at + _NODE.size + key_bytes, low | high << 16
+            if flags & _BIG:
+                (first,) = struct.unpack_from("<Q", content, begin)
+                self._take(first)
+                yield flags, os.pread(self._descriptor, length, first * self._page_bytes + _HEADER.size)
+            else:
+                yield flags, content[begin : begin + length]
+
+    def _read(self, page: int, kind: int) -> bytes:
+        content = os.pread(self._descriptor, self._page_bytes, page * self._page_bytes)
+        if len(content) < self._page_bytes:
+            raise _damaged(f"page {page} is not there")
+        number, _, flags, _, _ = _HEADER.unpack_from(content)
+        if number != page or not flags & kind:
+            raise _damaged(f"page {page} says that it is page {number} of kind {flags}")
+        return content
+
+
+def _tree(content: bytes, at: int) -> _Tree:
+    _, _, depth, branch_pages, leaves, _, _, root = _ROOT.unpack_from(content, at)
+    return _Tree(depth, branch_pages, leaves, root)
+
+
+def _places(content: bytes) -> tuple[int, ...]:
+    lower = _HEADER.unpack_from(content)[3]
+    return struct.unpack_from(f"<{(lower - _HEADER.size) // 2}H", content, _HEADER.size)
+
+
+def _damaged(what: str) -> IndexDamaged:
+    return IndexDamaged(f"the pages of the index do not make a tree: {what}", subject="index")

@@ -1,0 +1,109 @@
+"""Page numbers of LMDB's file: one that is a bit off is noticed where LMDB would not; a file in order is left alone."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.format import Op, Table
+from engine.index import DATA_FILE, Index
+from engine.index_pages import check_pages
+from lakefs.errors import IndexDamaged
+from lakefs.ids import Sequence
+from tests.unit.test_index import layer_of
+
+PAGE = 4096
+OVERFLOW = 4
+
+
+def grown(path: Path, rounds: int = 30) -> Path:
+    """An index that was changed often: its file, which has older copies of many pages."""
+    rng = random.Random(3)
+    index = Index(path)
+    for number in range(1, rounds + 1):
+        changes = {rng.randrange(900): rng.randbytes(rng.choice((20, 200, 3000))) for _ in range(60)}
+        index.apply(
+            layer_of(
+                *[(Op.PUT, Table.NAMES, b"key-%04d" % key, value) for key, value in changes.items()],
+                *[(Op.DELETE, Table.NAMES, b"key-%04d" % key, b"") for key in rng.sample(range(900), 20)],
+                *[(Op.PUT, Table.NODES, b"%d" % key, b"node") for key in changes],
+                sequence=number,
+            ),
+            Sequence(number),
+        )
+        check_pages(path / DATA_FILE)
+    index.close()
+    return path / DATA_FILE
+
+
+def page_numbers(content: bytes) -> Iterator[int]:
+    """Where the low 32 bits of page numbers stand in the branch pages of the newest trees, and of the roots."""
+    newest = max((0, PAGE), key=lambda head: int.from_bytes(content[head + 144 : head + 152], "little"))
+    roots = [newest + 40 + 40, newest + 88 + 40]
+    while roots:
+        at = roots.pop()
+        yield at
+        pages = [int.from_bytes(content[at : at + 8], "little")]
+        for page in pages:
+            if page >= 1 << 63:
+                continue
+            begin = page * PAGE
+            flags, lower = struct.unpack_from("<HH", content, begin + 10)
+            for node in struct.unpack_from(f"<{(lower - 16) // 2}H", content, begin + 16):
+                _, _, node_flags, key_bytes = struct.unpack_from("<HHHH", content, begin + node)
+                if flags & 1:
+                    yield begin + node
+                    pages.append(int.from_bytes(content[begin + node : begin + node + 6], "little"))
+                elif node_flags & 2:
+                    roots.append(begin + node + 8 + key_bytes + 40)
+
+
+def test_every_page_number_that_leads_to_a_page_of_another_time_or_tree_is_noticed(tmp_path: Path) -> None:
+    path = grown(tmp_path / "index")
+    content = path.read_bytes()
+    places = list(page_numbers(content))
+    assert len(places) > 25
+    noticed = 0
+    for at in places:
+        for bit in range(32):
+            changed = bytearray(content)
+            changed[at + bit // 8] ^= 1 << bit % 8
+            path.write_bytes(changed)
+            try:
+                check_pages(path)
+            except IndexDamaged:
+                noticed += 1
+            else:  # a page of a long value: LMDB itself does not take it for a leaf
+                led_to = int.from_bytes(changed[at : at + 4], "little") * PAGE
+                assert struct.unpack_from("<H", content, led_to + 10)[0] == OVERFLOW
+    assert noticed > 32 * len(places) * 3 // 4
+    path.write_bytes(content)
+    check_pages(path)
+
+
+def test_whatever_stands_in_the_pages_the_look_ends_with_an_error_of_ours_or_none(tmp_path: Path) -> None:
+    path = grown(tmp_path / "index", rounds=8)
+    content = path.read_bytes()
+    rng = random.Random(5)
+    noticed = 0
+    for _ in range(1500):
+        changed = bytearray(content)
+        for _ in range(rng.choice((1, 1, 8))):
+            page = rng.randrange(len(content) // PAGE)
+            changed[page * PAGE + rng.choice((rng.randrange(160), rng.randrange(PAGE)))] = rng.randrange(256)
+        path.write_bytes(changed)
+        try:
+            check_pages(path)
+        except IndexDamaged:
+            noticed += 1
+    assert noticed > 5
+
+
+def test_a_new_index_and_a_file_of_another_format_are_left_alone(tmp_path: Path) -> None:
+    Index(tmp_path / "index").close()
+    check_pages(tmp_path / "index" / DATA_FILE)
+    for content in (b"", b"short", bytes(3 * PAGE)):
+        (tmp_path / "other").write_bytes(content)
+        check_pages(tmp_path / "other")
