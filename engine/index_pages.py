@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lakefs.errors import IndexDamaged
+from lakefs.errors import DiskFailed, IndexDamaged
+from lakefs.limits import PAGE_BYTES
 
 _HEADER: Final = struct.Struct("<QHHHH")
 _HEAD: Final = struct.Struct("<IIQQ")
@@ -48,7 +49,10 @@ class _Tree:
 
 
 def check_pages(path: Path) -> None:
-    """IndexDamaged when a tree leads to a page that is free, another's, or none; the file must be at rest.  Blocks."""
+    """IndexDamaged when a tree leads to a page that is free, another's, or none.  The file is at rest.
+
+    Blocks.  DiskFailed when it cannot be read.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         pages = _Pages.of(descriptor)
@@ -56,6 +60,8 @@ def check_pages(path: Path) -> None:
             pages.check()
     except struct.error as error:
         raise _damaged("what a page says of itself does not fit into it") from error
+    except OSError as error:
+        raise DiskFailed(f"cannot read {path}: {error.strerror}", subject="index") from error
     finally:
         os.close(descriptor)
 
@@ -75,14 +81,13 @@ class _Pages:
     def of(cls, descriptor: int) -> _Pages | None:
         """The newer head; None when it is of another format."""
         newest = None
-        first = os.pread(descriptor, 4096, 0)
-        if len(first) < 4096 or _HEAD.unpack_from(first, _HEADER.size)[:2] != (_MAGIC, _VERSION):
-            return None
         roots_at = _HEADER.size + _HEAD.size
-        page_bytes = _ROOT.unpack_from(first, roots_at)[0]
-        for number in (0, 1):
-            head = os.pread(descriptor, 4096, number * page_bytes)
-            if len(head) < 4096 or _HEAD.unpack_from(head, _HEADER.size)[:2] != (_MAGIC, _VERSION):
+        first = os.pread(descriptor, PAGE_BYTES, 0)
+        page_bytes = _ROOT.unpack_from(first, roots_at)[0] if len(first) == PAGE_BYTES else 0
+        if page_bytes < PAGE_BYTES or not _is_head(first):
+            return None
+        for head in (first, os.pread(descriptor, PAGE_BYTES, page_bytes)):
+            if not _is_head(head):
                 continue
             last, transaction = _TAIL.unpack_from(head, roots_at + 2 * _ROOT.size)
             if newest is None or transaction > newest[0]:
@@ -153,6 +158,8 @@ class _Pages:
             if flags & _BIG:
                 (first,) = struct.unpack_from("<Q", content, begin)
                 self._take(first)
+                if length > (self._last + 1) * self._page_bytes:
+                    raise _damaged(f"page {page} has a value of {length} bytes")
                 yield flags, os.pread(self._descriptor, length, first * self._page_bytes + _HEADER.size)
             else:
                 yield flags, content[begin : begin + length]
@@ -165,6 +172,10 @@ class _Pages:
         if number != page or not flags & kind:
             raise _damaged(f"page {page} says that it is page {number} of kind {flags}")
         return content
+
+
+def _is_head(page: bytes) -> bool:
+    return len(page) == PAGE_BYTES and _HEAD.unpack_from(page, _HEADER.size)[:2] == (_MAGIC, _VERSION)
 
 
 def _tree(content: bytes, at: int) -> _Tree:
