@@ -6,16 +6,29 @@ Nothing here is timed: a slow machine must not fail a test.
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from fuse.mount_table import all_mounts, answers, unmount
 from lakefs.config import CLIENT_VARIABLES, SETTING_NAMES
 
 settings.register_profile("lake", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("lake"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "lake")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Take away the mounts of a run that was killed: pytest could not remove its folders, and would fail for it."""
+    if hasattr(session.config, "workerinput"):  # a worker of pytest-xdist: the one that began it did this
+        return
+    earlier = Path(tempfile.gettempdir()).resolve()
+    for entry in all_mounts():
+        place = entry.mount_point
+        if place.is_relative_to(earlier) and "pytest-of-" in str(place) and answers(place) is False:
+            unmount(place, lazy=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
