@@ -282,18 +282,18 @@ def _open_index(
         index = Index(path)
     except IndexDamaged as error:
         return None, error.message
-    try:
-        applied = probe(index)
-        is_foreign = index.is_foreign(store_id)
-    except IndexDamaged as error:
-        index.close()
-        return None, error.message
-    if is_foreign:
-        index.close()
-        return None, "it is another store's"
-    if checkpoint is not None and applied < checkpoint.sequence:
-        index.close()
-        return None, f"it ends with group {applied}, before the checkpoint's {checkpoint.sequence}"
+    with ExitStack() as unfit:
+        unfit.callback(index.close)
+        try:
+            applied = probe(index)
+            is_foreign = index.is_foreign(store_id)
+        except IndexDamaged as error:
+            return None, error.message
+        if is_foreign:
+            return None, "it is another store's"
+        if checkpoint is not None and applied < checkpoint.sequence:
+            return None, f"it ends with group {applied}, before the checkpoint's {checkpoint.sequence}"
+        unfit.pop_all()
     index.owner = store_id
     return index, ""
 
