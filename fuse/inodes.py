@@ -220,7 +220,8 @@ class InodeTable:
         inode = self._by_node.get(node)
         if inode is not None and inode.is_newer_than(asked_at):
             return inode
-        if inode is not None and not _is_shown_by(inode, found):
+        # A folder that is found in itself, or below, was moved elsewhere: the way to `parent` is no more what it was.
+        if inode is not None and (not _is_shown_by(inode, found) or self.is_below(parent, inode)):
             self.detach(inode)
             inode = None
         if inode is None:
@@ -268,6 +269,8 @@ class InodeTable:
             return None
         if replaced is not None:
             self.remove(replaced)
+        if inode is not parent and self.is_below(parent, inode):  # it is not, or the store would have refused
+            self.detach(self._on_way(parent, inode))
         self._place(inode, parent, name)
         for folder in _folders_from(inode):
             folder.listed_at = EXPIRED  # it may have been listed by a name that it had no more
@@ -323,6 +326,13 @@ class InodeTable:
             if parent is None:
                 return
             inode = parent
+
+    def _on_way(self, inode: Inode, folder: Inode) -> Inode:
+        """What is right in `folder` of all that `inode`, which is below it, is in."""
+        at = inode
+        while at.parent is not None and at.parent is not folder:
+            at = at.parent
+        return at
 
     def _place(self, inode: Inode, parent: Inode, name: str) -> None:
         self._unlink(inode)

@@ -7,6 +7,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from engine.format import Op, Table
 from engine.index import DATA_FILE, Index
 from engine.index_pages import check_pages
@@ -15,6 +17,7 @@ from lakefs.ids import Sequence
 from tests.unit.test_index import layer_of
 
 PAGE = 4096
+BRANCH, LEAF = 1, 2
 OVERFLOW = 4
 
 
@@ -58,6 +61,56 @@ def page_numbers(content: bytes) -> Iterator[int]:
                     pages.append(int.from_bytes(content[begin + node : begin + node + 6], "little"))
                 elif node_flags & 2:
                     roots.append(begin + node + 8 + key_bytes + 40)
+
+
+def tree_pages(content: bytes) -> list[int]:
+    """Where the pages of the tables' trees begin, leaves too."""
+    found: set[int] = set()
+    for at in page_numbers(content):
+        page = int.from_bytes(content[at : at + 8], "little") & (1 << 48) - 1
+        if page < len(content) // PAGE:
+            found.add(page * PAGE)
+    return sorted(found)
+
+
+def test_every_bit_of_a_pages_head_is_noticed(tmp_path: Path) -> None:
+    path = grown(tmp_path / "index")
+    content = path.read_bytes()
+    pages = tree_pages(content)
+    leaves = [at for at in pages if content[at + 10] == LEAF]
+    assert len(leaves) > 20
+    branches = [at for at in pages if content[at + 10] == BRANCH]
+    for at in [branches[0], *random.Random(5).sample(leaves, 2)]:
+        for byte in (*range(8), *range(10, 16)):  # two of padding are between
+            for bit in range(8):
+                assert is_noticed(path, content, at + byte, content[at + byte] ^ 1 << bit), (at, byte, bit)
+
+
+def test_a_record_that_is_passed_over_or_of_another_kind_is_noticed(tmp_path: Path) -> None:
+    path = grown(tmp_path / "index")
+    content = path.read_bytes()
+    for at in [page for page in tree_pages(content) if content[page + 10] == LEAF][::4]:
+        lower = int.from_bytes(content[at + 12 : at + 14], "little")
+        first, last = at + 16, at + lower - 2
+        if first != last:  # the last record's place says the first's: that record is hidden, and no key tells
+            twice = bytearray(content)
+            twice[last : last + 2] = content[first : first + 2]
+            path.write_bytes(twice)
+            with pytest.raises(IndexDamaged, match="records where none can be"):
+                check_pages(path)
+        flags = at + int.from_bytes(content[first : first + 2], "little") + 4
+        for bit in range(8):
+            assert is_noticed(path, content, flags, content[flags] ^ 1 << bit), (at, flags - at, bit)
+
+
+def is_noticed(path: Path, content: bytes, at: int, value: int) -> bool:
+    """Whether one byte that has another value is."""
+    path.write_bytes(content[:at] + bytes([value]) + content[at + 1 :])
+    try:
+        check_pages(path)
+    except IndexDamaged:
+        return True
+    return False
 
 
 def test_every_page_number_that_leads_to_a_page_of_another_time_or_tree_is_noticed(tmp_path: Path) -> None:

@@ -88,6 +88,38 @@ def test_a_name_that_has_another_node_is_another_inode(table: InodeTable) -> Non
     assert before.parent is None
 
 
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_folder_that_is_found_in_itself_by_a_name_of_before_is_placed_in_no_circle(
+    table: InodeTable, depth: int
+) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    moved = folder(table, bucket, "d", 11)
+    parent = moved
+    for number in range(depth):
+        parent = folder(table, parent, f"{number}", 12 + number)
+    found = folder(table, parent, "f", 11)  # elsewhere: `d` got another name, and another `d` has it in it
+    assert found is not moved
+    assert parent.children["f"] is table.by_node(11) is found
+    assert moved.parent is None
+    with pytest.raises(KeyNotFound):
+        table.name_of(found)
+    another = folder(table, bucket, "d", 20)
+    assert folder(table, another, "f", 11) is found
+    assert table.name_of(found) == Name("bkt", "d/f/")
+
+
+def test_a_folder_that_is_moved_below_what_was_in_it_before_is_placed_in_no_circle(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    moved = folder(table, bucket, "d", 11)
+    inner = folder(table, moved, "e", 12)
+    deepest = folder(table, inner, "g", 13)
+    table.move(moved, deepest, "d")  # the store did it: `e` is elsewhere, which was not known here
+    assert moved.parent is deepest
+    assert inner.parent is None
+    with pytest.raises(KeyNotFound):
+        table.name_of(moved)
+
+
 def test_other_content_of_the_same_node_is_another_inode_with_another_number(table: InodeTable) -> None:
     bucket = folder(table, table.root, "bkt", 10)
     before = file(table, bucket, "x", 11, b"old")
