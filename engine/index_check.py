@@ -18,7 +18,7 @@ from lakefs.ids import Sequence
 
 
 def probe(index: Index) -> Sequence:
-    """`index.applied`, after the look that an opening cannot do without; no leaf but some 20 is read.  IndexDamaged."""
+    """`index.applied`, after the look that an opening cannot do without; some 20 leaves are read.  IndexDamaged."""
     check_pages(index.path / DATA_FILE)
     snapshot = index.snapshot()
     try:

@@ -88,17 +88,23 @@ def _stream(data: bytes) -> bytes:
     return sealed(data[1:]) if data[:1] and data[0] & 1 else data[1:]
 
 
-def _pieces(data: bytes, step: int) -> Iterator[bytes]:
-    return (data[at : at + step] for at in range(0, len(data), step))
+def _fed(reader: FrameReader, data: bytes, step: int) -> Iterator[None]:
+    """Bytes come in, `step` at a time or as many as there is space for; what is whole is taken before more comes."""
+    at = 0
+    while at < len(data):
+        at += _put(reader, data[at : at + step])
+        yield
 
 
-def _put(reader: FrameReader, piece: bytes) -> None:
-    """Bytes came in: not more than there is space for."""
+def _put(reader: FrameReader, piece: bytes) -> int:
+    """Bytes came in: not more than there is space for; how many."""
     space = reader.space()
-    assert len(space) >= len(piece), "the driver was given no room"
-    space[: len(piece)] = piece
-    reader.received(len(piece))
+    count = min(len(space), len(piece))
+    assert count, "the driver was given no space"
+    space[:count] = piece[:count]
     del space
+    reader.received(count)
+    return count
 
 
 def read_frames(data: bytes) -> None:
@@ -133,8 +139,7 @@ def _frames(stream: bytes, step: int) -> list[FrameStart | str]:
     reader = FrameReader()
     found: list[FrameStart | str] = []
     try:
-        for piece in _pieces(stream, step):
-            _put(reader, piece)
+        for _ in _fed(reader, stream, step):
             while (frame := reader.next_frame()) is not None:
                 found.append(frame)
                 if frame.body_bytes:
@@ -196,8 +201,7 @@ def _served(stream: bytes, step: int) -> list[str]:
     open_streams: list[int] = []
     ended: LakeError | None = None
     try:
-        for piece in _pieces(stream, step):
-            _put(wire.reader, piece)
+        for _ in _fed(wire.reader, stream, step):
             while (event := wire.next_event()) is not None:
                 told.append(repr(event))
                 _serve(wire, event, open_streams)
@@ -269,8 +273,7 @@ def _asked(stream: bytes, step: int) -> list[str]:
     told: list[str] = []
     finals = 0
     try:
-        for piece in _pieces(stream, step):
-            _put(wire.reader, piece)
+        for _ in _fed(wire.reader, stream, step):
             while (event := wire.next_event()) is not None:
                 told.append(repr(event))
                 finals += _is_final(wire, event)

@@ -9,11 +9,14 @@ from typing import Any
 import lmdb
 import pytest
 
+from engine import recovery
 from engine.format import Op, Table, seal_value
 from engine.index import Index
 from engine.index_check import probe
-from lakefs.errors import IndexDamaged
+from lakefs.errors import DiskFailed, IndexDamaged
 from lakefs.ids import Sequence
+from tests.sim.disk import SimDisk
+from tests.unit.metadata_rig import contents, opened, put, run
 from tests.unit.test_index import layer_of
 
 COUNTERS = [(Op.INSERT, Table.COUNTERS, key, bytes(8)) for key in (b"birth", b"node", b"segment")]
@@ -49,3 +52,26 @@ def test_an_index_that_leads_elsewhere_is_not_opened(tmp_path: Path, change: Cha
     with pytest.raises(IndexDamaged):
         probe(index)
     index.close()
+
+
+def test_an_index_that_cannot_be_read_now_is_left_closed_and_opens_when_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: Index) -> int:
+        raise DiskFailed("cannot read the index: Input/output error", subject="index")
+
+    async def scenario() -> None:
+        disk = SimDisk(1)
+        async with opened(disk) as metadata:
+            await put(metadata, (Table.NAMES, b"a", b"1"))
+            before = contents(metadata)
+        with monkeypatch.context() as patched:
+            patched.setattr(recovery, "probe", refuse)
+            with pytest.raises(DiskFailed, match="Input/output error") as failed:
+                async with opened(disk):
+                    pass
+        async with opened(disk) as metadata:  # LMDB refuses to open in one process what is open in it
+            assert contents(metadata) == before
+        assert failed.value.subject == "index"  # until here the error keeps what its frames had
+
+    run(scenario)

@@ -250,29 +250,6 @@ def test_an_index_older_than_the_checkpoint_is_rebuilt() -> None:
     run(scenario)
 
 
-def test_an_index_that_cannot_be_read_now_is_left_closed_and_opens_when_it_can(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(_: index_module.Index) -> int:
-        raise DiskFailed("cannot read the index: Input/output error", subject="index")
-
-    async def scenario() -> None:
-        disk = SimDisk(1)
-        async with opened(disk) as metadata:
-            await fill(metadata, 3)
-            before = contents(metadata)
-        with monkeypatch.context() as patched:
-            patched.setattr(recovery, "probe", refuse)
-            with pytest.raises(DiskFailed, match="Input/output error") as failed:
-                async with opened(disk):
-                    pass
-        async with opened(disk) as metadata:  # LMDB refuses to open in one process what is open in it
-            assert contents(metadata) == before
-        assert failed.value.subject == "index"  # until here the error keeps what its frames had
-
-    run(scenario)
-
-
 def test_an_index_ahead_of_the_journal_is_damage_and_not_a_silent_loss() -> None:
     async def scenario() -> None:
         disk = SimDisk(5)
