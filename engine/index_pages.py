@@ -138,9 +138,8 @@ class _Pages:
         leaves = sorted(self._claim(tree))
         records = long_pages = 0
         for page in leaves:
-            content = self._read(page, _LEAF)
+            content, places = self._read(page, _LEAF)
             words = memoryview(content).cast("H")
-            places = _places(content)
             records += len(places)
             for at in places:
                 flags = words[at // 2 + 2]
@@ -172,16 +171,16 @@ class _Pages:
             self._known[page] = _FREE
 
     def _children(self, page: int) -> list[int]:
-        content = self._read(page, _BRANCH)
+        content, places = self._read(page, _BRANCH)
         return [
             low | high << 16 | highest << 32
-            for low, high, highest, _ in (_NODE.unpack_from(content, at) for at in _places(content))
+            for low, high, highest, _ in (_NODE.unpack_from(content, at) for at in places)
         ]
 
     def _values(self, page: int) -> Iterator[bytes]:
         """The value of each record of a leaf."""
-        content = self._read(page, _LEAF)
-        for at in _places(content):
+        content, places = self._read(page, _LEAF)
+        for at in places:
             _, _, flags, key_bytes = _NODE.unpack_from(content, at)
             begin, length = at + _NODE.size + key_bytes, _length(content, at)
             if flags & _BIG:
@@ -193,7 +192,8 @@ class _Pages:
             else:
                 yield content[begin : begin + length]
 
-    def _read(self, page: int, kind: int) -> bytes:
+    def _read(self, page: int, kind: int) -> tuple[bytes, tuple[int, ...]]:
+        """A page of that kind, and where in it its records begin."""
         content = os.pread(self._descriptor, self._page_bytes, page * self._page_bytes)
         if len(content) < self._page_bytes:
             raise _damaged(f"page {page} is not there")
@@ -202,7 +202,7 @@ class _Pages:
             raise _damaged(f"page {page} says that it is page {number} of kind {flags}")
         if not _HEADER.size < lower <= upper <= self._page_bytes or lower % 2:
             raise _damaged(f"page {page} has room from {lower} to {upper}")
-        places = _places(content)
+        places = struct.unpack_from(f"<{(lower - _HEADER.size) // 2}H", content, _HEADER.size)
         # LMDB keeps records together at the end of a page, each at an even place.
         if (
             min(places) != upper
@@ -210,7 +210,7 @@ class _Pages:
             or max(places) > self._page_bytes - _NODE.size
         ):
             raise _damaged(f"page {page} has records where none can be")
-        return content
+        return content, places
 
 
 def _is_head(page: bytes) -> bool:
@@ -220,11 +220,6 @@ def _is_head(page: bytes) -> bool:
 def _tree(content: bytes, at: int) -> _Tree:
     _, _, depth, branch_pages, leaves, long_pages, records, root = _ROOT.unpack_from(content, at)
     return _Tree(depth, branch_pages, leaves, long_pages, records, root)
-
-
-def _places(content: bytes) -> tuple[int, ...]:
-    lower = _HEADER.unpack_from(content)[3]
-    return struct.unpack_from(f"<{(lower - _HEADER.size) // 2}H", content, _HEADER.size)
 
 
 def _length(content: bytes, at: int) -> int:

@@ -1,4 +1,4 @@
-"""Page numbers of LMDB's file: one that is a bit off is noticed where LMDB would not; a file in order is left alone."""
+"""Pages of LMDB's file: a number or head a bit off is noticed where LMDB would not; a whole file is left alone."""
 
 from __future__ import annotations
 
