@@ -39,10 +39,11 @@ from lakefs.errors import (
     LakeError,
     PreconditionFailed,
 )
-from lakefs.getting import Opened, Piece, open_object
+from lakefs.getting import open_object
 from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import BLOB_BYTES_MAX, FILE_BYTES_MAX, SMALL_PAYLOAD_BYTES
 from lakefs.names import Name
+from lakefs.opened import Opened, Piece
 from lakefs.wire.messages import NO_CONDITION, ObjectStat, SetAttributes
 
 _log: Final = structlog.get_logger(__name__)
@@ -67,9 +68,7 @@ class OpenFile:
         self._behind_is_idle = trio.Event()
         self._behind_is_idle.set()
         self._is_new = False  # nothing of it is in the store, but perhaps an empty file
-        self._stat: ObjectStat | None = (
-            None  # as the name was when it was opened, for what a file system has not
-        )
+        self._stat: ObjectStat | None = None  # as opened, for what a file system has not
         self._visible_since = (
             b""  # boot of the engine that has the last commit visible, and not known to be durable
         )

@@ -27,7 +27,8 @@ from fuse.page_sums import PageSums
 from lakefs.client.trio_lake import TrioLake
 from lakefs.crc import crc32c
 from lakefs.errors import StaleGrant
-from lakefs.getting import Access, Opened, Piece, locate, read_range
+from lakefs.fetching import locate
+from lakefs.getting import read_range
 from lakefs.ids import Buffer, ChunkId, SegmentId
 from lakefs.limits import GRANULE_BYTES, MIB, PAGE_BYTES
 from lakefs.movers import (
@@ -40,6 +41,7 @@ from lakefs.movers import (
     fetch_granules,
     granules_around,
 )
+from lakefs.opened import Access, Opened, Piece
 from lakefs.page_cache import is_cached
 from lakefs.ports import Offload
 from lakefs.wire.messages import Grant

@@ -28,12 +28,13 @@ from fuse.staging import Kind, StagedFile
 from fuse.write_behind import WriteBehind
 from lakefs.chunking import fixed_cuts, iter_extents, plan_file
 from lakefs.errors import EngineUnreachable, InvalidArgument, SessionLost, SourceChanged
-from lakefs.getting import Opened, Piece, read_range
+from lakefs.getting import read_range
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.lake import LakeSteps
 from lakefs.limits import BATCH_MAX, CHUNK_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.manifest import CutKind
 from lakefs.names import Name
+from lakefs.opened import Opened, Piece
 from lakefs.service import Reply
 from lakefs.steps import Completion, Effect, Pipeline, Send, Steps, send, work
 from lakefs.uploading import (

@@ -23,10 +23,10 @@ from typing import Final
 from fuse.staged_file import Kind, StagedFile
 from lakefs.chunking import iter_extents, plan_growing
 from lakefs.errors import InvalidArgument
-from lakefs.getting import Piece
 from lakefs.ids import ChunkId, ChunkKind, SessionId, data_chunk_id
 from lakefs.lake import LakeSteps
 from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES
+from lakefs.opened import Piece
 from lakefs.service import Reply
 from lakefs.steps import Completion, Effect, Pipeline, Send, Steps, Work, send, work
 from lakefs.uploading import STORE_CHUNKS_PER_REQUEST, forget

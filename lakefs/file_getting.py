@@ -16,9 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lakefs.errors import AlreadyExists, EngineUnreachable, LocalFileError
-from lakefs.getting import Access, Opened, Piece, close_object, fetch_pieces, open_object, read_range
+from lakefs.fetching import fetch_pieces
+from lakefs.getting import close_object, open_object, read_range
 from lakefs.lake import LakeSteps
 from lakefs.names import Name
+from lakefs.opened import Access, Opened, Piece
 from lakefs.parts import PartFile, restore_attributes
 from lakefs.sources import FileSource
 from lakefs.steps import Pipeline, Start, Steps, Ticket, Wait, Work, work

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lakefs.errors import InvalidArgument
-from lakefs.getting import Access
 from lakefs.ids import Buffer
 from lakefs.multipart import (
     ListedPart,
@@ -24,6 +23,7 @@ from lakefs.multipart import (
     put_part_stream,
 )
 from lakefs.names import parse_name, parse_object_name
+from lakefs.opened import Access
 from lakefs.sources import BufferSource, FileSource
 from lakefs.steps import Steps, work
 from lakefs.uploading import Transfer

@@ -28,10 +28,11 @@ from lakefs.errors import (
     SessionLost,
     UploadNotFound,
 )
-from lakefs.getting import Access, Opened, Piece, close_object, open_object, read_range
+from lakefs.getting import close_object, open_object, read_range
 from lakefs.limits import CHUNK_BYTES, PART_CHUNKS_MAX
 from lakefs.manifest import CutKind
 from lakefs.names import Name
+from lakefs.opened import Access, Opened, Piece
 from lakefs.putting import store_by_body, store_by_descriptor
 from lakefs.sources import Source, read_stream
 from lakefs.steps import Pipeline, Steps, send, work

@@ -21,9 +21,9 @@ import threading
 from typing import Protocol
 
 from lakefs.errors import AlreadyExists, LocalFileError, PermissionDenied
-from lakefs.getting import Piece
 from lakefs.ids import data_chunk_id
 from lakefs.limits import CHUNK_BYTES
+from lakefs.opened import Piece
 
 PART_SUFFIX = ".lake-part"
 NAME_BYTES_MAX = 255

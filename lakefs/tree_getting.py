@@ -25,18 +25,13 @@ from lakefs.errors import (
     LakeError,
     LocalFileError,
 )
+from lakefs.fetching import fetch_pieces
 from lakefs.file_getting import GetOptions, get_opened
-from lakefs.getting import (
-    Opened,
-    Piece,
-    close_leases,
-    close_object,
-    fetch_pieces,
-    open_objects,
-)
+from lakefs.getting import close_leases, close_object, open_objects
 from lakefs.lake import LakeSteps
 from lakefs.limits import CHUNK_BYTES
 from lakefs.names import Name
+from lakefs.opened import Opened, Piece
 from lakefs.parts import restore_attributes, write_whole
 from lakefs.sources import FileSource
 from lakefs.steps import Pipeline, Steps, Work, work

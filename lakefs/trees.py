@@ -27,9 +27,9 @@ from lakefs.errors import (
     SessionLost,
     StaleGrant,
 )
-from lakefs.getting import Opened, Piece
 from lakefs.ids import BlobId, ChunkKind, data_chunk_id, kind_of
 from lakefs.limits import KEY_BYTES_MAX
+from lakefs.opened import Opened, Piece
 from lakefs.parts import PART_SUFFIX
 from lakefs.sources import FileSource
 from lakefs.steps import Pipeline, Steps, Work

@@ -11,9 +11,10 @@ from unittest import mock
 from fuse.staged_put import store_staged
 from fuse.staging import Base, StagedFile, StagingFolder
 from fuse.write_behind import WriteBehind
-from lakefs.getting import Opened, close_object
+from lakefs.getting import close_object
 from lakefs.limits import BLOB_BYTES_MAX
 from lakefs.names import Name
+from lakefs.opened import Opened
 from lakefs.steps import Steps
 from lakefs.wire import messages as m
 from tests.contract.engines import Kind

@@ -17,7 +17,7 @@ from crc32c import crc32c
 from bench.content import write_file
 from bench.measure import Bench, Paired, Scenario, Sides, at_least, timed
 from bench.process import EngineProcess
-from lakefs.client.blocking import WORK_THREADS
+from lakefs.client.blocking_driver import WORK_THREADS
 from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES
 from lakefs.movers import Check
 

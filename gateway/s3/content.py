@@ -27,7 +27,7 @@ from gateway.http.ranges import ByteRange
 from lakefs.client.trio_lake import TrioLake
 from lakefs.crc import crc32c
 from lakefs.errors import EngineUnreachable, LakeError, StaleGrant
-from lakefs.getting import Access, Opened, Piece, open_object, opened_at, read_range
+from lakefs.getting import open_object, read_range
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import BLOB_BYTES_MAX, GRANULE_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.movers import (
@@ -39,6 +39,7 @@ from lakefs.movers import (
     granules_around,
 )
 from lakefs.names import Name
+from lakefs.opened import Access, Opened, Piece, opened_at
 from lakefs.service import EngineClient, Reply
 from lakefs.wire.messages import CloseLeases, Grant, OpenedObject, OpenObjects, OpenResults
 

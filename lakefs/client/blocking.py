@@ -1,10 +1,6 @@
 """The blocking client: `lakefs.connect()`, for training loops, notebooks and the command line.
 
-`Lake` has the methods of `lakefs.lake.LakeSteps` and drives them over one connection: requests are pipelined, and
-local reading and checking runs in a few threads.  One operation runs at a time; a second thread waits.
-
-When the operation is interrupted (Ctrl-C) the connection is closed, for a frame may be half received; the engine
-drops the unfinished put with it, and the next operation connects anew.
+`Lake` has the methods of `lakefs.lake.LakeSteps`; `blocking_driver` drives them over one connection.
 """
 
 from __future__ import annotations
@@ -13,23 +9,17 @@ import contextlib
 import io
 import json
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
+from lakefs.client.blocking_driver import BlockingDriver
 from lakefs.errors import EngineUnreachable
 from lakefs.file_getting import replace_file
-from lakefs.getting import Opened
 from lakefs.ids import Buffer
-from lakefs.lake import LakeSteps, Progress, PutData
-from lakefs.movers import Check, SegmentDescriptors
+from lakefs.lake import Progress, PutData
 from lakefs.multipart import ListedPart, UploadName
 from lakefs.names import parse_object_name
-from lakefs.service import BlockingEngineClient
-from lakefs.steps import Send, Start, Step, Steps, Ticket, Wait
+from lakefs.opened import Opened
 from lakefs.trees import Observer
 from lakefs.uploading import PutResult
 from lakefs.wire.messages import (
@@ -42,127 +32,12 @@ from lakefs.wire.messages import (
     UploadEntry,
 )
 
-T = TypeVar("T")
-WORK_THREADS = 2
-UNWIND_STEPS_MAX = 100
-"""Far more than any cleanup has steps."""
 
-
-@dataclass
-class _Flight:
-    """What one operation has started and not finished."""
-
-    sends: dict[int, Ticket] = field(default_factory=dict)
-    works: set[Future[Any]] = field(default_factory=set)
-
-
-class Lake:
+class Lake(BlockingDriver):
     """A connection to one engine.  Use as a context manager, or `close()`.
 
     Errors are those of `lakefs.errors`; see `LakeSteps` for what each method promises.
     """
-
-    def __init__(self, engine: BlockingEngineClient, *, check: Check = Check.BLAKE3) -> None:
-        self._engine = engine
-        self._descriptors = SegmentDescriptors()
-        self._threads: ThreadPoolExecutor | None = None
-        self._lock = threading.RLock()
-        self._epoch = engine.epoch
-        self._closed = False
-        self.steps = LakeSteps(
-            self._descriptors,
-            engine.carries_descriptors,
-            network=engine.address.startswith("tcp"),
-            check=check,
-        )
-
-    def __enter__(self) -> Lake:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection; unfinished puts and leases end with it."""
-        with self._lock:
-            self._closed = True
-            if self._threads is not None:
-                self._threads.shutdown(wait=True, cancel_futures=True)
-                self._threads = None
-            self._engine.close()
-            self._descriptors.close()
-
-    # --- the driver --------------------------------------------------------------------------------
-
-    def run(self, steps: Steps[T]) -> T:
-        """Drive an operation of `LakeSteps` (or of your own making) to its end."""
-        with self._lock:
-            if self._closed:
-                steps.close()
-                raise EngineUnreachable("this lake was closed")
-            flight = _Flight()
-            try:
-                self._forget_old_descriptors()
-                return self._drive(steps, flight)
-            except BaseException as error:
-                _unwind(steps, error)
-                raise
-            finally:
-                for ticket in flight.sends.values():
-                    self._engine.cancel(ticket)
-                for future in flight.works:
-                    future.cancel() or future.exception()
-
-    def _drive(self, steps: Steps[T], flight: _Flight) -> T:
-        answer: Any = None
-        error: BaseException | None = None
-        while True:
-            try:
-                step = steps.throw(error) if error is not None else steps.send(answer)
-            except StopIteration as end:
-                return cast(T, end.value)
-            answer, error = None, None
-            try:
-                answer = self._take(step, flight)
-            except BaseException as raised:  # noqa: BLE001 - thrown into the operation, which raises it
-                if isinstance(raised, KeyboardInterrupt):
-                    self._engine.close()
-                error = raised
-
-    def _take(self, step: Step, flight: _Flight) -> Any:
-        """The answer to one step of an operation."""
-        if isinstance(step, Wait):
-            return self._wait(step.ticket, flight)
-        if isinstance(step, Start):
-            return self._start(step, flight)
-        return self._engine.forget(self._engine.start(step.request))
-
-    def _start(self, step: Start, flight: _Flight) -> Ticket:
-        effect = step.effect
-        if isinstance(effect, Send):
-            ticket = self._engine.start(effect.request, effect.body, effect.descriptors, into=effect.into)
-            flight.sends[id(ticket)] = ticket
-            return ticket
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="lake-work")
-        future = self._threads.submit(effect.call, *effect.args)
-        flight.works.add(future)
-        return future
-
-    def _wait(self, ticket: Ticket, flight: _Flight) -> Any:
-        if isinstance(ticket, Future):
-            flight.works.discard(ticket)
-            return ticket.result()
-        del flight.sends[id(ticket)]
-        return self._engine.finish(ticket)
-
-    def _forget_old_descriptors(self) -> None:
-        """Another connection may be another store, with segments of the same numbers."""
-        if self._engine.epoch != self._epoch:
-            self._descriptors.close()
-            self._epoch = self._engine.epoch
 
     # --- writing -----------------------------------------------------------------------------------
 
@@ -359,22 +234,6 @@ class Lake:
             for_s=for_s, rate_bytes_per_s=rate_bytes_per_s, restart=restart, damaged=damaged
         )
         return cast(dict[str, Any], json.loads(self.run(steps)))
-
-
-def _unwind(steps: Steps[T], error: BaseException) -> None:
-    """Let an operation clean up that an interrupt left between two steps; what it asks for then is refused.
-
-    Nothing happens to one that has ended.  Closing it would not do: its cleanup asks the engine, too.
-    """
-    try:
-        steps.throw(error)
-        for _ in range(UNWIND_STEPS_MAX):
-            steps.throw(EngineUnreachable("the operation was interrupted"))
-    except (StopIteration, EngineUnreachable):
-        return
-    except BaseException as ended:  # noqa: BLE001 - the caller raises `error`, which began all this
-        if ended is not error:
-            error.add_note(f"while the operation cleaned up: {ended!r}")
 
 
 class ObjectReader(io.RawIOBase):

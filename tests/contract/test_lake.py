@@ -31,10 +31,10 @@ from lakefs.errors import (
     SessionLost,
     SourceChanged,
 )
-from lakefs.getting import Opened
 from lakefs.lake import LakeSteps
 from lakefs.limits import CHUNK_BYTES
 from lakefs.offload import InlineOffload, ThreadOffload
+from lakefs.opened import Opened
 from lakefs.ports import Offload
 from lakefs.steps import Send, Start, Steps, send
 from lakefs.wire import messages as m

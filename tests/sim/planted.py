@@ -94,7 +94,8 @@ def _skip_payload_checksums() -> Iterator[None]:
     with (
         mock.patch("engine.segment_reader.check_payload", return_value=True),
         mock.patch("lakefs.getting.check_digest", return_value=None),
-        mock.patch("lakefs.getting.check_granules", return_value=None),
+        mock.patch("lakefs.fetching.check_digest", return_value=None),
+        mock.patch("lakefs.fetching.check_granules", return_value=None),
     ):
         yield
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.embedded import open_lake
-from lakefs.client.blocking import _unwind
+from lakefs.client.blocking_driver import unwind
 from lakefs.errors import EngineUnreachable
 from lakefs.steps import Steps, send, work
 from lakefs.wire.messages import Ping
@@ -50,7 +50,7 @@ def test_an_operation_left_between_two_steps_cleans_up_without_the_engine() -> N
     steps = operation()
     next(steps)
     interrupt = KeyboardInterrupt()
-    _unwind(steps, interrupt)
+    unwind(steps, interrupt)
     assert seen == [interrupt, EngineUnreachable]
     with pytest.raises(StopIteration):
         next(steps)
@@ -60,7 +60,7 @@ def test_unwinding_an_operation_that_has_ended_or_never_began_does_nothing() -> 
     def operation() -> Steps[None]:
         yield from send(Ping())
 
-    _unwind(operation(), KeyboardInterrupt())
+    unwind(operation(), KeyboardInterrupt())
     ended = operation()
     ended.close()
-    _unwind(ended, KeyboardInterrupt())
+    unwind(ended, KeyboardInterrupt())

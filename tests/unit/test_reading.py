@@ -15,12 +15,12 @@ from fuse.page_sums import PageSums
 from fuse.reading import BlobReader, ReadBuffers
 from lakefs.client.trio_lake import TrioLake
 from lakefs.crc import crc32c
-from lakefs.getting import Access, Opened, Piece
 from lakefs.ids import ChunkId, ChunkKind, SegmentId, chunk_id_of
 from lakefs.limits import GRANULE_BYTES, MIB
 from lakefs.movers import MEDIUM_SEGMENT, SegmentDescriptors, bring_in
 from lakefs.names import Name
 from lakefs.offload import InlineOffload
+from lakefs.opened import Access, Opened, Piece
 from lakefs.page_cache import is_cached
 from lakefs.wire.messages import Grant, ObjectStat
 

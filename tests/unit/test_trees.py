@@ -22,9 +22,10 @@ from lakefs.errors import (
     LocalFileError,
 )
 from lakefs.file_getting import GetOptions, get_to_file, stream_range
-from lakefs.getting import Opened, Piece, close_object, open_object
+from lakefs.getting import close_object, open_object
 from lakefs.ids import data_chunk_id
 from lakefs.names import Name
+from lakefs.opened import Opened, Piece
 from lakefs.parts import PartFile, part_path, write_whole
 from lakefs.steps import Steps
 from lakefs.tree_getting import get_tree, local_path

@@ -9,7 +9,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from lakefs.client.trio_lake import CLEANUP_S, TrioLake
+from lakefs.client.trio_driver import CLEANUP_S
+from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import EngineUnreachable
 from lakefs.ids import Buffer
 from lakefs.limits import CHUNK_BYTES

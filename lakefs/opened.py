@@ -1,0 +1,87 @@
+"""What is known of an object that was opened for reading: its pieces, their places, its lease; and how a client reads.
+
+Nothing is asked or read here; see `getting` for objects and `fetching` for chunks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from lakefs.ids import ChunkId
+from lakefs.movers import MEDIUM_SEGMENT, Check, SegmentDescriptors
+from lakefs.names import Name
+from lakefs.wire.messages import Grant, ObjectStat, OpenedObject
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a client reads: its descriptors, what its connection can do, and who is told of progress.
+
+    `progress(bytes_done, bytes_already_there)` is called with increments from the driver's own thread.
+    """
+
+    descriptors: SegmentDescriptors
+    can_use_descriptors: bool
+    check: Check = Check.BLAKE3
+    progress: Callable[[int, int], None] = lambda done, present: None
+
+
+class Piece(NamedTuple):
+    """One chunk of a blob and where it lies in it."""
+
+    chunk: ChunkId
+    offset: int
+    length: int
+
+
+@dataclass
+class Opened:
+    """An object opened for reading: its pieces in order, what is known of their places, and its lease."""
+
+    name: Name
+    stat: ObjectStat
+    lease: int
+    pieces: list[Piece]
+    grants: dict[ChunkId, Grant]
+    inline: dict[ChunkId, bytes]
+
+    def overlapping(self, offset: int, length: int) -> list[Piece]:
+        """Pieces that hold bytes of [offset, offset + length)."""
+        if length <= 0 or not self.pieces:
+            return []
+        first = bisect_right(self.pieces, offset, key=_start_of) - 1
+        return self.pieces[first : bisect_left(self.pieces, offset + length, lo=first, key=_start_of)]
+
+
+def opened_at(name: Name, answer: OpenedObject) -> Opened:
+    """What an answer to `OpenObjects` says of an object: lease, places, and the layout, when that came along.
+
+    Payloads that came inline are left out.
+    """
+    opened = Opened(name, answer.stat, answer.lease, pieces_of(answer.chunks, answer.lengths), {}, {})
+    for chunk, grant in zip(answer.chunks, answer.grants, strict=True):
+        if grant.medium == MEDIUM_SEGMENT:
+            opened.grants[ChunkId(chunk)] = grant
+    return opened
+
+
+def chunk_of_stat(stat: ObjectStat) -> ChunkId:
+    """The chunk that the object's blob id names."""
+    return ChunkId(stat.blob)
+
+
+def pieces_of(chunks: Sequence[bytes], lengths: Sequence[int]) -> list[Piece]:
+    """Pieces of a layout, in order."""
+    offsets = accumulate(lengths, initial=0)
+    return [
+        Piece(ChunkId(chunk), offset, length)
+        for chunk, offset, length in zip(chunks, offsets, lengths, strict=False)
+    ]
+
+
+def _start_of(piece: Piece) -> int:
+    return piece.offset
