@@ -49,6 +49,7 @@ PARTS = {
     "mount-cycles": Part("tests.crash.mount_cycles", {"--count": 200}, has_jobs=False),
     "gc": Part("tests.crash.fire", {"--cycles": 500}, has_jobs=False),
     "gc-hour": Part("tests.crash.fire", {"--cycles": 60, "--minutes": 60}, has_jobs=False, waits=True),
+    "mixed": Part("tests.mixed", {"--count": 10_000_000}, has_jobs=False),
     "flips": Part("tests.flips", {"--flips": 10_000}),
     "mount": Part("tests.mount", {"--sequences": 10_000}),
     "inputs": Part("tests.fuzz", {"--inputs": 1_000_000}),

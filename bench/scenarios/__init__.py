@@ -11,6 +11,7 @@ from bench.scenarios import (
     gc,
     large,
     million,
+    mixed,
     mount,
     mount_peers,
     s3_cpu,
@@ -44,5 +45,6 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         *s3_processes.SCENARIOS,
         *large.MEMORY_SCENARIOS,
         *million.SCENARIOS,
+        *mixed.SCENARIOS,
     )
 }
