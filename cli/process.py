@@ -1,12 +1,27 @@
-"""What every serving process of the command line does: say where it listens, and end with one error, not a group."""
+"""What every serving process of the command line does: keep its memory together, say where it listens, and end with
+one error, not a group."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+_M_ARENA_MAX = -8  # malloc.h
+
+
+def keep_one_arena() -> None:
+    """Have all threads take memory from one heap.
+
+    By default glibc gives each thread of the pools one of its own, and what one thread frees is no use to the next:
+    under mixed load the engine's private memory grew half as much again.  Payloads are in memory of their own, so the
+    threads hardly meet at the heap's lock.  A C library without mallopt is left as it is.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def say(line: str) -> None:
@@ -19,6 +34,7 @@ def run_loop(main: Callable[[], Awaitable[T]]) -> T:
     """Run to the end; its result.  An error that nurseries have wrapped is raised bare."""
     import trio
 
+    keep_one_arena()
     try:
         return trio.run(main)
     except BaseExceptionGroup as group:
