@@ -53,6 +53,11 @@ def gc_readings(store: Store) -> list[Reading]:
     """What `/metrics` says of gc and compaction, since the start of this process."""
     totals = store.collected
     return [
+        Reading(
+            "lake_lent_memory_bytes",
+            "Memory that clients lend to the engine",
+            lambda: float(store.lent.statistics()["bytes"]),
+        ),
         Reading("lake_gc_running", "1 while gc or compaction work", lambda: float(store.is_collecting)),
         Reading("lake_gc_cycles_total", "Cycles that ended", lambda: float(totals.cycles), counter=True),
         Reading(

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from engine.lent_memory import LentMemory
 from engine.number_set import NumberSet
 from lakefs.errors import EngineBusy, SessionLost
 from lakefs.ids import Birth, BlobId, SessionId, new_id16
@@ -51,10 +52,11 @@ class Client:
     sessions: set[SessionId] = field(default_factory=set)
     leases: dict[int, BlobId] = field(default_factory=dict)
     sources: dict[int, int] = field(default_factory=dict)
+    memories: dict[int, LentMemory] = field(default_factory=dict)
     next_number: int = field(default_factory=_first_number)
 
     def number(self) -> int:
-        """A number for a lease or source, not used before on this connection, and most likely on no other."""
+        """A number for a lease, source or lent memory: new on this connection, and most likely on any other."""
         self.next_number += 1
         return self.next_number - 1
 

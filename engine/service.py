@@ -21,6 +21,7 @@ from typing import Any, Final
 from engine.access_key_requests import AccessKeyRequests
 from engine.buckets import find_bucket
 from engine.holds import Client
+from engine.memory_requests import MemoryRequests
 from engine.name_requests import NameRequests
 from engine.payloads import ReceivedBody
 from engine.puts import Puts
@@ -46,6 +47,7 @@ class Service:
         self._reads = Reads(store)
         names = NameRequests(store)
         uploads = UploadRequests(store)
+        memory = MemoryRequests(store)
         access_keys = AccessKeyRequests(store)
         self._handlers: Final[dict[type[m.Request], Handler]] = {
             m.Hello: self._hello,
@@ -59,6 +61,8 @@ class Service:
             m.SourceOpen: self._puts.source_open,
             m.SourceClose: self._puts.source_close,
             m.StoreFromSource: self._puts.store_from_source,
+            m.LendMemory: memory.lend,
+            m.ReturnMemory: memory.give_back,
             m.Commit: self._puts.commit,
             m.PutObjects: self._puts.put_objects,
             m.StatNames: names.stat_names,
@@ -108,6 +112,7 @@ class Service:
         for descriptor in client.sources.values():
             os.close(descriptor)
         client.sources.clear()
+        self._store.lent.end_all(client)
         self._store.holds.disconnect(client)
 
     async def receive(self, client: ServedClient, request: m.Request, body_bytes: int) -> Body:
@@ -131,7 +136,7 @@ class Service:
         try:
             if handler is None:
                 raise UnsupportedVersion(f"this engine does not offer {type(request).__name__}")
-            if descriptors and not isinstance(request, m.SourceOpen):
+            if descriptors and not isinstance(request, m.SourceOpen | m.LendMemory):
                 raise InvalidArgument(f"{type(request).__name__} takes no descriptors")
             return await handler(client, request, body, descriptors)
         except IndexDamaged:

@@ -35,7 +35,7 @@ def check_source(descriptor: int) -> None:
     """InvalidArgument unless the descriptor is a readable regular file on a local file system."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise InvalidArgument("a source must be a regular file; send its bytes instead")
-    if _file_system(descriptor) not in LOCAL_FILE_SYSTEMS:
+    if file_system(descriptor) not in LOCAL_FILE_SYSTEMS:
         raise InvalidArgument("a source must be on a local file system; send its bytes instead")
     try:
         os.pread(descriptor, 1, 0)
@@ -60,8 +60,9 @@ def filler(descriptor: int, offset: int) -> Callable[[memoryview], None]:
     return fill
 
 
-def _file_system(descriptor: int) -> int:
+def file_system(descriptor: int) -> int:
+    """The magic number of the descriptor's file system; InvalidArgument when it cannot be told."""
     buffer = (ctypes.c_long * 32)()
     if _libc.fstatfs(descriptor, ctypes.byref(buffer)):
-        raise InvalidArgument(f"the source cannot be examined: {os.strerror(ctypes.get_errno())}")
+        raise InvalidArgument(f"the descriptor cannot be examined: {os.strerror(ctypes.get_errno())}")
     return int(buffer[0]) & 0xFFFFFFFF

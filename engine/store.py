@@ -15,8 +15,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,10 @@ from engine.collect_report import CollectReport, CollectTotals
 from engine.compaction import Compactor
 from engine.damage_report import damage_report
 from engine.format import ReadOnlyFeature
+from engine.full_disk import telling_full, write_superblock
 from engine.gc import Collector
 from engine.holds import Holds
+from engine.lendings import Lendings
 from engine.manifests import Manifests
 from engine.metadata import Metadata, open_metadata
 from engine.pace import Writers
@@ -49,7 +51,7 @@ from engine.tasks import plain_errors
 from engine.upload_expiry import UploadExpiry
 from engine.watch import Watchers
 from lakefs.buffers import BufferPool
-from lakefs.errors import IndexDamaged, LakeError, StoreFull, StoreReadOnly
+from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
 from lakefs.ids import SegmentId
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, GC_GRACE_S, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Clock, Disk, Offload
@@ -89,7 +91,11 @@ class Store:
     index_looked_at: trio.Event = field(default_factory=trio.Event)
     """Set while nobody walks through the index; `index_damage` is why it could not be made whole then."""
     index_damage: LakeError | None = None
+    lent: Lendings = field(init=False)
     _superblock_lock: trio.Lock = field(default_factory=trio.Lock)
+
+    def __post_init__(self) -> None:
+        self.lent = Lendings(self.offload)
 
     def hello(self, *, descriptors: bool) -> HelloReply:
         """What a client is told when it connects."""
@@ -144,6 +150,7 @@ class Store:
             "metadata": self.metadata.stats(),
             "clients": self.holds.statistics(),
             "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
+            "lent_memory": self.lent.statistics(),
             "gc_running": self.collector.running,
             "scrub": self.scrubber.status(),
             "compaction_running": self.compactor.running,
@@ -155,7 +162,7 @@ class Store:
             features = self.superblock.read_only_features | feature
             if features != self.superblock.read_only_features:
                 changed = replace(self.superblock, read_only_features=features)
-                await self.offload.run(_write_superblock, self.disk, changed, self.reserve)
+                await self.offload.run(write_superblock, self.disk, changed, self.reserve)
                 self.superblock = changed
 
     async def collect(self, share: float = COMPACT_SHARE) -> CollectReport:
@@ -209,7 +216,7 @@ async def open_store(
     `index_committed` runs in a thread after each commit of the index; `while_locked` is entered when the lock is
     held, before anything is recovered.
     """
-    with _telling_full():
+    with telling_full():
         opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create))
     try:
         if opened.read_only:
@@ -247,7 +254,7 @@ async def _running(
     holds = Holds(clock)
     watchers = Watchers()
     unclean = replace(opened.superblock, clean_sequence=None)
-    with _telling_full():
+    with telling_full():
         await offload.run(reserve.open)
         metadata = await open_metadata(
             disk,
@@ -262,7 +269,7 @@ async def _running(
         )
         metadata.on_durable(watchers.publish)
         try:
-            await offload.run(_write_superblock, disk, unclean, reserve)
+            await offload.run(write_superblock, disk, unclean, reserve)
         except BaseException:
             await metadata.close(clean=False)  # or the index stays open, and the opening cannot be tried anew
             reserve.close()
@@ -377,30 +384,6 @@ async def _abandoned(segments: Segments) -> AsyncIterator[None]:
         segments.abandon()
 
 
-@contextmanager
-def _telling_full() -> Iterator[None]:
-    """What to do about a disk that is too full to open a store on, when no engine runs to remove anything."""
-    try:
-        yield
-    except StoreFull as error:
-        raise StoreFull(
-            f"the store cannot be opened, its disk is full: {error.message.partition(';')[0]}; "
-            "make a few MiB of room on that disk and start again; nothing is lost",
-            subject=error.subject,
-        ) from error
-
-
-def _write_superblock(disk: Disk, superblock: Superblock, reserve: Reserve) -> None:
-    """Write it, on a full disk from the reserve."""
-    while True:
-        try:
-            superblocks.write_superblock(disk, superblock)
-            return
-        except StoreFull:
-            if not reserve.release():
-                raise
-
-
 async def _segment_id(metadata: Metadata) -> SegmentId:
     segment, sequence = await metadata.commit(lambda txn: txn.new_segment_id())
     await metadata.wait_durable(sequence)
@@ -448,6 +431,6 @@ async def _stop(store: Store) -> None:
         if clean_sequence is None:
             return
         clean = replace(store.superblock, clean_sequence=clean_sequence)
-        await store.offload.run(_write_superblock, store.disk, clean, store.reserve)
+        await store.offload.run(write_superblock, store.disk, clean, store.reserve)
     except LakeError as error:
         _log.error("the store was not stopped cleanly; the next start recovers it", error=error.message)

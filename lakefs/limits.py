@@ -146,6 +146,12 @@ FRAME_TIMEOUT_S: Final = 30.0
 HELLO_TIMEOUT_S: Final = 5.0
 SOURCES_PER_CONNECTION_MAX: Final = 64
 """Descriptors that one client has registered for the engine to read from."""
+LENT_MEMORIES_PER_CONNECTION_MAX: Final = 16
+"""Memories that one client has lent to the engine."""
+LENT_MEMORIES_MAX: Final = 1024
+"""The same of all connections: a descriptor and a mapping each."""
+LENT_MEMORY_BYTES_MAX: Final = 256 * GIB
+"""Bytes of all memory lent: page tables of 512 MiB, were every page of it (4 KiB) mapped and written to."""
 BUFFER_POOL_BYTES: Final = 64 * MIB
 """Pooled payload buffers of the engine: 15 of 4 MiB + 4 KiB."""
 WATCHERS_MAX: Final = 1024

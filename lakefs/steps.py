@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from lakefs.ids import Buffer
 from lakefs.service import Reply
-from lakefs.wire.messages import OpenObjects, OpenSegments, Request, SessionOpen, SourceOpen
+from lakefs.wire.messages import LendMemory, OpenObjects, OpenSegments, Request, SessionOpen, SourceOpen
 
 T = TypeVar("T")
 Ticket = object
@@ -49,7 +49,7 @@ class Work:
 Effect = Send | Work
 
 
-_TAKING: Final = (SessionOpen, SourceOpen, OpenObjects, OpenSegments)
+_TAKING: Final = (SessionOpen, SourceOpen, LendMemory, OpenObjects, OpenSegments)
 
 
 def takes(effect: Effect) -> bool:

@@ -4,7 +4,7 @@
 `array_like`): fields may be appended with defaults, never moved.  Raw payload travels in a frame's body, never
 in a message.  The embedded engine takes the same messages without frames.
 
-What is about sessions, uploads, versions and access keys has modules of its own; all messages are to be had from here.
+Most kinds of messages have modules of their own; all messages are to be had from here.
 
 Decoding checks shape and types only; sizes, ranges and ids are checked by whoever serves the request.
 """
@@ -25,6 +25,11 @@ from lakefs.wire.base import (
     Failure as Failure,
     Message as Message,
     Request as Request,
+)
+from lakefs.wire.memory_messages import (
+    LendMemory as LendMemory,
+    MemoryLent as MemoryLent,
+    ReturnMemory as ReturnMemory,
 )
 from lakefs.wire.object_messages import (
     NO_CONDITION as NO_CONDITION,
@@ -53,6 +58,15 @@ from lakefs.wire.session_messages import (
     StoreChunks as StoreChunks,
     Stored as Stored,
     StoreFromSource as StoreFromSource,
+)
+from lakefs.wire.upkeep_messages import (
+    ReportReply as ReportReply,
+    RunFsck as RunFsck,
+    RunGc as RunGc,
+    RunScrub as RunScrub,
+    Sync as Sync,
+    Watch as Watch,
+    WatchEvent as WatchEvent,
 )
 from lakefs.wire.upload_messages import (
     ObjectPart as ObjectPart,
@@ -488,77 +502,6 @@ class ReadChunks(Request, frozen=True):
     chunks: list[bytes]
     offsets: list[int]
     lengths: list[int]
-
-
-# --- events and upkeep -------------------------------------------------------------------------------
-
-
-class WatchEvent(Message, frozen=True):
-    """Sent on the watch's stream.  kind: put, delete, rename (key to to_key), resync (look at everything again)."""
-
-    kind: str
-    sequence: int
-    bucket: str = ""
-    key: str = ""
-    to_bucket: str = ""
-    to_key: str = ""
-    node: int = 0
-
-
-class Watch(Request, frozen=True):
-    """Events of a bucket, in order, after they are durable, until the stream is cancelled.  First answer: Done.
-
-    `others_only`: what requests of the same connection change is left out.
-    """
-
-    OP = 50
-    REPLY = Done
-    bucket: str
-    others_only: bool = False
-
-
-class ReportReply(Message, frozen=True):
-    """JSON text of a report, as the command prints it with --json."""
-
-    report_json: str
-
-
-class RunGc(Request, frozen=True):
-    """One full cycle of garbage collection, then compaction; with `compact` also where little is won."""
-
-    OP = 60
-    REPLY = ReportReply
-    compact: bool = False
-
-
-class RunFsck(Request, frozen=True):
-    """Check the store while it serves; `full` reads every byte."""
-
-    OP = 61
-    REPLY = ReportReply
-    full: bool = False
-
-
-class Sync(Request, frozen=True):
-    """Wait until everything that was visible before is durable.  StoreReadOnly when it will not be."""
-
-    OP = 62
-    REPLY = Done
-
-
-class RunScrub(Request, frozen=True):
-    """Go on with the scrub's pass, or begin one, for `for_s` seconds (at most 60; 0: not at all), and tell of it.
-
-    The report has `done`: whether a pass ended meanwhile.  `rate_bytes_per_s`: 0 is unbounded, -1 the engine's own.
-    `restart` begins a new pass.  With `damaged` the report has the quarantine: chunks, and the objects they are in.
-    """
-
-    OP = 63
-    REPLY = ReportReply
-    for_s: float = 0.0
-    rate_bytes_per_s: int = -1
-    restart: bool = False
-    damaged: bool = False
 
 
 def _requests(base: type[Request]) -> list[type[Request]]:

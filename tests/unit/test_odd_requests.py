@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from engine import buckets
@@ -22,4 +24,5 @@ def test_senseless_requests_are_done_or_refused(seed: int) -> None:
 def test_a_check_that_was_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "check_bucket_name", lambda name: name.encode())
     with pytest.raises((AssertionError, BaseExceptionGroup)):
-        run(lambda: survive(0, REQUESTS))
+        for seed in range(6):
+            run(partial(survive, seed, REQUESTS))
