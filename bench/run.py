@@ -2,34 +2,39 @@
 
 Figures are honest only on a quiet machine; the spread beside each tells how quiet it was.  `--quick` moves next to
 nothing: it shows that every scenario works, and its figures mean nothing.
+
+A scenario that fails has its traceback printed and its reason in the result; the others run all the same, and the exit
+code says it.  What was measured is written after each scenario, so that a run that is ended keeps it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
+import shlex
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench.machine import machine
 from bench.measure import ROUNDS_MIN, Bench, Row, Scale, run_scenario
+from bench.plan import expected_s, generator_of
 from bench.process import ROOT
 from bench.scenarios import SCENARIOS
-from lakefs.version import VERSION
 
 OUT = ROOT / "bench" / "out"
 
 
 def main() -> int:
-    """The command; its exit code: 0 when every scenario ran, whatever it measured."""
+    """The command; its exit code: 0 when every scenario ran, whatever it measured; 1 when one failed."""
     options = _parse()
     wanted = options.scenario or [""]
     names = [name for word in wanted for name in SCENARIOS if _meant(word, name)]
@@ -37,38 +42,87 @@ def main() -> int:
     if unknown:
         print(f"no such scenario: {', '.join(unknown)}; there are: {', '.join(SCENARIOS)}", file=sys.stderr)
         return 2
+    if options.plan:
+        return _print_plan(names)
     # What was started and mounted is taken away then, too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    rounds = options.rounds or (2 if options.quick else ROUNDS_MIN)
     OUT.mkdir(parents=True, exist_ok=True)
-    shared: dict[str, Any] = {}
-    results: dict[str, Any] = {}
-    rows: list[Row] = []
+    target = options.json or OUT / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    rounds = options.rounds or (2 if options.quick else ROUNDS_MIN)
     with tempfile.TemporaryDirectory(dir=options.dir or OUT, prefix="work-") as work:
+        whole = _Whole(Path(work), Scale(options.quick, rounds), target)
         try:
             for name in names:
-                folder = Path(work) / name
-                folder.mkdir()
-                begin = time.monotonic()
-                found, measured = run_scenario(
-                    SCENARIOS[name], Bench(folder, Scale(options.quick, rounds), shared)
-                )
-                shutil.rmtree(folder, ignore_errors=True)
-                rows.extend(found)
-                results[name] = {"rows": [asdict(row) for row in found], **measured}
-                for row in found:
-                    print(_line(row), flush=True)
-                if "table" in measured:
-                    print(_table(**measured["table"]), flush=True)
-                print(f"{'':10}({time.monotonic() - begin:.0f} s)", file=sys.stderr)
+                whole.take(name)
         finally:
-            for prepared in shared.values():
-                prepared.close()
-    document = {"machine": _machine(), "quick": options.quick, "rounds": rounds, "scenarios": results}
-    target = options.json or OUT / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
-    target.write_text(json.dumps(document, indent=1) + "\n")
-    missed = sum(not row.met for row in rows)
-    print(f"{len(rows)} figures, {missed} outside their goal; written to {target}")
+            whole.close()
+    missed = sum(not row.met for row in whole.rows)
+    print(f"{len(whole.rows)} figures, {missed} outside their goal; written to {target}")
+    if whole.failed:
+        print(f"failed: {', '.join(whole.failed)}", file=sys.stderr)
+    return 1 if whole.failed else 0
+
+
+class _Whole:
+    """All scenarios of one run: what they gave, and the file that it is in."""
+
+    def __init__(self, work: Path, scale: Scale, target: Path) -> None:
+        self.rows: list[Row] = []
+        self.failed: list[str] = []
+        self._work = work
+        self._scale = scale
+        self._target = target
+        self._shared: dict[str, Any] = {}
+        self._scenarios: dict[str, Any] = {}
+        self._document = {
+            "machine": machine(work),
+            "command": shlex.join(["python", "-m", "bench.run", *sys.argv[1:]]),
+            "quick": scale.quick,
+            "rounds": scale.rounds,
+            "scenarios": self._scenarios,
+        }
+
+    def take(self, name: str) -> None:
+        """Run one, print it, and write what there is so far."""
+        folder = self._work / name
+        folder.mkdir()
+        begin = time.monotonic()
+        try:
+            rows, measured = run_scenario(SCENARIOS[name], Bench(folder, self._scale, self._shared))
+        except Exception as error:  # noqa: BLE001 - the others are to run
+            traceback.print_exc()
+            self.failed.append(name)
+            reason = f"{type(error).__name__}: {error}"
+            rows, measured = [Row(name, name, 0, "", "-", met=False, spread="", could_not_run=reason)], {}
+        shutil.rmtree(folder, ignore_errors=True)
+        elapsed_s = time.monotonic() - begin
+        found = {
+            "rows": [asdict(row) for row in rows],
+            "elapsed_s": round(elapsed_s, 1),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "generator": generator_of(name),
+        }
+        self.rows.extend(rows)
+        self._scenarios[name] = found | measured
+        self._target.write_text(json.dumps(self._document, indent=1) + "\n")
+        for row in rows:
+            print(_line(row), flush=True)
+        if "table" in measured:
+            print(_table(**measured["table"]), flush=True)
+        print(f"{'':10}({elapsed_s:.0f} s)", file=sys.stderr)
+
+    def close(self) -> None:
+        """Give back what scenarios share."""
+        for prepared in self._shared.values():
+            prepared.close()
+
+
+def _print_plan(names: Sequence[str]) -> int:
+    """How long each takes, and all together."""
+    seconds = {name: expected_s(name, SCENARIOS[name]) for name in names}
+    for name, some in seconds.items():
+        print(f"{some:6.0f} s  {name}")
+    print(f"{sum(seconds.values()):6.0f} s  in all, {len(names)} scenarios")
     return 0
 
 
@@ -86,6 +140,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, metavar="N", help=f"default {ROUNDS_MIN}")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything work?")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="folder on the disk to measure")
+    parser.add_argument("--plan", action="store_true", help="say how long it would take, and end")
     return parser.parse_args()
 
 
@@ -108,18 +163,6 @@ def _table(title: str, lines: list[list[str]]) -> str:
     padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
     padded.insert(1, ["-" * width for width in widths])
     return "\n".join([f"\n{title}\n", *(f"| {' | '.join(line)} |" for line in padded), ""])
-
-
-def _machine() -> dict[str, Any]:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "version": VERSION,
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "cpus": os.cpu_count(),
-        "memory_bytes": memory,
-    }
 
 
 if __name__ == "__main__":

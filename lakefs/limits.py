@@ -235,3 +235,7 @@ S3_ACCESS_LOG_BYTES_MAX: Final = 4 * MIB
 """Lines of the access log that wait for the disk: some 10,000."""
 S3_TAGS_MAX: Final = 10
 S3_QUERY_PARAMETERS_MAX: Final = 64
+HISTOGRAM_MAX_NS: Final = 3600 * 10**9
+"""An operation that takes longer counts as an hour."""
+HISTOGRAM_PRECISION_BITS: Final = 7
+"""A doubling is cut into 128: (42 - 8 + 2) x 128 = 4,608 counters, 37 KiB, right to 0.8%."""

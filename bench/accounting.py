@@ -1,0 +1,114 @@
+"""What a piece of work cost beside time: CPU of the processes that serve and of those that ask, bytes that the disk
+took, memory.
+
+CPU is each process's own accounting, to the nanosecond.  What the disk took is the block device's own counter (field 7
+of its `stat`, in sectors of 512 bytes): it counts what everybody on the machine writes, so it means something on a
+quiet one only.  A file system without a block device of its own (tmpfs, overlay) has none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.cpu import cpu_s
+
+SECTOR_BYTES: Final = 512
+_WRITTEN_SECTORS: Final = 6
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """RssAnon, private memory; RssShmem, shared memory that is mapped.  Not the page cache."""
+
+    private_bytes: int
+    shared_bytes: int
+
+
+def memory_of(pids: Iterable[int]) -> Memory:
+    """Of these processes together; a shared page counts in each."""
+    found = {"RssAnon": 0, "RssShmem": 0}
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name in found:
+                found[name] += int(value.split()[0]) << 10
+    return Memory(found["RssAnon"], found["RssShmem"])
+
+
+class Device:
+    """The block device below a folder's file system."""
+
+    def __init__(self, folder: Path) -> None:
+        number = os.stat(folder).st_dev
+        self._folder = folder
+        self._stat = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
+        self.counts = self._stat.exists()
+        """Whether there is one."""
+
+    def written_bytes(self) -> int:
+        """Since the machine started; 0 when there is no device."""
+        if not self.counts:
+            return 0
+        return int(self._stat.read_text().split()[_WRITTEN_SECTORS]) * SECTOR_BYTES
+
+    def settle(self) -> None:
+        """Have everything written that the file system still holds back: syncfs(2)."""
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _libc.syncfs(descriptor):
+                raise OSError(ctypes.get_errno(), "syncfs")
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """By one piece of work.  `device_bytes`: None when nobody counts them."""
+
+    elapsed_s: float
+    server_cpu_s: float
+    client_cpu_s: float
+    device_bytes: int | None
+    memory: Memory
+
+
+def _own_cpu_s() -> float:
+    """Of this process and of its children that were waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def account(
+    work: Callable[[], object],
+    *,
+    servers: Callable[[], Sequence[int]],
+    clients: Callable[[], Sequence[int]],
+    device: Device | None,
+) -> Spent:
+    """Do it; what it cost.
+
+    `servers`, `clients`: processes, asked for before and after, so that those count that were started meanwhile; this
+    process is a client, and so are children that it waits for.  With a `device`, what is held back is written out
+    before and after, uncounted in time, so that the bytes of this work are in its figure, and no others.
+    """
+    if device is not None:
+        device.settle()
+    written = 0 if device is None else device.written_bytes()
+    served_s, asked_s = cpu_s(servers()), cpu_s(clients()) + _own_cpu_s()
+    begin = time.perf_counter()
+    work()
+    elapsed_s = time.perf_counter() - begin
+    served_s, asked_s = cpu_s(servers()) - served_s, cpu_s(clients()) + _own_cpu_s() - asked_s
+    memory = memory_of(servers())
+    if device is None or not device.counts:
+        return Spent(elapsed_s, served_s, asked_s, None, memory)
+    device.settle()
+    return Spent(elapsed_s, served_s, asked_s, device.written_bytes() - written, memory)

@@ -1,0 +1,61 @@
+"""How long each scenario takes, so that all of them stay under an hour; and how its load was checked.
+
+Seconds of a whole run on two virtual cores, with room; a `Sampled` scenario says its own.  `make bench` prints beside
+each what it took.  `GENERATORS`: by the beginning of the name, why what asks is not the limit of what answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from bench.measure import Scenario
+from bench.sampled import Sampled
+
+WHOLE_RUN_S: Final = 3600
+
+EXPECTED_S: Final[Mapping[str, float]] = {
+    "put-large": 95, "get-large": 55, "startup": 15, "grant-blake3": 10, "grant-crc32c": 10,
+    "put-small": 15, "put-small-one": 10, "space": 20, "gc-latency": 60, "gc-reclaim": 60,
+    "scrub": 35, "scrub-memory": 25, "scrub-small": 40, "dedup-model": 20,
+    "mount-read": 60, "mount-reread": 90, "mount-tensors": 30, "mount-tensors-cold": 30, "mount-write": 110,
+    "mount-random": 30, "mount-cp": 90, "mount-git": 90, "mount-tar": 35, "mount-find": 25, "mount-du": 25,
+    "mount-memory": 25,
+    "peers-read": 25, "peers-read-first": 20, "peers-reread": 25, "peers-random": 25, "peers-tensors": 20,
+    "peers-tensors-first": 20, "peers-write": 40, "peers-cp": 30, "peers-copy": 30, "peers-git": 40,
+    "peers-tar": 30, "peers-find": 30, "peers-du": 30, "peers-memory": 25,
+    "s3-get-4k": 20, "s3-put-4k": 35, "s3-get-1m": 15, "s3-get-64m": 40, "s3-put-1m": 20, "s3-put-1m-signed": 20,
+    "s3-put-64m": 50, "s3-put-64m-signed": 50, "s3-range-4k": 25, "s3-list": 120,
+    "s3-rate-get-4k": 60, "s3-rate-get-1m": 60, "s3-rate-get-64m": 140, "s3-rate-put-4k": 60, "s3-rate-put-1m": 70,
+    "s3-rate-put-64m": 280, "s3-crowd": 45, "s3-memory": 60,
+    "s3-processes-get-4k": 30, "s3-processes-get-1m": 20, "s3-processes-put-4k": 35,
+    "memory-large": 60, "memory-million": 120, "rename-million": 15, "list-million": 15, "open-million": 10,
+}  # fmt: skip
+
+_ALONE: Final = "what is timed is the program itself, on both sides: there is no generator beside it"
+_CPU: Final = (
+    "the server's own CPU time counts, whatever the generator's speed; its share of a core is recorded"
+)
+_SHARED: Final = (
+    "one generator for all sides; its share of a core is recorded; `null-http` says how far it goes"
+)
+GENERATORS: Final[Mapping[str, str]] = {
+    "": _ALONE,
+    "put-small": "one client with 64 in flight; its CPU, 8 us a put, is a tenth of the engine's",
+    "mount-": "the same program on both sides, on the mount and on the peer",
+    "peers-": "the same program on every mount",
+    "s3-": _CPU,
+    "s3-rate-": _SHARED,
+    "s3-crowd": _SHARED,
+}
+
+
+def expected_s(name: str, scenario: Scenario) -> float:
+    """Of a whole run; KeyError for one that nobody has timed."""
+    return scenario.expected_s if isinstance(scenario, Sampled) else EXPECTED_S[name]
+
+
+def generator_of(name: str) -> str:
+    """How it was checked that the load was not the limit, of a scenario that is not a `Sampled`."""
+    fitting = [beginning for beginning in GENERATORS if name.startswith(beginning)]
+    return GENERATORS[max(fitting, key=len)]
