@@ -18,9 +18,9 @@ EXPECTED_S: Final[Mapping[str, float]] = {
     "put-large": 95, "get-large": 55, "startup": 15, "grant-blake3": 10, "grant-crc32c": 10,
     "put-small": 15, "put-small-one": 10, "space": 20, "gc-latency": 60, "gc-reclaim": 60,
     "scrub": 35, "scrub-memory": 25, "scrub-small": 40, "dedup-model": 20,
-    "mount-read": 60, "mount-reread": 90, "mount-tensors": 30, "mount-tensors-cold": 30, "mount-write": 110,
-    "mount-random": 30, "mount-cp": 90, "mount-git": 90, "mount-tar": 35, "mount-find": 25, "mount-du": 25,
-    "mount-memory": 25,
+    "mount-read": 50, "mount-reread": 75, "mount-tensors": 25, "mount-tensors-cold": 25, "mount-write": 100,
+    "mount-random": 25, "mount-cp": 80, "mount-git": 80, "mount-tar": 30, "mount-find": 20, "mount-du": 20,
+    "mount-memory": 20,
     "peers-read": 25, "peers-read-first": 20, "peers-reread": 25, "peers-random": 25, "peers-tensors": 20,
     "peers-tensors-first": 20, "peers-write": 40, "peers-cp": 30, "peers-copy": 30, "peers-git": 40,
     "peers-tar": 30, "peers-find": 30, "peers-du": 30, "peers-memory": 25,
@@ -29,7 +29,7 @@ EXPECTED_S: Final[Mapping[str, float]] = {
     "s3-rate-get-4k": 60, "s3-rate-get-1m": 60, "s3-rate-get-64m": 140, "s3-rate-put-4k": 60, "s3-rate-put-1m": 70,
     "s3-rate-put-64m": 280, "s3-crowd": 45, "s3-memory": 60,
     "s3-processes-get-4k": 30, "s3-processes-get-1m": 20, "s3-processes-put-4k": 35,
-    "memory-large": 60, "memory-million": 120, "rename-million": 15, "list-million": 15, "open-million": 10,
+    "memory-large": 60, "memory-million": 120, "rename-million": 15, "list-million": 15, "open-million": 10, "mixed": 240,
 }  # fmt: skip
 
 _ALONE: Final = "what is timed is the program itself, on both sides: there is no generator beside it"
