@@ -97,6 +97,8 @@ RESERVE_BYTES: Final = 64 * MIB
 """Room that only the journal and the index may use, so that rm and gc work on a full disk."""
 RESERVE_SHARE: Final = 32
 """On a small file system the reserve is at most 1/32 of it."""
+RING_ENTRIES: Final = 256
+"""Reads that io_uring has at once: four requests of 64 pieces; 256 x 64 bytes and 512 x 16 bytes of memory."""
 
 # --- sessions, gc ------------------------------------------------------------------------------------
 SESSIONS_MAX: Final = 4096

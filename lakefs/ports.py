@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
+from lakefs.errors import LakeError
 from lakefs.ids import Buffer
 
 T = TypeVar("T")
@@ -149,6 +150,36 @@ class Offload(Protocol):
 
     async def run(self, call: Callable[..., T], *args: object) -> T:
         """The call's result or exception.  Not interruptible: a cancelled caller waits for the call to end."""
+        ...
+
+
+class FileRead(NamedTuple):
+    """One read: fill `buffer` from `offset` of an open file."""
+
+    file: DiskFile
+    buffer: memoryview
+    offset: int
+
+
+class IoQueue(Protocol):
+    """Reads many places of files at once: io_uring, or calls through `Offload`."""
+
+    @property
+    def kind(self) -> str:
+        """`io_uring` or `threads`, for people."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it is not io_uring; empty when it is."""
+        ...
+
+    async def read_many(self, reads: Sequence[FileRead]) -> list[int | LakeError]:
+        """For each read the count of bytes, short only at the file's end, or its error; a checkpoint when it waits.
+
+        The files stay open, and the buffers (at most 2 GiB each) are touched by nobody else, until it returns.
+        Cancelled only before it begins: a caller cancelled meanwhile waits until the kernel gave all memory back.
+        """
         ...
 
 

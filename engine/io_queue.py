@@ -1,0 +1,64 @@
+"""Reads of many places at once through the `Offload` port, and the choice between that and io_uring.
+
+Rules kept here:
+- What serves is chosen once, when an engine starts: io_uring where it is wanted and the kernel allows it, else threads.
+  Which one, and why, is said once in the log.
+- Whichever serves, the answers are the same (`lakefs.ports.IoQueue`); only the cost is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+
+from engine.ring import opened_ring, running_ring_queue
+from lakefs.errors import DiskFailed, LakeError
+from lakefs.ports import FileRead, IoQueue, Offload
+
+SWITCHED_OFF: Final = "switched off by io_uring = off"
+_log: Final = structlog.get_logger(__name__)
+
+
+class OffloadQueue:
+    """Reads one after the other in one call to the pool (`lakefs.ports.IoQueue`).
+
+    A call for each would cost more than most of them take; many callers still keep many threads busy.
+    """
+
+    kind: Final = "threads"
+
+    def __init__(self, offload: Offload, reason: str = "") -> None:
+        self._offload = offload
+        self.reason = reason
+
+    async def read_many(self, reads: Sequence[FileRead]) -> list[int | LakeError]:
+        """For each read the count of bytes or its error; always a checkpoint."""
+        return await self._offload.run(_read_each, reads)
+
+
+@asynccontextmanager
+async def open_io_queue(offload: Offload, *, wanted: bool = True) -> AsyncIterator[IoQueue]:
+    """The queue that this machine allows; nobody uses it any more when the block ends."""
+    threads = OffloadQueue(offload)
+    opened = opened_ring() if wanted else SWITCHED_OFF
+    if isinstance(opened, str):
+        _log.info("reads of the disk go through threads", reason=opened)
+        threads.reason = opened
+        yield threads
+        return
+    async with running_ring_queue(opened, threads) as queue:
+        yield queue
+
+
+def _read_each(reads: Sequence[FileRead]) -> list[int | LakeError]:
+    return [_read_one(read) for read in reads]
+
+
+def _read_one(read: FileRead) -> int | LakeError:
+    try:
+        return read.file.pread_into(read.buffer, read.offset)
+    except DiskFailed as error:
+        return error

@@ -1,0 +1,208 @@
+"""Reads of many places at once through io_uring, awaited in trio.
+
+What is submitted by one `read_many` is one system call; what completes is announced by an eventfd, one wake-up for all
+that completed since the last.  What the page cache holds is copied during the submission, and costs no wake-up.
+
+Rules kept here:
+- The loop's thread alone touches the ring.
+- At most RING_ENTRIES reads are with the kernel; the others wait in the order in which they came, and belong to tasks
+  that wait, so their number is bounded by the tasks.
+- A read that failed or came short is left to the other queue (`spare`): that tells the file's end from a fault, says an
+  error as every read does, and tries again what failed once.
+- When the kernel takes nothing any more the spare queue serves for good, and that is said once.
+- Memory goes back to the caller when the kernel has given it back, whatever is cancelled.
+
+Files and buffers are not registered with the kernel: that was within noise for such reads, would pin the memory, and
+cost a call for each segment opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from lakefs.errors import LakeError
+from lakefs.limits import RING_ENTRIES
+from lakefs.ports import FileRead, IoQueue
+
+try:
+    from engine import _ring
+except ImportError:  # there was no compiler
+    _RING_IS_BUILT = False
+else:
+    _RING_IS_BUILT = True
+
+if TYPE_CHECKING:
+    from engine._ring import Operation, Ring
+
+_EVENT_BYTES: Final = 8
+_log: Final = structlog.get_logger(__name__)
+
+
+def opened_ring(entries: int = RING_ENTRIES) -> Ring | str:
+    """A ring that has carried an operation to and fro, or why this machine gives none."""
+    if not _RING_IS_BUILT:
+        return "the native module engine._ring is not built: install a C compiler and run the setup again"
+    try:
+        ring = _ring.Ring(entries)
+    except OSError as error:
+        return _refusal_text(error)
+    try:
+        ring.submit(None, [(_ring.NOP, -1, None, 0)])
+        ring.wait(1)
+        ring.reap()
+    except OSError as error:
+        ring.close()
+        return _refusal_text(error)
+    return ring
+
+
+def _refusal_text(error: OSError) -> str:
+    return (
+        f"the kernel refuses io_uring: {error.strerror}; see the sysctl kernel.io_uring_disabled, "
+        "the filter of system calls (seccomp), and LimitMEMLOCK"
+    )
+
+
+class _Batch:
+    """The reads of one call.  `results` of those that the spare queue is to do stay None."""
+
+    __slots__ = ("operations", "pending", "results", "submitted", "task")
+
+    def __init__(self, operations: list[Operation]) -> None:
+        self.operations = operations
+        self.submitted = 0
+        self.pending = len(operations)
+        self.results: list[int | LakeError | None] = [None] * len(operations)
+        self.task: trio.lowlevel.Task | None = None
+
+    def ended(self, count: int) -> None:
+        """So many of its reads are done, or given up; who waits for the last is resumed."""
+        self.pending -= count
+        if not self.pending and self.task is not None:
+            trio.lowlevel.reschedule(self.task)
+
+
+class RingQueue:
+    """Reads through one ring (`lakefs.ports.IoQueue`).  `run` is running while it is used."""
+
+    def __init__(self, ring: Ring, spare: IoQueue) -> None:
+        self._ring = ring
+        self._spare = spare
+        self._waiting: deque[_Batch] = deque()
+        self.reason = ""
+        """Why the spare queue serves; empty while the ring does."""
+
+    @property
+    def kind(self) -> str:
+        """Which of the two serves."""
+        return self._spare.kind if self.reason else "io_uring"
+
+    async def read_many(self, reads: Sequence[FileRead]) -> list[int | LakeError]:
+        """For each read the count of bytes or its error; no checkpoint when all of them were in memory."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self.reason:
+            return await self._spare.read_many(reads)
+        batch = _Batch([(_ring.READ, file.fileno(), buffer, offset) for file, buffer, offset in reads])
+        if batch.pending:
+            self._waiting.append(batch)
+            self._advance()
+        if batch.pending:
+            batch.task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(_not_interruptible)
+        return await self._completed(reads, batch.results)
+
+    async def run(self) -> None:
+        """Take completions until cancelled."""
+        event = self._ring.eventfd()
+        while True:
+            await trio.lowlevel.wait_readable(event)
+            with suppress(BlockingIOError):
+                os.read(event, _EVENT_BYTES)
+            self._advance()
+
+    def close(self) -> None:
+        """Give the ring back; blocks while the kernel has memory of anybody.  `run` has ended."""
+        self._ring.close()
+
+    def _advance(self) -> None:
+        """Take what has completed, and submit what waits, as long as either gets on."""
+        while True:
+            self._take_completions()
+            if not self._submit():
+                return
+
+    def _take_completions(self) -> None:
+        for batch, index, result in self._ring.reap():
+            assert isinstance(batch, _Batch)
+            if result == len(batch.operations[index][2] or b""):
+                batch.results[index] = result
+            batch.ended(1)
+
+    def _submit(self) -> bool:
+        """Hand over what the ring has room for; whether anything was."""
+        any_taken = False
+        while self._waiting:
+            batch = self._waiting[0]
+            try:
+                taken = self._ring.submit(batch, batch.operations, batch.submitted)
+            except OSError as error:
+                self._give_up(_refusal_text(error))
+                return any_taken
+            batch.submitted += taken
+            any_taken = any_taken or taken > 0
+            if batch.submitted < len(batch.operations):
+                return any_taken
+            self._waiting.popleft()
+        return any_taken
+
+    def _give_up(self, reason: str) -> None:
+        """The kernel takes nothing: what waits, and all that comes, is for the spare queue."""
+        self.reason = reason
+        _log.warning("io_uring is not used any more; reads go through threads", reason=reason)
+        while self._waiting:
+            batch = self._waiting.popleft()
+            batch.ended(len(batch.operations) - batch.submitted)
+
+    async def _completed(
+        self, reads: Sequence[FileRead], results: list[int | LakeError | None]
+    ) -> list[int | LakeError]:
+        """The results, those that are missing from the spare queue; not interruptible there either."""
+        missing = [index for index, result in enumerate(results) if result is None]
+        if missing:
+            with trio.CancelScope(shield=True):
+                told = await self._spare.read_many([reads[index] for index in missing])
+            for index, result in zip(missing, told, strict=True):
+                results[index] = result
+        return [result for result in results if result is not None]
+
+
+@asynccontextmanager
+async def running_ring_queue(ring: Ring, spare: IoQueue) -> AsyncIterator[RingQueue]:
+    """A queue on the ring, which it closes.  Nobody reads any more when the block ends."""
+    queue = RingQueue(ring, spare)
+    taking = trio.CancelScope(shield=True)  # readers that are cancelled wait for their completions
+
+    async def take() -> None:
+        with taking:
+            await queue.run()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take)
+            try:
+                yield queue
+            finally:
+                taking.cancel()
+    finally:
+        queue.close()
+
+
+def _not_interruptible(raise_cancel: object) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.FAILED
