@@ -333,7 +333,8 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
     @property
     def extent_bytes(self) -> int:
         """Payload and vector."""
-        return self.stored_bytes + self.vector_bytes
+        stored = self.stored_bytes
+        return stored if stored <= GRANULE else stored + self.vector_bytes
 
 
 def unpack_chunk_record(value: bytes) -> ChunkRecord:
