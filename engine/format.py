@@ -333,8 +333,7 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
     @property
     def extent_bytes(self) -> int:
         """Payload and vector."""
-        stored = self.stored_bytes
-        return stored if stored <= GRANULE else stored + self.vector_bytes
+        return self.stored_bytes + (self.vector_bytes if self.stored_bytes > GRANULE else 0)
 
 
 def unpack_chunk_record(value: bytes) -> ChunkRecord:
