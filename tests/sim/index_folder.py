@@ -15,6 +15,7 @@ import struct
 import tempfile
 import weakref
 from collections import Counter, deque
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,18 @@ _TXNID_OFFSET: Final = 144
 """In a meta page: its header of 16 bytes, 24 of magic, version, address and size, two trees of 48, the last page."""
 
 
+_PREFIX: Final = "lake-sim-"
+
+
+@cache
+def _remove_orphans(parent: Path) -> None:
+    """Remove the folders of processes that were killed, or ended as a pool's do, without cleaning up."""
+    for folder in parent.glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).split("-")[0]
+        if pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 class RealIndex:
     """A folder of the machine, made when first needed and removed with this object."""
 
@@ -41,7 +54,9 @@ class RealIndex:
         """The real path of a path of the simulated disk."""
         if self._folder is None:
             parent = _MEMORY_FOLDER if os.path.isdir(_MEMORY_FOLDER) else None
-            self._folder = Path(tempfile.mkdtemp(prefix="lake-sim-", dir=parent))
+            if parent is not None:
+                _remove_orphans(Path(parent))
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder / path
 
