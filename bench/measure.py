@@ -218,4 +218,4 @@ def three_digits(value: float) -> str:
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
-    return f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"

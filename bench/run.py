@@ -29,6 +29,7 @@ from bench.measure import ROUNDS_MIN, Bench, Row, Scale, run_scenario
 from bench.plan import expected_s, generator_of
 from bench.process import ROOT
 from bench.scenarios import SCENARIOS
+from bench.trend import record
 
 OUT = ROOT / "bench" / "out"
 
@@ -44,6 +45,9 @@ def main() -> int:
         return 2
     if options.plan:
         return _print_plan(names)
+    if options.record and options.quick:
+        print("a quick run is not recorded: its figures mean nothing", file=sys.stderr)
+        return 2
     # What was started and mounted is taken away then, too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     OUT.mkdir(parents=True, exist_ok=True)
@@ -58,6 +62,8 @@ def main() -> int:
             whole.close()
     missed = sum(not row.met for row in whole.rows)
     print(f"{len(whole.rows)} figures, {missed} outside their goal; written to {target}")
+    if options.record:
+        record(json.loads(target.read_text()))
     if whole.failed:
         print(f"failed: {', '.join(whole.failed)}", file=sys.stderr)
     return 1 if whole.failed else 0
@@ -140,6 +146,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, metavar="N", help=f"default {ROUNDS_MIN}")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything work?")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="folder on the disk to measure")
+    parser.add_argument("--record", action="store_true", help="add the figures to bench/trends")
     parser.add_argument("--plan", action="store_true", help="say how long it would take, and end")
     return parser.parse_args()
 

@@ -1,8 +1,13 @@
 """Load for an HTTP server: requests made ahead, over a number of connections that are kept open.
 
-Each connection sends its next request when the answer to the one before has come whole.  One thread, one epoll, and
+One thread, one epoll, and
 nothing parsed but the answer's first line and its length: some 12 us of CPU a small request, less than any server that
 is measured with it takes.  `Outcome.own_cpu_s` says how near it came to being the limit.
+
+With a rate it is an open loop: requests have their times whether or not those before have been answered, one that finds
+no connection free waits, and its latency counts from the time that it was meant to begin.  So a server that stalls is
+charged with all that came meanwhile (no coordinated omission).  Closed: each connection sends its next request when the
+answer to the one before has come whole.
 
 Every answer's status, and its length where it is known, is compared: a wrong one is `WrongAnswer`, never a figure.
 Contents are compared apart, by `ask`, which keeps a body.
@@ -23,6 +28,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
 
+from bench.arrivals import Arrivals
 from bench.s3_requests import Endpoint, Request
 
 _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength:[ \t]*([0-9]+)")
@@ -101,6 +107,8 @@ class Load:
         self._left: Iterator[Request] = iter(())
         self._last_begin_s = math.inf
         self._under_way = 0
+        self._arrivals: Arrivals | None = None
+        self._idle: list[_Connection] = []
 
     def __enter__(self) -> Load:
         try:
@@ -124,12 +132,17 @@ class Load:
         self._epoll.close()
 
     def run(
-        self, requests: Iterable[Request], *, for_s: float = math.inf, give_up_s: float = math.inf
+        self,
+        requests: Iterable[Request],
+        *,
+        for_s: float = math.inf,
+        give_up_s: float = math.inf,
+        rate_per_s: float = 0.0,
     ) -> Outcome:
         """Send them all, or as many as begin within `for_s`; wait for their answers, at most `give_up_s` in all.
 
-        What is under way then is given up, and its connection opened anew for the next run.
-        WrongAnswer, or OSError when the server is gone.
+        `rate_per_s`: an open loop with so many arrivals a second.  What is under way when the time is up is given up,
+        and its connection opened anew for the next run.  WrongAnswer, or OSError when the server is gone.
         """
         self._outcome = outcome = Outcome()
         self._left = iter(requests)
@@ -137,6 +150,8 @@ class Load:
         gc.disable()
         cpu_begin, begin = time.thread_time(), time.perf_counter()
         self._last_begin_s = begin + for_s
+        self._arrivals = Arrivals(begin, rate_per_s, begin + for_s) if rate_per_s else None
+        self._idle = []
         try:
             for connection in list(self._by_descriptor.values()):
                 self._next(connection)
@@ -150,12 +165,12 @@ class Load:
         return outcome
 
     def _drive(self, until_s: float) -> None:
-        while self._under_way:
+        while self._under_way or (self._arrivals is not None and not self._arrivals.ended):
             left_s = until_s - time.perf_counter()
             if left_s <= 0:
                 return
-            events = self._epoll.poll(min(_WAIT_S, left_s))
-            if not events and left_s > _WAIT_S:
+            events = self._events(min(_WAIT_S, left_s))
+            if not events and left_s > _WAIT_S and self._arrivals is None:
                 raise WrongAnswer(f"no answer within {_WAIT_S:.0f} s")
             for descriptor, event in events:
                 connection = self._by_descriptor[descriptor]
@@ -164,9 +179,42 @@ class Load:
                 if event & ~select.EPOLLOUT:
                     self._receive(connection)
 
+    def _events(self, wait_s: float) -> list[tuple[int, int]]:
+        """Of the connections; in an open loop the wait ends when the next request is due, too."""
+        if self._arrivals is None:
+            return self._epoll.poll(wait_s)
+        if self._idle:
+            wait_s = min(wait_s, self._arrivals.due_s - time.perf_counter())
+            # Unlike epoll's, select's time-out is not rounded to milliseconds.
+            select.select([self._epoll.fileno()], (), (), max(0.0, wait_s))
+            wait_s = 0
+        events = self._epoll.poll(wait_s)
+        self._begin_due()
+        return events
+
+    def _begin_due(self) -> None:
+        """Begin what is due, as long as there are connections."""
+        arrivals = self._arrivals
+        assert arrivals is not None
+        while self._idle and arrivals.due_s <= time.perf_counter():
+            request = next(self._left, None)
+            if request is None:
+                arrivals.due_s = math.inf
+                return
+            connection = self._idle.pop()
+            connection.begun_s = arrivals.take()
+            connection.request = request
+            self._under_way += 1
+            try:
+                self._begin(connection, request)
+            except ConnectionError:
+                self._ended(connection)
+
     def _give_up(self) -> None:
-        """Replace the connections whose answers have not come."""
+        """Replace the connections whose answers have not come; what was due and never begun is unfinished, too."""
         now = time.perf_counter()
+        while self._arrivals is not None and self._arrivals.due_s <= now:
+            self._outcome.unfinished_s.append(now - self._arrivals.take())
         for connection in [found for found in self._by_descriptor.values() if found.request is not None]:
             self._outcome.unfinished_s.append(now - connection.begun_s)
             if connection.request is not None and connection.body is not None:
@@ -191,6 +239,10 @@ class Load:
         connection.sock.close()
 
     def _next(self, connection: _Connection) -> None:
+        if self._arrivals is not None:
+            connection.request = None
+            self._idle.append(connection)
+            return
         connection.begun_s = now = time.perf_counter()
         connection.request = request = next(self._left, None) if now < self._last_begin_s else None
         if request is not None:
@@ -302,6 +354,9 @@ class Load:
         if request is not None and (connection.fresh or connection.left >= 0 or connection.head):
             raise WrongAnswer(f"the connection ended before the answer to {_line(request)}")
         another = self._open()
+        if connection in self._idle:
+            self._idle.remove(connection)
+            self._idle.append(another)
         if request is not None:
             another.request = request
             another.begun_s = connection.begun_s

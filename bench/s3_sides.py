@@ -45,8 +45,11 @@ class Server:
 
     def cpu_s(self) -> float:
         """Of all its processes, so far, and of what is behind it."""
-        behind = () if self.behind is None else (self.behind,)
-        return cpu_s((*process_tree(self.pid), *behind))
+        return cpu_s(self.pids())
+
+    def pids(self) -> list[int]:
+        """All its processes, and what is behind it."""
+        return process_tree(self.pid) + ([] if self.behind is None else [self.behind])
 
     def resident_bytes(self) -> int:
         """Of all its processes."""

@@ -212,3 +212,35 @@ def test_a_peer_that_fails_is_out_and_the_others_go_on(fails_at: int | None) -> 
 def test_ours_must_not_fail() -> None:
     with pytest.raises(WrongAnswer):
         race({OURS: lambda: counting([], 1)}, 1)
+
+
+def test_in_an_open_loop_a_stall_is_charged_to_all_that_were_due_meanwhile() -> None:
+    asked = iter(range(1000))
+
+    def serve(sock: socket.socket) -> None:
+        while read_request(sock):
+            if next(asked) == 0:
+                threading.Event().wait(0.15)
+            sock.sendall(RIGHT)
+
+    with server(serve) as endpoint, Load(endpoint, 1) as load:
+        outcome = load.run(repeat(ASK), for_s=0.1, rate_per_s=100)
+    assert outcome.count == 10
+    # One connection: all ten waited for the first answer, the last of them from its own time on.
+    assert max(outcome.latencies_s) >= 0.15
+    assert min(outcome.latencies_s) >= 0.05
+
+
+def test_what_was_due_and_never_begun_counts_as_unanswered() -> None:
+    ended = threading.Event()
+
+    def serve(sock: socket.socket) -> None:
+        read_request(sock)
+        ended.wait()
+
+    with server(serve) as endpoint:
+        with Load(endpoint, 1) as load:
+            outcome = load.run(repeat(ASK), for_s=0.1, give_up_s=0.15, rate_per_s=100)
+        ended.set()
+    assert outcome.count == 0
+    assert len(outcome.unfinished_s) == 10
