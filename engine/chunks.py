@@ -1,7 +1,7 @@
 """Chunks: payload in, payload located and read, on segments and the table `chunks`.
 
 Rules kept here:
-- The engine hashes for itself, bytes that no client can still change: pooled buffers and bytes of its own.
+- The engine hashes for itself, bytes that no client can still change (`intake`).
 - A chunk's record is committed only after its payload is synced, or placed to be synced before the record's group is
   appended (small ones).  The same bytes stored twice at the same moment
   are written once where the second comes while the first is under way; if both were written, the commit that
@@ -12,56 +12,21 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
 import trio
-from crc32c import crc32c
 
 from engine.format import ChunkRecord, Table, chunk_key, unpack_chunk_record
 from engine.holds import Holds, Session
+from engine.intake import Hashed, Intake, Payload, Written
 from engine.metadata import Metadata
 from engine.quarantine import Quarantine
-from engine.segments import Place, Segments, seal_payload
-from engine.tasks import run_all
+from engine.segments import Segments
 from engine.views import Transaction, View
 from lakefs.errors import ChunkDamaged, LakeError, StaleGrant, StoreDamaged
-from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, Sequence, chunk_id_of, id_text, kind_of
-from lakefs.limits import SMALL_PAYLOAD_BYTES
+from lakefs.ids import EMPTY_CHUNK, ChunkId, Sequence, chunk_id_of, id_text, kind_of
 from lakefs.ports import Offload
-
-
-@dataclass
-class Payload:
-    """Bytes to store, in memory of the engine's own: `area` (65,536 bytes and more) or `small`.
-
-    An area is page-aligned and has room for what is written behind the payload (`large_extent_bytes`).
-
-    `fill`, when given, blocks and brings the bytes; it is called once, in a thread, before they are hashed.
-    """
-
-    kind: ChunkKind
-    length: int
-    area: memoryview | None = None
-    small: memoryview | None = None
-    fill: Callable[[memoryview], None] | None = None
-
-
-@dataclass(frozen=True)
-class Hashed:
-    """A payload with the id and record checksum that the engine computed."""
-
-    payload: Payload
-    chunk: ChunkId
-    crc: int
-
-
-@dataclass(frozen=True)
-class Written:
-    """A payload on the medium, synced, or small and placed, and not yet recorded; in flight until settled."""
-
-    hashed: Hashed
-    place: Place
 
 
 def find_chunk(view: View, chunk: ChunkId) -> ChunkRecord | None:
@@ -80,12 +45,14 @@ class Chunks:
         offload: Offload,
         holds: Holds,
         quarantine: Quarantine,
+        write_ahead_bytes: int,
     ) -> None:
         self._metadata = metadata
         self._quarantine = quarantine
         self._segments = segments
         self.offload = offload
         self._holds = holds
+        self.intake = Intake(segments, offload, metadata.stop_writing, write_ahead_bytes)
         self._under_way: dict[ChunkId, trio.Event] = {}
 
     def find_good(self, view: View, chunk: ChunkId) -> ChunkRecord | None:
@@ -103,34 +70,40 @@ class Chunks:
 
         StoreFull, StoreReadOnly, DiskFailed.  On cancellation nothing is recorded; extents written are given up.
         """
-        hashed = await self.hash(payloads)
-        fresh = [False] * len(hashed)
-        claimed: dict[ChunkId, int] = {}
-        waited: dict[ChunkId, int] = {}
-        seen = Sequence(0)
+        claims = _Claims()
+
+        def choose(items: Seq[Hashed]) -> list[Hashed]:
+            return [item for item in items if self._is_claimed(session, item.chunk, claims)]
+
         try:
-            for index, item in enumerate(hashed):
-                if item.chunk == EMPTY_CHUNK or item.chunk in claimed:
-                    continue
-                present = self._hold_present(session, item.chunk)
-                if present is not None:
-                    seen = max(seen, present)
-                elif item.chunk in self._under_way:
-                    waited[item.chunk] = index
-                else:
-                    claimed[item.chunk] = index
-                    self._under_way[item.chunk] = trio.Event()
-            written = await self.write([hashed[index] for index in claimed.values()])
+            hashed, written = await self.intake.take_in(payloads, choose)
             await self._record(session, written)
-            for index in claimed.values():
-                fresh[index] = True
         finally:
-            for chunk in claimed:
+            for chunk in claims.claimed:
                 self._under_way.pop(chunk).set()
-        for index in waited.values():
-            fresh[index] = await self._await_other(session, hashed[index])
-        await self._metadata.wait_durable(seen)
-        return [(item.chunk, is_fresh) for item, is_fresh in zip(hashed, fresh, strict=True)]
+        fresh = claims.claimed
+        for item in hashed:
+            if item.chunk in claims.waited:
+                claims.waited.remove(item.chunk)
+                if await self._await_other(session, item):
+                    fresh.add(item.chunk)
+        await self._metadata.wait_durable(claims.seen)
+        return _first_of_each(hashed, fresh)
+
+    def _is_claimed(self, session: Session, chunk: ChunkId, claims: _Claims) -> bool:
+        """Whether the chunk is for the caller to write; else it is held, or will be waited for."""
+        if chunk == EMPTY_CHUNK or chunk in claims.claimed:
+            return False
+        present = self._hold_present(session, chunk)
+        if present is not None:
+            claims.seen = max(claims.seen, present)
+        elif chunk in self._under_way:
+            claims.waited.add(chunk)
+        else:
+            claims.claimed.add(chunk)
+            self._under_way[chunk] = trio.Event()
+            return True
+        return False
 
     async def offer(self, session: Session, chunks: Seq[ChunkId]) -> list[bool]:
         """Which chunks are there (durably); those are held."""
@@ -144,56 +117,6 @@ class Chunks:
             sequence = view.sequence
         await self._metadata.wait_durable(sequence)
         return present
-
-    async def hash(self, payloads: Seq[Payload]) -> list[Hashed]:
-        """Ids and record checksums, computed here; large ones in threads, several at once."""
-        results: list[Hashed | None] = [None] * len(payloads)
-        threaded: list[int] = []
-        for index, payload in enumerate(payloads):
-            if payload.area is None and payload.fill is None:
-                results[index] = _hash(payload)
-            else:
-                threaded.append(index)
-
-        async def hash_one(index: int) -> None:
-            results[index] = await self.offload.run(_hash, payloads[index])
-
-        await run_all(hash_one, threaded)
-        return [result for result in results if result is not None]
-
-    async def write(self, items: Seq[Hashed], *, into_headroom: bool = False) -> list[Written]:
-        """Write and sync payloads, and place small ones; their extents are in flight until `settle`.
-
-        `into_headroom`: small ones may take half of what payload leaves free, for who gives more room back at once.
-        A write or sync that fails, but for want of room, makes the whole store read-only.
-        """
-        written: list[Written] = []
-        small = [item for item in items if item.payload.area is None]
-        large = [item for item in items if item.payload.area is not None]
-
-        async def write_one(item: Hashed) -> None:
-            assert item.payload.area is not None
-            place = await self._segments.write_large(item.payload.area, item.payload.length)
-            written.append(Written(item, place))
-
-        async def write_small() -> None:
-            payloads = [item.payload.small for item in small if item.payload.small is not None]
-            places = await self._segments.place_small(payloads, into_headroom=into_headroom)
-            written.extend(Written(item, place) for item, place in zip(small, places, strict=True))
-
-        try:
-            if small:
-                await write_small()
-            await run_all(write_one, large)
-            await self._segments.sync(
-                {item.place.segment for item in written if item.hashed.payload.area is not None}
-            )
-        except BaseException:
-            self.settle(written)
-            if self._segments.failure:
-                self._metadata.stop_writing(self._segments.failure)
-            raise
-        return written
 
     def record_in(self, txn: Transaction, items: Seq[Written]) -> list[Written]:
         """Add records for written payloads; those whose chunk has a record by now are returned, unused."""
@@ -215,11 +138,6 @@ class Chunks:
             self._holds.keep(birth)
         return unused
 
-    def settle(self, items: Seq[Written]) -> None:
-        """The extents are recorded, or given up."""
-        for item in items:
-            self._segments.settle(item.place)
-
     async def _record(self, session: Session, written: list[Written]) -> None:
         if not written:
             return
@@ -236,7 +154,7 @@ class Chunks:
             _, sequence = await self._metadata.commit(decide, grows=True)
             await self._metadata.wait_durable(sequence)
         finally:
-            self.settle(written)
+            self.intake.settle(written)
 
     def _hold_present(self, session: Session, chunk: ChunkId) -> Sequence | None:
         """Hold the chunk when it is there; the sequence that this rests on."""
@@ -259,7 +177,7 @@ class Chunks:
             return False
         self._under_way[chunk] = trio.Event()
         try:
-            await self._record(session, await self.write([item]))
+            await self._record(session, await self.intake.write([item]))
         finally:
             self._under_way.pop(chunk).set()
         return True
@@ -300,20 +218,23 @@ class Chunks:
             raise error
 
 
-def _hash(payload: Payload) -> Hashed:
-    """Fill, digest, vector and padding in one call, while the bytes are in the cache."""
-    if payload.area is None:
-        assert payload.small is not None
-        if payload.fill is not None:
-            payload.fill(payload.small)
-        return Hashed(payload, chunk_id_of(payload.kind, payload.small), crc32c(payload.small))
-    view = payload.area
-    if payload.fill is not None:
-        payload.fill(view[: payload.length])
-    chunk = chunk_id_of(payload.kind, view[: payload.length])
-    return Hashed(payload, chunk, seal_payload(view, payload.length))
+@dataclass
+class _Claims:
+    """What became of the chunks of one request, by what the store knew of each."""
+
+    claimed: set[ChunkId] = field(default_factory=set)
+    """Written by this request."""
+    waited: set[ChunkId] = field(default_factory=set)
+    """Written by another one, which is waited for."""
+    seen: Sequence = Sequence(0)
+    """What was found present rests on this."""
 
 
-def is_small(length: int) -> bool:
-    """Whether a payload is packed into a small segment."""
-    return length < SMALL_PAYLOAD_BYTES
+def _first_of_each(hashed: Seq[Hashed], fresh: set[ChunkId]) -> list[tuple[ChunkId, bool]]:
+    """Each id, and whether it is new: where one comes twice, the first is."""
+    left = set(fresh)
+    results: list[tuple[ChunkId, bool]] = []
+    for item in hashed:
+        results.append((item.chunk, item.chunk in left))
+        left.discard(item.chunk)
+    return results

@@ -38,10 +38,11 @@ from typing import Final
 import msgspec
 import trio
 
-from engine.chunks import Chunks, Hashed, Payload, Written, is_small
+from engine.chunks import Chunks
 from engine.extents import large_extent_bytes
 from engine.failpoints import reached
 from engine.format import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
+from engine.intake import Hashed, Payload, Written, is_small
 from engine.metadata import Metadata
 from engine.pace import REST_AFTER_WRITING, Pace, Writers
 from engine.payloads import PayloadMemory
@@ -314,13 +315,12 @@ class Compactor:
             if isinstance(payload, LakeError):
                 await self._note(item, payload)
             else:
-                small = memoryview(payload)
-                read.append((item, Payload(kind_of(item.chunk), len(payload), small=small)))
+                read.append((item, Payload(kind_of(item.chunk), len(payload), small=memoryview(payload))))
         return read
 
     async def _matching(self, read: Seq[tuple[_Found, Payload]]) -> dict[ChunkId, tuple[_Found, Hashed]]:
         """Those whose bytes hash to their ids: a checksum alone does not say what is written anew."""
-        hashed = await self._chunks.hash([payload for _, payload in read])
+        hashed = await self._chunks.intake.hash([payload for _, payload in read])
         copies: dict[ChunkId, tuple[_Found, Hashed]] = {}
         for (item, _), copy in zip(read, hashed, strict=True):
             if copy.chunk == item.chunk and copy.crc == item.record.crc:
@@ -336,7 +336,7 @@ class Compactor:
 
     async def _record(self, copies: dict[ChunkId, tuple[_Found, Hashed]], report: CompactionReport) -> int:
         """Write the copies, have the records name them, and free the old places; how many there were."""
-        written = await self._chunks.write([copy for _, copy in copies.values()], into_headroom=True)
+        written = await self._chunks.intake.write([copy for _, copy in copies.values()], into_headroom=True)
         reached("compaction.copied")
 
         def decide(txn: Transaction) -> list[_Found]:
@@ -346,7 +346,7 @@ class Compactor:
             moved, sequence = await self._metadata.commit(decide)
             await self._free(moved, sequence)
         finally:
-            self._chunks.settle(written)
+            self._chunks.intake.settle(written)
         report.moved_chunks += len(moved)
         report.moved_bytes += sum(item.record.extent_bytes for item in moved)
         report.changed_meanwhile += len(copies) - len(moved)

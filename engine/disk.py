@@ -31,6 +31,7 @@ from lakefs.errors import DiskFailed, EngineBusy, LakeError, StoreFull, StoreLoc
 from lakefs.ids import Buffer
 from lakefs.limits import MIB, PAGE_BYTES
 from lakefs.ports import FileStat
+from lakefs.sockets import after
 
 _FALLOC_KEEP_SIZE: Final = 0x01  # linux/falloc.h
 _FALLOC_PUNCH_HOLE: Final = 0x02
@@ -86,6 +87,10 @@ class _Translating:
     ) -> None:
         if isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, FileExistsError)):
             raise _translated(error, self._doing, self._name) from error
+
+
+def _no_more() -> OSError:
+    return OSError(errno.EIO, "the device takes no more bytes")
 
 
 def _fallocate(descriptor: int, mode: int, offset: int, length: int) -> bool:
@@ -148,20 +153,20 @@ class LocalFile:
     def pwritev(self, payloads: Sequence[Buffer], offset: int) -> None:
         """Write the payloads one behind the other, up to 1,024 in one system call."""
         with _Translating("write", self._name):
-            for first in range(0, len(payloads), _VECTORS_MAX):
-                group = payloads[first : first + _VECTORS_MAX]
-                length = sum(map(len, group))
-                done = os.pwritev(self._descriptor, group, offset)
-                if done < length:
-                    self._write_all(b"".join(group)[done:], offset + done)
-                offset += length
+            missing = after(payloads, 0)
+            while missing:
+                count = os.pwritev(self._descriptor, missing[:_VECTORS_MAX], offset)
+                if count == 0:
+                    raise _no_more()
+                offset += count
+                missing = after(missing, count)
 
     def _write_all(self, payload: Buffer, offset: int) -> None:
         done = os.pwrite(self._descriptor, payload, offset)
         while done < len(payload):
             count = os.pwrite(self._descriptor, memoryview(payload)[done:], offset + done)
             if count == 0:
-                raise OSError(errno.EIO, "the device takes no more bytes")
+                raise _no_more()
             done += count
 
     def sync_data(self) -> None:

@@ -10,6 +10,8 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import trio
 
 from engine.extents import Place, large_extent_bytes
@@ -54,21 +56,23 @@ class LargeWriter:
         """The segment that the next payload goes to."""
         return self._current.room.segment if self._current else None
 
-    async def write(self, buffer: memoryview, stored_bytes: int) -> Place:
-        """Write a sealed buffer to a new place, in flight until settled.  See `Segments.write_large`."""
-        extent = large_extent_bytes(stored_bytes)
-        segment = await self._segment_with_room(extent)
-        place = segment.room.take(extent)
-        self._maker.in_flight.begin(place)
+    async def write(self, run: Sequence[tuple[memoryview, int]]) -> list[Place]:
+        """Write sealed buffers one behind the other, in flight until settled.  See `Segments.write_large`."""
+        extents = [buffer[: large_extent_bytes(stored_bytes)] for buffer, stored_bytes in run]
+        segment = await self._segment_with_room(sum(map(len, extents)))
+        places = [segment.room.take(len(extent)) for extent in extents]
+        for place in places:
+            self._maker.in_flight.begin(place)
         try:
-            await self._maker.offload.run(segment.room.file.pwrite, buffer[:extent], place.offset)
+            await self._maker.offload.run(segment.room.file.pwritev, extents, places[0].offset)
         except BaseException as error:
-            self._maker.in_flight.settle(place)
+            for place in places:
+                self._maker.in_flight.settle(place)
             self._maker.gate.note(error)
             raise
         segment.writes_ended += 1
         reached("large.written")
-        return place
+        return places
 
     async def sync(self, segment_id: SegmentId) -> None:
         """Every write of the segment that has ended is durable on return."""

@@ -14,9 +14,10 @@ import os
 from collections.abc import Sequence
 
 from engine.buckets import BucketRef, PlannedBuckets, find_bucket
-from engine.chunks import Hashed, Written, find_chunk
+from engine.chunks import find_chunk
 from engine.held_blobs import HeldBlob, HeldBlobs, checked_chunks
 from engine.holds import Client
+from engine.intake import Choose, Hashed, Written
 from engine.names import Binding, bind_many
 from engine.object_stat import new_object, to_object_stat
 from engine.payloads import ReceivedBody
@@ -180,10 +181,9 @@ class Puts:
         if len(request.changes) != len(request.lengths):
             raise InvalidArgument(f"{len(request.changes)} names for {len(request.lengths)} payloads")
         assert isinstance(body, ReceivedBody)
-        hashed = await self._chunks.hash(body.payloads)
+        hashed, written = await self._chunks.intake.take_in(body.payloads, self._choose_absent())
         blobs = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
         wanted = {item.chunk: item for item in hashed if item.chunk != EMPTY_CHUNK}
-        written: list[Written] = []
 
         def decide(txn: Transaction) -> list[m.NameResult]:
             self._chunks.record_in(txn, written)
@@ -196,20 +196,34 @@ class Puts:
 
         try:
             while True:
-                missing = self._not_present(list(wanted.values()), written)
-                written += await self._chunks.write(missing)
                 try:
                     results, sequence = await self._metadata.commit(
                         decide, durable=request.durable, grows=True
                     )
                     break
                 except _Vanished:
-                    continue
+                    missing = self._not_present(list(wanted.values()), written)
+                    written += await self._chunks.intake.write(missing)
             if request.durable:
                 await self._metadata.wait_durable(sequence)
         finally:
-            self._chunks.settle(written)
+            self._chunks.intake.settle(written)
         return Reply(m.NameResults(results))
+
+    def _choose_absent(self) -> Choose:
+        """Of chunks as they are hashed, those that are not there, each once."""
+        chosen: set[ChunkId] = {EMPTY_CHUNK}
+
+        def choose(items: Sequence[Hashed]) -> list[Hashed]:
+            absent: list[Hashed] = []
+            with self._metadata.view() as view:
+                for item in items:
+                    if item.chunk not in chosen and self._chunks.find_good(view, item.chunk) is None:
+                        chosen.add(item.chunk)
+                        absent.append(item)
+            return absent
+
+        return choose
 
     def _not_present(self, items: list[Hashed], written: list[Written]) -> list[Hashed]:
         """Items that are neither recorded nor written by this request."""

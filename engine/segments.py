@@ -22,7 +22,7 @@ import trio
 from engine.checksums import check_payload, seal_payload
 from engine.extents import Extent, Place, Span, coalesced, gaps, owned_spans, whole_pages
 from engine.failpoints import reached
-from engine.format import ChunkRecord, SegmentKind, StoreIdentity
+from engine.format import SEGMENT_DATA_OFFSET, ChunkRecord, SegmentKind, StoreIdentity
 from engine.large_segments import LargeWriter
 from engine.medium_check import MediumCheck, Mismatch, Stored
 from engine.segment_files import (
@@ -113,14 +113,20 @@ class Segments:
 
     # --- writing -------------------------------------------------------------------------------------
 
-    async def write_large(self, buffer: memoryview, stored_bytes: int) -> Place:
-        """Write the sealed payload at the start of a page-aligned `buffer` (see `seal_payload`).
+    @property
+    def run_bytes_max(self) -> int:
+        """Most that the extents of one `write_large` add up to."""
+        return self._maker.sizes.large_segment - SEGMENT_DATA_OFFSET
 
-        Durable after `sync` of the place's segment.  The extent is in flight until `settle`.  StoreFull,
-        StoreReadOnly, DiskFailed; then, and when cancelled, the extent is given up and never used again.
-        The buffer is not touched any more on return, however it returns.
+    async def write_large(self, run: Sequence[tuple[memoryview, int]]) -> list[Place]:
+        """Write sealed payloads (see `seal_payload`) one behind the other: (page-aligned memory that begins with one,
+        its length).  At least one, and `run_bytes_max` with what is written behind each.
+
+        Durable after `sync` of the places' segment.  The extents are in flight until `settle`.  StoreFull,
+        StoreReadOnly, DiskFailed; then, and when cancelled, all of them are given up and never used again.
+        The memory is not touched any more on return, however it returns.
         """
-        return await self._large.write(buffer, stored_bytes)
+        return await self._large.write(run)
 
     async def place_small(self, payloads: Sequence[Buffer], *, into_headroom: bool = False) -> list[Place]:
         """Places for payloads of 1 to 65,535 bytes, packed, in order.  They can be read; their memory is not touched

@@ -23,6 +23,7 @@ from lakefs.limits import (
     PART_BYTES_MIN,
     SMALL_FILL_BYTES,
     SMALL_SEGMENT_BYTES,
+    WRITE_AHEAD_BYTES,
 )
 
 _JOURNAL_BYTES_MIN: Final = 256 * KIB
@@ -71,6 +72,7 @@ class StoreSizes:
     compact_won_bytes: int = COMPACT_WON_BYTES_MIN
     buffer_bytes: int = BUFFER_POOL_BYTES
     part_bytes_min: int = PART_BYTES_MIN
+    write_ahead_bytes: int = WRITE_AHEAD_BYTES
 
 
 DEFAULT_SIZES: Final = MetadataSizes()

@@ -325,7 +325,7 @@ def _put_together(
     grace_s: float,
 ) -> Store:
     quarantine = Quarantine(metadata, clock)
-    chunks = Chunks(metadata, segments, offload, holds, quarantine)
+    chunks = Chunks(metadata, segments, offload, holds, quarantine, sizes.write_ahead_bytes)
     manifests = Manifests(metadata, chunks)
     buffers = BufferPool(sizes.buffer_bytes)
     writers = Writers(metadata)

@@ -88,6 +88,12 @@ VERIFY_BATCH: Final = 4096
 LARGE_SEGMENT_BYTES: Final = 1 * GIB
 SMALL_SEGMENT_BYTES: Final = 256 * MIB
 LARGE_EXTEND_BYTES: Final = 128 * MIB
+WRITE_RUN_BYTES: Final = MIB
+"""Large payloads hashed by one call to a thread, and written by another: 0.3 ms of a core, 0.5 ms of a disk."""
+WRITE_RUNS_AT_ONCE: Final = 4
+"""Runs of one request that are hashed or written at once: two for the cores, two for the disk."""
+WRITE_AHEAD_BYTES: Final = MIB
+"""A payload that comes alone is written while it is hashed, from this length; hashing less takes under 0.2 ms."""
 SMALL_FILL_BYTES: Final = 4 * MIB
 SMALL_UNWRITTEN_BYTES: Final = 2 * MIB
 """Small payloads in memory, at which they are written without waiting for more."""

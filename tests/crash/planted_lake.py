@@ -6,7 +6,7 @@ For the tests that show that a check can fail.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence as Seq
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,7 +84,10 @@ def _reuse_freed_room() -> None:
         await punch(segments, given_back)
         freed.extend(e for e in given_back if segments.has(e[0]) and segments.kind(e[0]) is SegmentKind.LARGE)
 
-    async def reusing(writer: LargeWriter, buffer: memoryview, stored_bytes: int) -> Place:
+    async def reusing(writer: LargeWriter, run: Seq[tuple[memoryview, int]]) -> list[Place]:
+        if len(run) > 1:
+            return await write(writer, run)
+        ((buffer, stored_bytes),) = run
         need, maker = large_extent_bytes(stored_bytes), writer._maker
         for number, (segment, offset, length) in enumerate(freed):
             if segment in maker.register.kinds and page_up(length) >= need:
@@ -95,8 +98,8 @@ def _reuse_freed_room() -> None:
                 file.pwrite(buffer[:need], offset)
                 file.sync_data()
                 file.close()
-                return place
-        return await write(writer, buffer, stored_bytes)
+                return [place]
+        return await write(writer, run)
 
     Segments.punch = noted  # type: ignore[method-assign,assignment]
     LargeWriter.write = reusing  # type: ignore[method-assign,assignment]

@@ -112,4 +112,5 @@ def draw_sizes(rng: random.Random, *, huge: bool) -> StoreSizes:
         compact_won_bytes=1,
         buffer_bytes=rng.choice((37, 64)) * MIB,
         part_bytes_min=1,
+        write_ahead_bytes=64 * KIB,
     )

@@ -20,8 +20,8 @@ from unittest import mock
 import structlog
 import trio
 
+from engine import intake
 from engine.buckets import BucketRef
-from engine.chunks import Chunks
 from engine.commit import Committer, PayloadBatch
 from engine.extents import Place
 from engine.format import GROUP_HEADER, Table, node_key
@@ -123,15 +123,15 @@ def _believe_what_a_blob_is() -> AbstractContextManager[Any]:
 
 def _name_chunks_as_told() -> AbstractContextManager[Any]:
     """The id of a chunk is what the client's word would be, and that is wrong now and then."""
-    original = Chunks.hash
+    original = intake._hash_all
 
-    async def hash_as_told(self: Chunks, payloads: Any) -> Any:
-        hashed = await original(self, payloads)
+    def hash_as_told(payloads: Any) -> Any:
+        hashed = original(payloads)
         if len(hashed) > 2:
             hashed[0] = dataclasses.replace(hashed[0], chunk=hashed[1].chunk)
         return hashed
 
-    return mock.patch.object(Chunks, "hash", hash_as_told)
+    return mock.patch.object(intake, "_hash_all", hash_as_told)
 
 
 def _payload_behind_its_group() -> AbstractContextManager[Any]:

@@ -116,7 +116,8 @@ class World:
         try:
             buffer.view[: len(payload)] = payload
             crc = seal_payload(buffer.view, len(payload))
-            return await self.segments.write_large(buffer.view, len(payload)), crc
+            (place,) = await self.segments.write_large([(buffer.view, len(payload))])
+            return place, crc
         finally:
             buffer.release()
 

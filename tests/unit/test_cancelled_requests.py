@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,14 @@ from engine.store import Store
 from engine.tables import TableView
 from lakefs.errors import DiskFailed, IndexDamaged, SourceChanged, StoreReadOnly
 from lakefs.ids import ChunkId, data_chunk_id
+from lakefs.limits import KIB
 from lakefs.manifest import CutKind, build
 from lakefs.service import Reply
 from lakefs.wire import messages as m
 from tests.sim.determinism import run_seeded
 from tests.sim.disk import SimDisk
 from tests.store_rig import (
+    SMALL_SIZES,
     ask,
     change,
     client_of,
@@ -84,16 +87,18 @@ async def nothing_held(store: Store, client: EmbeddedEngine) -> None:
     assert (await fsck(client))["damage"] == 0
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", [*REQUESTS, "StoreChunks, written ahead", "PutObjects, written ahead"])
 def test_a_request_may_be_cancelled_at_each_of_its_waits(name: str) -> None:
+    request, _, ahead = name.partition(", ")
+    sizes = replace(SMALL_SIZES, write_ahead_bytes=64 * KIB) if ahead else SMALL_SIZES
     ended = False
     delay = 0
 
     async def main() -> None:
         nonlocal ended
-        async with simulated_store() as store:
+        async with simulated_store(sizes=sizes) as store:
             client = client_of(store)
-            message, body = REQUESTS[name](await prepared(client))
+            message, body = REQUESTS[request](await prepared(client))
             replies: list[Reply] = []
 
             async def call() -> None:

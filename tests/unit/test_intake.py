@@ -1,0 +1,150 @@
+"""Intake: what is written beside its hash is as safe as what is written behind it, and costs no room it needs not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import trio
+
+from engine.large_segments import LargeWriter
+from engine.store import Store
+from lakefs.errors import DiskFailed, StoreFull, StoreReadOnly
+from lakefs.ids import data_chunk_id
+from lakefs.limits import KIB
+from lakefs.wire import messages as m
+from tests.sim.disk import SimDisk
+from tests.store_rig import (
+    SMALL_SIZES,
+    ask,
+    client_of,
+    fsck,
+    in_flight,
+    put,
+    read,
+    records,
+    run,
+    session_of,
+    simulated_store,
+    store_chunks,
+)
+
+AHEAD = replace(SMALL_SIZES, write_ahead_bytes=64 * KIB)
+LONG = b"long" * 40_000
+
+
+def payloads(count: int, length: int = 70_000) -> list[bytes]:
+    return [bytes([number]) * length for number in range(count)]
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many payloads each write to a large segment was of."""
+    counts: list[int] = []
+    original = LargeWriter.write
+
+    async def write(self: LargeWriter, run: Sequence[tuple[memoryview, int]]) -> object:
+        counts.append(len(run))
+        return await original(self, run)
+
+    monkeypatch.setattr(LargeWriter, "write", write)
+    return counts
+
+
+async def settled(store: Store) -> None:
+    assert in_flight(store) == 0
+    assert store.buffers.in_use == 0
+
+
+def test_payloads_are_written_in_runs_and_read_as_they_were(writes: list[int]) -> None:
+    async def main() -> None:
+        async with simulated_store() as store:
+            client = client_of(store)
+            stored = payloads(40)
+            chunks = await store_chunks(client, await session_of(client), [*stored, b"small", stored[3]])
+            assert [bytes(chunk) for chunk in chunks[:40]] == [data_chunk_id(each) for each in stored]
+            assert [await read(client, chunk) for chunk in chunks] == [*stored, b"small", stored[3]]
+            assert sum(writes) == 40
+            assert len(writes) < 6
+            await settled(store)
+            assert (await fsck(client))["damage"] == 0
+
+    run(main)
+
+
+def test_a_long_payload_that_comes_alone_is_on_its_way_before_its_id_is_known(writes: list[int]) -> None:
+    async def main() -> None:
+        async with simulated_store(sizes=AHEAD) as store:
+            client = client_of(store)
+            await put(client, "first", LONG)
+            assert writes == [1]
+            await put(client, "again", LONG)  # written in vain: its extent is given up
+            assert writes == [1, 1]
+            assert len(records(store)) == 1
+            await settled(store)
+            await put(client, "yet again", LONG)  # so the next are hashed first
+            assert writes == [1, 1]
+            for number in range(8):
+                await put(client, f"new {number}", LONG + bytes([number]))
+            await put(client, "again", LONG)
+            assert writes == [1] * 11, "written ahead again once such payloads have been new"
+            assert (await fsck(client))["damage"] == 0
+
+    run(main)
+
+
+def test_a_payload_that_is_there_needs_no_room() -> None:
+    async def main() -> None:
+        disk = SimDisk()
+        async with simulated_store(disk, sizes=AHEAD) as store:
+            client = client_of(store)
+            await put(client, "first", LONG)
+            disk.fail_next("pwrite", StoreFull("planted"), path=".large")
+            await put(client, "again", LONG)
+            disk.fail_next("pwrite", StoreFull("planted"), path=".large")
+            with pytest.raises(StoreFull):
+                await put(client, "other", LONG + b"1")
+            await settled(store)
+            await put(client, "other", LONG + b"1")
+
+    run(main)
+
+
+@pytest.mark.parametrize("sizes", [SMALL_SIZES, AHEAD])
+def test_a_failed_write_fails_its_request_and_gives_all_of_it_up(sizes: object, writes: list[int]) -> None:
+    async def main() -> None:
+        disk = SimDisk()
+        async with simulated_store(disk, sizes=sizes) as store:  # type: ignore[arg-type]
+            client = client_of(store)
+            session = await session_of(client)
+            disk.fail_next("pwrite", DiskFailed("planted"), path=".large", skip=1)
+            with pytest.raises((DiskFailed, StoreReadOnly)):
+                await store_chunks(client, session, payloads(100) if sizes is SMALL_SIZES else [LONG])
+                await store_chunks(client, session, [LONG + b"1"])
+            assert len(writes) < 6, "nothing more is begun behind the failure"
+            await settled(store)
+            assert store.read_only_because
+
+    run(main)
+
+
+def test_the_same_payload_by_two_requests_at_once_is_stored_once() -> None:
+    async def main() -> None:
+        async with simulated_store(sizes=AHEAD) as store:
+            client = client_of(store)
+            session = await session_of(client)
+            fresh: list[list[bool]] = []
+
+            async def store_it() -> None:
+                request = m.StoreChunks(session, [1, 1, 1], [len(LONG), 5, 5])
+                fresh.append((await ask(client, request, m.Stored, LONG, b"small", b"small")).fresh)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(4):
+                    nursery.start_soon(store_it)
+            assert [sum(each) for each in zip(*fresh, strict=True)] == [1, 1, 0]
+            assert len(records(store)) == 2
+            await settled(store)
+
+    run(main)
