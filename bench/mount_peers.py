@@ -27,6 +27,7 @@ from typing import Any, Final
 import lakefs
 from bench.contest import CouldNotRun
 from bench.mounts import MountProcess, forget_pages_below, lake_mounted, mounting
+from bench.peers.packages import last_line
 from bench.process import EngineProcess
 from bench.s3_stores import (
     BUCKET,
@@ -36,7 +37,6 @@ from bench.s3_stores import (
     StoreKind,
     StoreUnavailable,
     free_port,
-    last_line,
     serving,
 )
 from fuse.mounting import READ_AHEAD_FOLDER, MountOptions

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from bench.cpu import cpu_s, process_tree, resident_bytes
+from bench.peers.packages import last_line
 from bench.process import ROOT, EngineProcess, clean_environment, lake_command
 from bench.s3_load import ask
 from bench.s3_requests import BUCKET, Endpoint, Request, Signer
-from bench.s3_stores import OPENLAKED, StoreUnavailable, free_port, last_line, peer_environment, running
+from bench.s3_stores import OPENLAKED, StoreUnavailable, free_port, peer_environment, running
 
 READY_S: Final = 30.0
 POLL_S: Final = 0.02

@@ -12,7 +12,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,21 +19,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.process import ROOT, clean_environment
+from bench.peers.packages import (
+    KEPT,
+    OPENLAKED_VERSION,
+    PeerUnavailable,
+    install,
+    last_line,
+    pip_install,
+)
+from bench.process import clean_environment
 
-KEPT: Final = ROOT / ".peers"
 BUCKET: Final = "bench"
 REMOTE: Final = f"store:{BUCKET}"
 REGION: Final = "us-east-1"
-FETCH_S: Final = 300.0
 READY_S: Final = 30.0
 COMMAND_S: Final = 120.0
 END_S: Final = 10.0
 POLL_S: Final = 0.02
 
 
-class StoreUnavailable(Exception):
-    """There is no such store here, or it did not start; the text says why."""
+StoreUnavailable = PeerUnavailable
+"""There is no such store here, or it did not start; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -68,29 +73,9 @@ class StoreKind:
                     f"{self.name} is not here; name its program in {self.variable}, or run the bench once"
                     " without --quick"
                 )
-            self._fetch(target)
+            install(self.name, self.version, self.install, target)
+            (target / self.place).chmod(0o755)
         return target / self.place
-
-    def _fetch(self, target: Path) -> None:
-        print(f"bench: installing {self.name} {self.version} below {KEPT}, once", file=sys.stderr, flush=True)
-        partial = target.with_suffix(".part")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        try:
-            done = subprocess.run(
-                self.install(partial), capture_output=True, text=True, timeout=FETCH_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise StoreUnavailable(f"{self.name} could not be installed: {error}") from error
-        if done.returncode:
-            raise StoreUnavailable(f"{self.name} could not be installed: {last_line(done.stderr)}")
-        (partial / self.place).chmod(0o755)
-        partial.rename(target)
-
-
-def _pip_install(folder: Path) -> list[str]:
-    pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-    return [*pip, "--no-deps", "--no-compile", "--target", str(folder), f"openlake-vllm=={OPENLAKED_VERSION}"]
 
 
 def _npm_install(folder: Path) -> list[str]:
@@ -135,13 +120,12 @@ def _s3rver_arguments(data: Path, address: str) -> list[str]:
     return [*where, "--silent", "--no-vhost-buckets"]
 
 
-OPENLAKED_VERSION: Final = "0.8.1"
 S3RVER_VERSION: Final = "3.7.1"
 OPENLAKED: Final = StoreKind(
     "openlaked",
     OPENLAKED_VERSION,
     "BENCH_OPENLAKED",
-    _pip_install,
+    pip_install(f"openlake-vllm=={OPENLAKED_VERSION}"),
     Path("openlake_client", "openlaked"),
     _openlaked_arguments,
     "bench-access",
@@ -290,9 +274,3 @@ def free_port(neighbours: int = 1) -> int:
             except OSError:
                 continue
             return port
-
-
-def last_line(text: str) -> str:
-    """What a program said last."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

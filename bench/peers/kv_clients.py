@@ -1,0 +1,348 @@
+"""The clients of the key-value scenarios: how each side moves blocks between its store and a pool of the client's own.
+
+A pool is memory that was there, and touched, before.  Block i of a call goes to, or comes from, the slot `first + i`.
+A client raises when anything of a call failed; what arrives is compared outside of what is counted.  To add a side:
+a class here, a line in `CLIENTS`, and a line in `bench.scenarios.kv`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import mmap
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import blake3
+import msgspec
+from crc32c import crc32c
+
+import lakefs
+from lakefs.limits import GRANULE_BYTES
+from lakefs.movers import Check
+
+OPENLAKE_KEY_BYTES: Final = 54
+MOONCAKE_BUFFER_BYTES: Final = 64 << 20
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """What a client is to be: `client` of `CLIENTS`, `address` as its server gave it, `package` where its library is.
+
+    `slots` of `block_bytes` make the pool.  `local_bytes`: memory that the client gives to the store itself.
+    """
+
+    client: str
+    address: str
+    block_bytes: int
+    slots: int
+    package: str = ""
+    local_bytes: int = 0
+
+
+class KvClient(ABC):
+    """One side's client, with its pool."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.block_bytes = spec.block_bytes
+        self.slots = spec.slots
+        self.pool = self.make_pool(spec.slots * spec.block_bytes)
+        for offset in range(0, len(self.pool), mmap.PAGESIZE):
+            self.pool[offset] = 0
+
+    def make_pool(self, size_bytes: int) -> memoryview:
+        """Memory for the pool: private, unless the side has a kind of its own."""
+        return memoryview(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+    def slot(self, index: int) -> memoryview:
+        """One slot of the pool."""
+        return self.pool[index * self.block_bytes : (index + 1) * self.block_bytes]
+
+    @abstractmethod
+    def get(self, keys: Sequence[int], first: int) -> None:
+        """The keys' blocks into slots."""
+
+    def put(self, keys: Sequence[int], first: int) -> None:
+        """Slots as the keys' blocks."""
+        raise NotImplementedError
+
+    def drop(self, keys: Sequence[int]) -> None:
+        """Remove blocks, uncounted.  Of a store that makes room by itself: nothing."""
+        return
+
+    def close(self) -> None:
+        """End the connection."""
+        return
+
+
+def address_of(memory: memoryview) -> int:
+    """Where memory that can be written begins."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+# --- ours ------------------------------------------------------------------------------------------
+
+
+class LakeClient(KvClient):
+    """Our blocking client: `get_into` for one block, `get_many` and a copy for more, `put_many`."""
+
+    check = Check.BLAKE3
+
+    def __init__(self, spec: Spec) -> None:
+        self.lake = lakefs.connect(spec.address, check=self.check)
+        super().__init__(spec)
+
+    def name(self, key: int) -> str:
+        """The object of a key; those of a client are in a bucket of its own."""
+        return f"kv-{type(self).__name__.lower()}/{key:x}"
+
+    def get(self, keys: Sequence[int], first: int) -> None:
+        """One by one into the slot; many as new bytes, which are then copied there."""
+        if len(keys) == 1:
+            self.lake.get_into(self.name(keys[0]), self.slot(first))
+            return
+        for index, content in enumerate(self.lake.get_many([self.name(key) for key in keys])):
+            self.slot(first + index)[:] = content
+
+    def put(self, keys: Sequence[int], first: int) -> None:
+        """Durable when it returns."""
+        self.lake.put_many([(self.name(key), self.slot(first + index)) for index, key in enumerate(keys)])
+
+    def drop(self, keys: Sequence[int]) -> None:
+        """Remove the names, and let gc give the room back."""
+        for key in keys:
+            self.lake.remove(self.name(key))
+        self.lake.gc()
+
+    def close(self) -> None:
+        """End the connection."""
+        self.lake.close()
+
+
+class LakeClientCrc(LakeClient):
+    """The same with CRC32C."""
+
+    check = Check.CRC32C
+
+
+# --- peers -----------------------------------------------------------------------------------------
+
+
+class OpenLake(KvClient):
+    """OpenLake's client over shared memory: its device `local`."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec)
+        sys.path.insert(0, spec.package)
+        module: Any = importlib.import_module("openlake_client")
+        self._begin = address_of(self.pool)
+        self._client = module.Client(device="local", client_id=2048)
+        self._client.register_memory(self._begin, len(self.pool))
+        self._client.attach(spec.address, 0, spec.block_bytes + OPENLAKE_KEY_BYTES)
+
+    def _places(
+        self, keys: Sequence[int], first: int
+    ) -> tuple[list[bytes], list[list[int]], list[list[int]]]:
+        names = [key.to_bytes(OPENLAKE_KEY_BYTES, "little") for key in keys]
+        places = [[self._begin + (first + index) * self.block_bytes] for index in range(len(keys))]
+        return names, places, [[self.block_bytes]] * len(keys)
+
+    def get(self, keys: Sequence[int], first: int) -> None:
+        """`get_batch`."""
+        _none_failed(self._client.get_batch(*self._places(keys, first)))
+
+    def put(self, keys: Sequence[int], first: int) -> None:
+        """`put_batch`."""
+        _none_failed(self._client.put_batch(*self._places(keys, first)))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+
+class Mooncake(KvClient):
+    """Mooncake's client over TCP on loopback; `local_bytes`: its own memory is the store's."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec)
+        self._begin = address_of(self.pool)
+        master, _, own = spec.address.partition(" ")
+        self._store = mooncake_store(spec.package, own, master, spec.local_bytes)
+        if code := self._store.register_buffer(self._begin, len(self.pool)):
+            raise RuntimeError(f"register_buffer: {code}")
+
+    def _places(self, keys: Sequence[int], first: int) -> tuple[list[str], list[int], list[int]]:
+        places = [self._begin + (first + index) * self.block_bytes for index in range(len(keys))]
+        return [f"{key:x}" for key in keys], places, [self.block_bytes] * len(keys)
+
+    def get(self, keys: Sequence[int], first: int) -> None:
+        """`get_into`, or `batch_get_into`."""
+        names, places, sizes = self._places(keys, first)
+        if len(keys) == 1:
+            _none_failed([self._store.get_into(names[0], places[0], sizes[0])])
+        else:
+            _none_failed(self._store.batch_get_into(names, places, sizes))
+
+    def put(self, keys: Sequence[int], first: int) -> None:
+        """`batch_put_from`."""
+        _none_failed(self._store.batch_put_from(*self._places(keys, first)))
+
+    def drop(self, keys: Sequence[int]) -> None:
+        """It refuses new blocks when it is full of young ones."""
+        self._store.batch_remove([f"{key:x}" for key in keys], True)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._store.close()
+
+
+def mooncake_store(package: str, own: str, master: str, given_bytes: int) -> Any:
+    """A member of a Mooncake store that gives so much memory to it.  RuntimeError."""
+    sys.path.insert(0, package)
+    module: Any = importlib.import_module("mooncake.store")
+    store = module.MooncakeDistributedStore()
+    code = store.setup(own, "P2PHANDSHAKE", given_bytes, MOONCAKE_BUFFER_BYTES, "tcp", "", master)
+    if code:
+        raise RuntimeError(f"setup: {code}")
+    return store
+
+
+def _none_failed(codes: Sequence[int]) -> None:
+    failed = [code for code in codes if code < 0]
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(codes)} failed, the first with {failed[0]}")
+
+
+# --- limits ----------------------------------------------------------------------------------------
+
+
+class PlainFiles(KvClient):
+    """A file for each block below the folder `address`; one that is put is synced."""
+
+    def _path(self, key: int) -> str:
+        return os.path.join(self._folder, f"{key:x}")
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec)
+        self._folder = spec.address
+
+    def get(self, keys: Sequence[int], first: int) -> None:
+        """Open, read and close each."""
+        for index, key in enumerate(keys):
+            with open(self._path(key), "rb", buffering=0) as file:
+                if file.readinto(self.slot(first + index)) != self.block_bytes:
+                    raise RuntimeError("a file is too short")
+
+    def put(self, keys: Sequence[int], first: int) -> None:
+        """Each is written and synced."""
+        for index, key in enumerate(keys):
+            with open(self._path(key), "wb", buffering=0) as file:
+                file.write(self.slot(first + index))
+                os.fdatasync(file.fileno())
+
+    def drop(self, keys: Sequence[int]) -> None:
+        """Remove the files."""
+        for key in keys:
+            Path(self._path(key)).unlink()
+
+
+class DirectWrites(KvClient):
+    """Blocks one behind the other in one file, with O_DIRECT, and one fdatasync for each call: what a disk can do."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec)
+        flags = os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC
+        self._file = os.open(Path(spec.address, "direct"), flags, 0o600)
+        self._places: dict[int, int] = {}
+
+    def get(self, keys: Sequence[int], first: int) -> None:
+        """Each from its place."""
+        for index, key in enumerate(keys):
+            os.preadv(self._file, [self.slot(first + index)], self._places[key])
+
+    def put(self, keys: Sequence[int], first: int) -> None:
+        """Written in order, then synced."""
+        for index, key in enumerate(keys):
+            place = self._places[key] = len(self._places) * self.block_bytes
+            os.pwritev(self._file, [self.slot(first + index)], place)
+        os.fdatasync(self._file)
+
+    def drop(self, keys: Sequence[int]) -> None:
+        """Begin anew, in room that is there."""
+        self._places.clear()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+class Copies(KvClient):
+    """The blocks lie in this process; a get copies them by one thread, and checks them as the class says."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec)
+        self._blocks: dict[int, memoryview] = {}
+
+    def get(self, keys: Sequence[int], first: int) -> None:
+        """Copy, and check the copy."""
+        for index, key in enumerate(keys):
+            target = self.slot(first + index)
+            target[:] = self._blocks[key]
+            self.check(target)
+
+    def check(self, block: memoryview) -> None:
+        """None."""
+
+    def put(self, keys: Sequence[int], first: int) -> None:
+        """A copy in memory that is touched for the first time."""
+        for index, key in enumerate(keys):
+            self._blocks[key] = memoryview(bytes(self.slot(first + index)))
+
+    def drop(self, keys: Sequence[int]) -> None:
+        """Forget them."""
+        for key in keys:
+            del self._blocks[key]
+
+
+class CopiesBlake3(Copies):
+    """With BLAKE3 of the copy."""
+
+    def check(self, block: memoryview) -> None:
+        """Of the whole block."""
+        blake3.blake3(block).digest()
+
+
+class CopiesCrc(Copies):
+    """With CRC32C of the copy."""
+
+    def check(self, block: memoryview) -> None:
+        """Of each granule."""
+        for begin in range(0, len(block), GRANULE_BYTES):
+            crc32c(block[begin : begin + GRANULE_BYTES])
+
+
+class Nothing(KvClient):
+    """Does nothing: what the measuring itself costs."""
+
+    def get(self, keys: Sequence[int], first: int) -> None:
+        """Nothing is there afterwards."""
+
+    def put(self, keys: Sequence[int], first: int) -> None:
+        """Into nothing."""
+
+
+CLIENTS: Final[dict[str, Callable[[Spec], KvClient]]] = {
+    "lake": LakeClient,
+    "lake-crc": LakeClientCrc,
+    "openlake": OpenLake,
+    "mooncake": Mooncake,
+    "files": PlainFiles,
+    "direct": DirectWrites,
+    "copies": Copies,
+    "copies-blake3": CopiesBlake3,
+    "copies-crc": CopiesCrc,
+    "nothing": Nothing,
+}

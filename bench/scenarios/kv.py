@@ -1,0 +1,81 @@
+"""Blocks of a KV cache between a store and a client's pool: one, or 16 in a call; ours, peers, and what memory allows.
+
+All sides move the same blocks by the same loop, each in a process of its own (`bench.peers.kv_worker`).  What is read
+is in memory on all of them: ours and plain files in the page cache, OpenLake in shared memory, Mooncake in the memory
+of another process (over TCP on loopback) or of the client itself.  What a side promises is in its name.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bench.measure import Scenario, at_least, at_most
+from bench.peers.kv_contest import KvSide, Moved, kv_scenario
+from bench.peers.kv_servers import STORE_BYTES
+from bench.peers.packages import MOONCAKE_VERSION, OPENLAKED_VERSION
+from bench.sampled import OURS, Target
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+RATE: Final = "bytes_per_s"
+
+OURS_CRC: Final = "ours, CRC32C"
+OPENLAKE: Final = f"openlake {OPENLAKED_VERSION}, in memory"
+MOONCAKE: Final = f"mooncake {MOONCAKE_VERSION}, in memory"
+FILES: Final = "files, synced each"
+DIRECT: Final = "O_DIRECT, synced each call"
+COPY: Final = "copy"
+COPY_BLAKE3: Final = "copy + BLAKE3"
+NOTHING: Final = "nothing"
+PEERS: Final = (
+    KvSide(OPENLAKE, "openlake", "openlaked", touched_bytes=STORE_BYTES),
+    KvSide(MOONCAKE, "mooncake", "mooncake"),
+    KvSide("mooncake, in the client's memory", "mooncake", "mooncake-master", local_bytes=STORE_BYTES),
+)
+GETS: Final = (
+    KvSide(OURS, "lake", "engine"),
+    KvSide(OURS_CRC, "lake-crc", "engine"),
+    *PEERS,
+    KvSide("files", "files", "folder"),
+    KvSide(COPY, "copies", "folder"),
+    KvSide("copy + CRC32C", "copies-crc", "folder"),
+    KvSide(COPY_BLAKE3, "copies-blake3", "folder"),
+    KvSide(NOTHING, "nothing", "folder", reads=False),
+)
+"""Of the scenarios that read: to add a side, a line here.  The first is the one that others are compared with."""
+PUTS: Final = (
+    KvSide(OURS, "lake", "engine"),
+    *PEERS,
+    KvSide(FILES, "files", "folder"),
+    KvSide(DIRECT, "direct", "folder"),
+    KvSide(COPY, "copies", "folder"),
+    KvSide(NOTHING, "nothing", "folder", reads=False),
+)
+"""Of the scenarios that write."""
+
+AHEAD: Final = tuple(Target(RATE, at_least(1, "x"), peer) for peer in (OPENLAKE, MOONCAKE))
+HASHED: Final = Target(RATE, at_least(0.7, "x"), COPY_BLAKE3)
+
+
+def _scenario(name: str, moved: Moved, *targets: Target) -> Scenario:
+    size = moved.block_bytes
+    text = f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
+    how = f"{text}, one by one" if moved.batch == 1 else f"{moved.batch} x {text} in a call"
+    return kv_scenario(
+        f"kv-{name}",
+        f"{moved.what} of {how}",
+        moved,
+        GETS if moved.what == "get" else PUTS,
+        targets=targets,
+        generator=NOTHING,
+        expected_s=60,
+    )
+
+
+SCENARIOS: Final[tuple[Scenario, ...]] = (
+    _scenario("get-64k", Moved("get", 64 * KIB, 1, 32, 2000), Target("p50_us", at_most(20, "us")), *AHEAD),
+    _scenario("get-64k-16", Moved("get", 64 * KIB, 16, 1024, 400), *AHEAD, HASHED),
+    _scenario("get-1m-16", Moved("get", MIB, 16, 128, 40), *AHEAD, HASHED),
+    _scenario("put-64k-16", Moved("put", 64 * KIB, 16, 64, 40)),
+    _scenario("put-1m-16", Moved("put", MIB, 16, 64, 16), Target(RATE, at_least(0.8, "x"), DIRECT)),
+)
