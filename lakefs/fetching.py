@@ -2,7 +2,8 @@
 
 Each chunk is fetched by the best mover there is: from the segment file by descriptor (`movers`), inline with the
 answer to `OpenObjects`, or streamed (`ReadChunks`).  Whatever moved it, the bytes are checked here, by BLAKE3
-against the chunk's id unless the caller asked for CRC32C; a range of a chunk is checked by granule.
+against the chunk's id unless the caller asked for CRC32C, or for bytes unverified; a range of a chunk is checked by
+granule.
 
 Rules kept here:
 - A failed check is followed by one fresh locate and one more read; then the engine is asked for the bytes, which
@@ -12,12 +13,22 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from lakefs.errors import ChunkNotFound, CorruptionError, StaleGrant
 from lakefs.ids import ChunkId, SegmentId
-from lakefs.movers import check_digest, check_granules, damaged, fetch_into, fetch_range, require_present
+from lakefs.limits import GRANULE_BYTES
+from lakefs.movers import (
+    Check,
+    check_digest,
+    check_granules,
+    damaged,
+    fetch_cached,
+    fetch_into,
+    fetch_range,
+    require_present,
+)
 from lakefs.opened import Access, Opened, Piece
 from lakefs.service import Reply
 from lakefs.steps import Pipeline, Send, Steps, Work, send, work
@@ -36,6 +47,8 @@ WINDOW = 6
 """Groups of chunks, or streamed chunks, in flight: enough to keep two threads and a disk busy."""
 GROUP_BYTES_MAX = 16 << 20
 GROUPS_MIN = 4
+AT_ONCE_BYTES = 256 << 10
+"""Cached payload that is copied and checked between two steps, in the driver's own thread: 60 us of a loop's time."""
 LOCATE_BATCH = 1024
 DESCRIPTORS_PER_REQUEST = 64
 
@@ -72,23 +85,36 @@ class BufferSink:
         return None
 
 
+class Wanted(NamedTuple):
+    """A whole chunk of an opened object, and where it goes."""
+
+    opened: Opened
+    piece: Piece
+    sink: Sink
+
+
 def fetch_pieces(access: Access, opened: Opened, pieces: Sequence[Piece], sink: Sink) -> Steps[None]:
     """Fetch whole chunks into the sink, several at once.  ChunkDamaged, ChunkNotFound, EngineUnreachable."""
+    return fetch_wanted(access, [Wanted(opened, piece, sink) for piece in pieces])
+
+
+def fetch_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
+    """Fetch chunks of any number of opened objects, several at once; errors name the object.  As `fetch_pieces`."""
     pipeline = Pipeline(WINDOW)
-    for start in range(0, len(pieces), LOCATE_BATCH):
-        batch = pieces[start : start + LOCATE_BATCH]
-        yield from locate(access, opened, [piece.chunk for piece in batch])
-        local: list[Piece] = []
-        for piece in batch:
-            if piece.chunk in opened.inline:
-                _deliver_inline(opened, piece, sink)
-                access.progress(piece.length, 0)
+    for start in range(0, len(wanted), LOCATE_BATCH):
+        batch = wanted[start : start + LOCATE_BATCH]
+        yield from _locate_wanted(access, batch)
+        local: list[Wanted] = []
+        for want in batch:
+            if want.piece.chunk in want.opened.inline:
+                _deliver_inline(want)
+                access.progress(want.piece.length, 0)
             elif access.can_use_descriptors:
-                local.append(piece)
+                local.append(want)
             else:
-                yield from _submit_streamed(access, opened, piece, sink, pipeline)
-        for group in _groups(local):
-            yield from _submit_local(access, opened, group, sink, pipeline)
+                yield from _submit_streamed(access, want, pipeline)
+        for group in _groups(_not_at_once(access, local)):
+            yield from _submit_local(access, group, pipeline)
     yield from pipeline.drain()
 
 
@@ -105,11 +131,17 @@ def locate(access: Access, opened: Opened, chunks: Sequence[ChunkId]) -> Steps[N
 
 
 def _locate(opened: Opened, chunks: list[ChunkId]) -> Steps[None]:
+    opened.grants.update((yield from _ask_for_places(dict.fromkeys(chunks, opened))))
+
+
+def _ask_for_places(chunks: Mapping[ChunkId, Opened]) -> Steps[dict[ChunkId, Grant]]:
+    """Grants of chunks, each wanted for an object.  ChunkNotFound."""
     reply = yield from send(Locate([bytes(chunk) for chunk in chunks]))
     assert isinstance(reply.message, Located)
-    for chunk, grant in zip(chunks, reply.message.grants, strict=True):
-        require_present(chunk, grant)
-        opened.grants[chunk] = grant
+    grants = dict(zip(chunks, reply.message.grants, strict=True))
+    for chunk, grant in grants.items():
+        require_present(chunk, grant, str(chunks[chunk].name))
+    return grants
 
 
 def _need_descriptors(access: Access, segments: set[SegmentId]) -> Steps[None]:
@@ -122,79 +154,131 @@ def _need_descriptors(access: Access, segments: set[SegmentId]) -> Steps[None]:
             access.descriptors.add(SegmentId(segment), descriptor)
 
 
-def _groups(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """Pieces that one thread fetches in one go: few hand-overs, and still work for several threads."""
-    limit = min(GROUP_BYTES_MAX, sum(piece.length for piece in pieces) // GROUPS_MIN)
-    group: list[Piece] = []
+def _locate_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
+    """`locate` for chunks of several objects, in one request."""
+    unknown = {
+        want.piece.chunk: want.opened
+        for want in wanted
+        if want.piece.chunk not in want.opened.grants and want.piece.chunk not in want.opened.inline
+    }
+    if unknown:
+        found = yield from _ask_for_places(unknown)
+        for want in wanted:
+            if want.piece.chunk in found:
+                want.opened.grants[want.piece.chunk] = found[want.piece.chunk]
+    if access.can_use_descriptors:
+        grants = (want.opened.grants.get(want.piece.chunk) for want in wanted)
+        yield from _need_descriptors(access, {SegmentId(grant.segment) for grant in grants if grant})
+
+
+def _not_at_once(access: Access, wanted: Sequence[Wanted]) -> list[Wanted]:
+    """Fetch what is short and in the page cache here and now, up to `AT_ONCE_BYTES` of it; what is left.
+
+    A thread's round trip costs as much as to copy and check two or three granules.
+    """
+    left: list[Wanted] = []
+    room = AT_ONCE_BYTES
+    for want in wanted:
+        if want.piece.length <= min(GRANULE_BYTES, room) and _is_fetched_at_once(access, want):
+            room -= want.piece.length
+            access.progress(want.piece.length, 0)
+        else:
+            left.append(want)
+    return left
+
+
+def _is_fetched_at_once(access: Access, want: Wanted) -> bool:
+    """Whether a chunk of one granule was in the page cache, and its bytes were right."""
+    grant = want.opened.grants[want.piece.chunk]
+    if grant.logical_bytes != want.piece.length or not want.sink.in_place:
+        return False
+    memory = want.sink.memory_for(want.piece)
+    try:
+        is_there = fetch_cached(access.descriptors, want.piece.chunk, grant, memory, access.check)
+    except StaleGrant:
+        return False  # it is read once more, and then looked for again
+    if is_there:
+        want.sink.deliver(want.piece, memory)
+    return is_there
+
+
+def _groups(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
+    """Chunks that one thread fetches in one go: few hand-overs, and still work for several threads."""
+    limit = min(GROUP_BYTES_MAX, _length_of(wanted) // GROUPS_MIN)
+    group: list[Wanted] = []
     size = 0
-    for piece in pieces:
-        if group and size + piece.length > limit:
+    for want in wanted:
+        if group and size + want.piece.length > limit:
             yield group
             group, size = [], 0
-        group.append(piece)
-        size += piece.length
+        group.append(want)
+        size += want.piece.length
     if group:
         yield group
 
 
-def _submit_local(
-    access: Access, opened: Opened, group: Sequence[Piece], sink: Sink, pipeline: Pipeline
-) -> Steps[None]:
-    def done(stale: list[Piece]) -> Steps[None]:
-        access.progress(sum(piece.length for piece in group) - sum(piece.length for piece in stale), 0)
-        for piece in stale:
-            yield from _fetch_again(access, opened, piece, sink)
-
-    grants = [opened.grants[piece.chunk] for piece in group]
-    yield from pipeline.submit(Work(_fetch_group, (access, group, grants, sink)), done)
+def _length_of(wanted: Sequence[Wanted]) -> int:
+    return sum(want.piece.length for want in wanted)
 
 
-def _submit_streamed(
-    access: Access, opened: Opened, piece: Piece, sink: Sink, pipeline: Pipeline
-) -> Steps[None]:
-    memory = _memory_to_stream(piece, sink)
+def _submit_local(access: Access, group: Sequence[Wanted], pipeline: Pipeline) -> Steps[None]:
+    def done(stale: list[Wanted]) -> Steps[None]:
+        access.progress(_length_of(group) - _length_of(stale), 0)
+        for want in stale:
+            yield from _fetch_again(access, want)
+
+    grants = [want.opened.grants[want.piece.chunk] for want in group]
+    yield from pipeline.submit(Work(_fetch_group, (access, group, grants)), done)
+
+
+def _submit_streamed(access: Access, want: Wanted, pipeline: Pipeline) -> Steps[None]:
+    memory = _memory_to_stream(want)
 
     def received(reply: Reply) -> Steps[None]:
-        yield from work(_check_streamed, opened, piece, reply, memory, sink)
-        access.progress(piece.length, 0)
+        yield from work(_check_streamed, access, want, reply, memory)
+        access.progress(want.piece.length, 0)
 
-    request = ReadChunks([bytes(piece.chunk)], [0], [0])
+    request = ReadChunks([bytes(want.piece.chunk)], [0], [0])
     yield from pipeline.submit(Send(request, into=[memory]), received)
 
 
-def _fetch_group(access: Access, group: Sequence[Piece], grants: Sequence[Grant], sink: Sink) -> list[Piece]:
+def _fetch_group(access: Access, group: Sequence[Wanted], grants: Sequence[Grant]) -> list[Wanted]:
     """Fetch and check each; those whose check failed, to be fetched again."""
-    stale: list[Piece] = []
-    for piece, grant in zip(group, grants, strict=True):
+    stale: list[Wanted] = []
+    for want, grant in zip(group, grants, strict=True):
         try:
-            _fetch_local(access, piece, grant, sink)
+            _fetch_local(access, want, grant)
         except StaleGrant:
-            stale.append(piece)
+            stale.append(want)
     return stale
 
 
-def _fetch_local(access: Access, piece: Piece, grant: Grant, sink: Sink) -> None:
-    memory = sink.memory_for(piece)
-    if grant.logical_bytes != piece.length:
+def _fetch_local(access: Access, want: Wanted, grant: Grant) -> None:
+    memory = want.sink.memory_for(want.piece)
+    if grant.logical_bytes != want.piece.length:
         raise StaleGrant("the grant's length is not the chunk's")
-    fetch_into(access.descriptors, piece.chunk, grant, memory, access.check)
-    sink.deliver(piece, memory)
+    fetch_into(access.descriptors, want.piece.chunk, grant, memory, access.check)
+    want.sink.deliver(want.piece, memory)
 
 
-def _memory_to_stream(piece: Piece, sink: Sink) -> memoryview:
-    return sink.memory_for(piece) if sink.in_place else memoryview(bytearray(piece.length))
+def _memory_to_stream(want: Wanted) -> memoryview:
+    return (
+        want.sink.memory_for(want.piece) if want.sink.in_place else memoryview(bytearray(want.piece.length))
+    )
 
 
-def _check_streamed(opened: Opened, piece: Piece, reply: Reply, memory: memoryview, sink: Sink) -> None:
+def _check_streamed(access: Access, want: Wanted, reply: Reply, memory: memoryview) -> None:
     """The engine's word is final: it has looked past the page cache too.  ChunkDamaged, ChunkNotFound, ..."""
-    answer = _streamed_piece(opened, piece, reply)
-    if (answer.offset, answer.length) != (0, piece.length):
-        raise ChunkNotFound(f"{opened.name}: the engine sent another range than was asked for")
-    try:
-        check_digest(piece.chunk, memory)
-    except StaleGrant:
-        raise damaged(piece.chunk, str(opened.name)) from None
-    sink.deliver(piece, memory)
+    name = want.opened.name
+    answer = _streamed_piece(want.opened, want.piece, reply)
+    if (answer.offset, answer.length) != (0, want.piece.length):
+        raise ChunkNotFound(f"{name}: the engine sent another range than was asked for")
+    if access.check is not Check.NONE:
+        try:
+            check_digest(want.piece.chunk, memory)
+        except StaleGrant:
+            raise damaged(want.piece.chunk, str(name)) from None
+    want.sink.deliver(want.piece, memory)
 
 
 def _streamed_piece(opened: Opened, piece: Piece, reply: Reply) -> ReadPiece:
@@ -209,24 +293,25 @@ def _streamed_piece(opened: Opened, piece: Piece, reply: Reply) -> ReadPiece:
     raise type(error)(f"{opened.name}: {error.message}", subject=str(opened.name)) from error
 
 
-def _deliver_inline(opened: Opened, piece: Piece, sink: Sink) -> None:
-    memory = sink.memory_for(piece)
-    memory[:] = opened.inline[piece.chunk]
-    sink.deliver(piece, memory)
+def _deliver_inline(want: Wanted) -> None:
+    memory = want.sink.memory_for(want.piece)
+    memory[:] = want.opened.inline[want.piece.chunk]
+    want.sink.deliver(want.piece, memory)
 
 
-def _fetch_again(access: Access, opened: Opened, piece: Piece, sink: Sink) -> Steps[None]:
+def _fetch_again(access: Access, want: Wanted) -> Steps[None]:
     """After a failed check: locate anew and read once more; then let the engine read, which knows what damage is."""
-    yield from _locate(opened, [piece.chunk])
-    grant = opened.grants[piece.chunk]
+    chunk = want.piece.chunk
+    yield from _locate(want.opened, [chunk])
+    grant = want.opened.grants[chunk]
     yield from _need_descriptors(access, {SegmentId(grant.segment)})
     try:
-        yield from work(_fetch_local, access, piece, grant, sink)
+        yield from work(_fetch_local, access, want, grant)
     except StaleGrant:
-        memory = _memory_to_stream(piece, sink)
-        reply = yield from send(ReadChunks([bytes(piece.chunk)], [0], [0]), into=[memory])
-        yield from work(_check_streamed, opened, piece, reply, memory, sink)
-    access.progress(piece.length, 0)
+        memory = _memory_to_stream(want)
+        reply = yield from send(ReadChunks([bytes(chunk)], [0], [0]), into=[memory])
+        yield from work(_check_streamed, access, want, reply, memory)
+    access.progress(want.piece.length, 0)
 
 
 def fetch_part(access: Access, opened: Opened, piece: Piece, offset: int, length: int) -> Steps[memoryview]:

@@ -5,19 +5,21 @@ What is known of an opened object is in `opened`; its chunks are fetched by `fet
 Rules kept here:
 - A reader gets the bytes of one version of an object, or an error; never old and new mixed: the layout is read
   once, and chunks are named by their content.
-- Payloads that come inline are checked by BLAKE3 when they come.
+- Payloads that come inline are checked by BLAKE3 when they come, unless the caller wants bytes unverified; manifests
+  are, whatever the caller wants.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lakefs.errors import CorruptionError, InternalError, InvalidArgument, LakeError, StaleGrant
-from lakefs.fetching import BufferSink, fetch_part, fetch_pieces, locate
+from lakefs.fetching import BufferSink, Wanted, fetch_part, fetch_pieces, fetch_wanted, locate
 from lakefs.ids import ChunkId, ChunkKind, kind_of
 from lakefs.limits import BATCH_MAX
 from lakefs.manifest import Manifest, check_child, parse
-from lakefs.movers import MEDIUM_INLINE, check_digest, damaged
+from lakefs.movers import MEDIUM_INLINE, Check, check_digest, damaged
 from lakefs.names import Name
 from lakefs.new_bytes import NewBytes
 from lakefs.opened import Access, Opened, Piece, chunk_of_stat, opened_at, pieces_of
@@ -153,6 +155,40 @@ def get_many(access: Access, names: Sequence[Name]) -> Steps[list[bytes | LakeEr
     return contents
 
 
+def get_many_into(access: Access, names: Sequence[Name], targets: Sequence[memoryview]) -> Steps[list[int]]:
+    """Whole contents of many objects, each into memory of the caller's; their lengths.
+
+    Names are opened a batch at a time, and no byte of a batch is moved before all of its names were opened and found
+    to fit.  After an error any of the memory may hold anything.
+    """
+    sizes: list[int] = []
+    for start in range(0, len(names), GET_MANY_BATCH):
+        batch = names[start : start + GET_MANY_BATCH]
+        opened_batch = yield from open_objects(access, batch, inline_bytes=GET_MANY_INLINE_BYTES)
+        try:
+            wanted: list[Wanted] = []
+            for opened, target in zip(opened_batch, targets[start : start + len(batch)], strict=True):
+                if isinstance(opened, LakeError):
+                    raise opened
+                sink = BufferSink(_fitting(opened, target))
+                wanted.extend([Wanted(opened, piece, sink) for piece in opened.pieces])
+                sizes.append(opened.stat.size_bytes)
+            yield from fetch_wanted(access, wanted)
+        finally:
+            yield from close_leases([opened.lease for opened in opened_batch if isinstance(opened, Opened)])
+    return sizes
+
+
+def _fitting(opened: Opened, target: memoryview) -> memoryview:
+    """As much of the target as the object is long.  InvalidArgument."""
+    size = opened.stat.size_bytes
+    if len(target) < size:
+        raise InvalidArgument(
+            f"{opened.name} has {size} bytes, the buffer for it only {len(target)}", subject=str(opened.name)
+        )
+    return target[:size]
+
+
 def read_whole(access: Access, opened: Opened) -> Steps[bytes]:
     """The whole blob as bytes."""
     if len(opened.pieces) == 1 and opened.pieces[0].chunk in opened.inline:
@@ -185,10 +221,11 @@ def _opened(access: Access, name: Name, answer: OpenedObject, body: memoryview) 
     for chunk, length, grant in zip(answer.chunks, answer.lengths, answer.grants, strict=True):
         if grant.medium == MEDIUM_INLINE:
             payload = body[grant.offset : grant.offset + length]
-            try:
-                check_digest(ChunkId(chunk), payload)
-            except StaleGrant:
-                raise damaged(ChunkId(chunk), str(name)) from None
+            if access.check is not Check.NONE:
+                try:
+                    check_digest(ChunkId(chunk), payload)
+                except StaleGrant:
+                    raise damaged(ChunkId(chunk), str(name)) from None
             opened.inline[ChunkId(chunk)] = bytes(payload)
     if answer.stat.size_bytes and not answer.chunks:
         opened.pieces = pieces_of(*(yield from _layout(access, opened)))
@@ -226,5 +263,6 @@ def _read_manifest(access: Access, opened: Opened, chunk: ChunkId) -> Steps[Mani
     yield from locate(access, opened, [chunk])
     payload = bytearray(opened.grants[chunk].logical_bytes)
     piece = Piece(chunk, 0, len(payload))
-    yield from fetch_pieces(access, opened, [piece], BufferSink(memoryview(payload)))
+    checking = replace(access, check=Check.BLAKE3)
+    yield from fetch_pieces(checking, opened, [piece], BufferSink(memoryview(payload)))
     return parse(payload)

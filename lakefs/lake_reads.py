@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from lakefs.errors import InvalidArgument, LakeError
-from lakefs.fetching import BufferSink, fetch_pieces
-from lakefs.getting import close_object, get_many, open_object, read_range, read_whole
+from lakefs.getting import close_object, get_many, get_many_into, open_object, read_range, read_whole
 from lakefs.lake_uploads import Progress
 from lakefs.names import parse_object_name
 from lakefs.opened import Access, Opened
 from lakefs.steps import Steps
+from lakefs.writable_memory import WritableBuffer, writable_memory
 
 
 class ReadSteps(ABC):
@@ -30,19 +30,26 @@ class ReadSteps(ABC):
         finally:
             yield from close_object(opened)
 
-    def get_into(self, name: str, buffer: bytearray | memoryview) -> Steps[int]:
-        """The whole content into a writable buffer at least as long; the number of bytes."""
-        access = self.access(None)
-        opened = yield from open_object(access, parse_object_name(name))
-        try:
-            size = opened.stat.size_bytes
-            target = memoryview(buffer).cast("B")
-            if len(target) < size:
-                raise InvalidArgument(f"{name} has {size} bytes, the buffer only {len(target)}", subject=name)
-            yield from fetch_pieces(access, opened, opened.pieces, BufferSink(target[:size]))
-            return size
-        finally:
-            yield from close_object(opened)
+    def get_into(self, name: str, buffer: WritableBuffer) -> Steps[int]:
+        """The whole content into a writable buffer at least as long, see `get_many_into`; the number of bytes."""
+        sizes = yield from self.get_many_into([name], [buffer])
+        return sizes[0]
+
+    def get_many_into(self, names: Sequence[str], buffers: Sequence[WritableBuffer]) -> Steps[list[int]]:
+        """Whole contents of objects, each into a buffer at least as long; their lengths in bytes, in order.
+
+        Bytes go from the page cache straight into the buffers, and are checked there, as the client's `check` says.  A
+        buffer is a bytearray, memoryview, numpy array, or a torch tensor on the CPU: contiguous and writable, and no
+        two of them share memory.  Errors name the object: those of `get`, and InvalidArgument for a buffer that is too
+        short, not contiguous or read-only.  After an error, or a cancellation, any of the buffers may hold anything,
+        bytes that failed their check too.  Bytes behind an object's end are left alone.
+        """
+        if len(names) != len(buffers):
+            raise InvalidArgument(f"{len(names)} names and {len(buffers)} buffers do not go together")
+        targets = [writable_memory(buffer, name) for name, buffer in zip(names, buffers, strict=True)]
+        return (
+            yield from get_many_into(self.access(None), [parse_object_name(name) for name in names], targets)
+        )
 
     def get_many(self, names: Sequence[str]) -> Steps[list[bytes]]:
         """Whole contents, in order; small objects share round trips.  The first failure is raised."""

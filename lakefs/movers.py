@@ -7,8 +7,9 @@ I/O error under one would be SIGBUS).
 Reads that have to wait for the disk are preceded by `bring_in`, so that the page cache holds a segment in large folios.
 
 Checks: `BLAKE3` hashes whole chunks and compares with their id, the default, and the only one that holds
-against a lying engine; `CRC32C` compares granule checksums, which finds rot, torn and stale bytes.  A range of a
-chunk is always checked by CRC32C.  A failed check is `StaleGrant`: the caller locates again, and when the place is
+against a lying engine; `CRC32C` compares granule checksums, which finds rot, torn and stale bytes; `NONE` is
+"unverified", for callers that check the bytes themselves.  A range of a chunk is always checked by CRC32C, and a
+manifest by BLAKE3.  A failed check is `StaleGrant`: the caller locates again, and when the place is
 unchanged it reports `ChunkDamaged`.
 """
 
@@ -28,7 +29,7 @@ from lakefs.crc import crc32c
 from lakefs.errors import ChunkDamaged, ChunkNotFound, StaleGrant
 from lakefs.ids import Buffer, ChunkId, SegmentId, chunk_id_of, id_text, kind_of
 from lakefs.limits import GRANULE_BYTES, KIB, MIB
-from lakefs.page_cache import is_cached
+from lakefs.page_cache import is_cached, is_in_memory
 from lakefs.sockets import after
 from lakefs.wire.messages import Grant
 
@@ -47,13 +48,16 @@ class Check(Enum):
 
     BLAKE3 = "blake3"
     CRC32C = "crc32c"
+    NONE = "unverified"
+    """Whole chunks are not checked: rot, and a place that the engine gave up while it was read, go unnoticed."""
 
 
 @dataclass
 class _Held:
-    """A descriptor, and how many fetches use it."""
+    """A descriptor, how it is read without a wait, and how many fetches use it."""
 
     descriptor: int
+    nowait: int
     users: int = 0
     dropped: bool = False
 
@@ -79,7 +83,7 @@ class SegmentDescriptors:
             if segment in self._open:
                 os.close(descriptor)
                 return
-            self._open[segment] = _Held(descriptor)
+            self._open[segment] = _Held(descriptor, 0 if is_in_memory(descriptor) else os.RWF_NOWAIT)
             self._evict()
 
     @contextmanager
@@ -109,7 +113,7 @@ class SegmentDescriptors:
             if held is None:
                 return False
             self._open.move_to_end(segment)
-            return _pread_cached(held.descriptor, target, offset) == len(target)
+            return _pread_cached(held, target, offset) == len(target)
 
     def may_be_cached(self, segment: SegmentId, offset: int, length: int) -> bool:
         """Whether the page cache has the place, or nobody knows; False also when no descriptor is held.
@@ -147,14 +151,28 @@ def fetch_into(
     StaleGrant when the bytes are not the chunk's: freed, moved, or damaged.
     """
     assert len(target) == grant.logical_bytes
-    vector = memoryview(bytearray(0 if check is Check.BLAKE3 else _vector_bytes(grant)))
+    vector = memoryview(bytearray(_vector_bytes(grant) if check is Check.CRC32C else 0))
     with descriptors.use(SegmentId(grant.segment)) as descriptor:
         bring_in(descriptor, grant.offset, len(target) + len(vector))
         _pread_full(descriptor, [target, vector], grant.offset, chunk)
     if check is Check.BLAKE3:
         check_digest(chunk, target)
-    else:
+    elif check is Check.CRC32C:
         check_granules(chunk, target, _checked_vector(vector, chunk, grant))
+
+
+def fetch_cached(
+    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, target: memoryview, check: Check
+) -> bool:
+    """As `fetch_into` for a chunk of one granule, without a wait: False when the page cache lacks some.  StaleGrant."""
+    assert len(target) == grant.logical_bytes <= GRANULE_BYTES
+    if not descriptors.read_cached(SegmentId(grant.segment), target, grant.offset):
+        return False
+    if check is Check.BLAKE3:
+        check_digest(chunk, target)
+    elif check is Check.CRC32C:
+        check_granules(chunk, target, _checked_vector(memoryview(b""), chunk, grant))
+    return True
 
 
 def fetch_range(
@@ -265,10 +283,10 @@ def check_granules(chunk: ChunkId, payload: memoryview, crcs: bytes) -> None:
         )
 
 
-def require_present(chunk: ChunkId, grant: Grant) -> None:
-    """ChunkNotFound when the engine answered that it does not have the chunk."""
+def require_present(chunk: ChunkId, grant: Grant, name: str) -> None:
+    """ChunkNotFound when the engine answered that it does not have the chunk of an object."""
     if grant.medium == MEDIUM_NONE:
-        raise ChunkNotFound(f"chunk {id_text(chunk)} is not in the store", subject=id_text(chunk))
+        raise ChunkNotFound(f"{name}: chunk {id_text(chunk)} is not in the store", subject=name)
 
 
 def damaged(chunk: ChunkId, name: str, reason: str = "") -> ChunkDamaged:
@@ -310,10 +328,10 @@ def _populate(descriptor: int, offset: int, length: int) -> None:
         return
 
 
-def _pread_cached(descriptor: int, target: memoryview, offset: int) -> int:
+def _pread_cached(held: _Held, target: memoryview, offset: int) -> int:
     """Bytes of `target` that the page cache could fill, from its beginning on; does not wait for a disk."""
     try:
-        return os.preadv(descriptor, [target], offset, os.RWF_NOWAIT)
+        return os.preadv(held.descriptor, [target], offset, held.nowait)
     except OSError:
         return 0  # not cached, or not to be had: a read that waits will tell
 

@@ -13,7 +13,11 @@ from typing import Final
 _CACHESTAT: Final = 451  # the same on every architecture
 _PAGE: Final = 4096
 
-_syscall = ctypes.CDLL(None).syscall
+_MEMORY_FILE_SYSTEMS: Final = frozenset({0x01021994, 0x858458F6})
+"""Magic numbers of tmpfs and ramfs, as statfs(2) gives them."""
+
+_libc = ctypes.CDLL(None)
+_syscall = _libc.syscall
 _syscall.argtypes = (ctypes.c_long, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
 _syscall.restype = ctypes.c_long
 _range = (ctypes.c_uint64 * 2)()  # offset, length
@@ -29,3 +33,10 @@ def is_cached(descriptor: int, offset: int, length: int) -> bool | None:
         return None
     pages = (offset + length - 1) // _PAGE - offset // _PAGE + 1
     return _counts[0] >= pages
+
+
+def is_in_memory(descriptor: int) -> bool:
+    """Whether the file is on a file system without a disk, which refuses `RWF_NOWAIT`: reads of it wait for none."""
+    buffer = (ctypes.c_long * 32)()
+    found = _libc.fstatfs(descriptor, ctypes.byref(buffer)) == 0
+    return found and buffer[0] & 0xFFFFFFFF in _MEMORY_FILE_SYSTEMS

@@ -31,6 +31,7 @@ from lakefs.wire.messages import (
     UploadEntry,
     WatchEvent,
 )
+from lakefs.writable_memory import WritableBuffer
 
 
 class TrioLake(TrioDriver):
@@ -106,9 +107,16 @@ class TrioLake(TrioDriver):
         """The whole content of an object, checked."""
         return await self.run(self.steps.get(name, progress=progress))
 
-    async def get_into(self, name: str, buffer: bytearray | memoryview) -> int:
-        """The whole content into a buffer; the number of bytes."""
+    async def get_into(self, name: str, buffer: WritableBuffer) -> int:
+        """The whole content into a buffer, an array or a tensor; the number of bytes."""
         return await self.run(self.steps.get_into(name, buffer))
+
+    async def get_many_into(self, names: Sequence[str], buffers: Sequence[WritableBuffer]) -> list[int]:
+        """Whole contents of many objects, each straight into a buffer, array or tensor; the numbers of bytes.
+
+        After an error the buffers may hold anything.
+        """
+        return await self.run(self.steps.get_many_into(names, buffers))
 
     async def get_many(self, names: Sequence[str]) -> list[bytes]:
         """Whole contents of many objects, in order, in few round trips."""

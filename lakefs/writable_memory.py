@@ -1,0 +1,80 @@
+"""Memory that a caller lends to be filled: anything with the buffer protocol, and torch tensors on the CPU.
+
+Nothing is copied: the view is of the lender's own memory, which must not be freed, resized or used otherwise until the
+call that it was lent to has ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+from lakefs.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class Array(Protocol):
+    """A numpy array, which has the buffer protocol though type checkers do not know it before Python 3.12."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Where its elements are."""
+
+
+@runtime_checkable
+class Tensor(Protocol):
+    """What is asked of a torch tensor, which has no buffer protocol."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it lies in this machine's memory."""
+
+    def data_ptr(self) -> int:
+        """Address of the first element."""
+
+    def is_contiguous(self) -> bool:
+        """Whether its elements lie one behind the other."""
+
+
+WritableBuffer: TypeAlias = "Buffer | Array | Tensor"
+"""What can be read into: contiguous, writable memory of this machine."""
+
+
+def writable_memory(lent: WritableBuffer, name: str) -> memoryview:
+    """What was lent, as bytes; `name` is what it is wanted for.
+
+    InvalidArgument: it is no memory, is read-only, is not contiguous, or lies in another device.
+    """
+    if type(lent) is bytearray:
+        return memoryview(lent)
+    try:
+        view = memoryview(lent)  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError) as error:
+        if isinstance(lent, Tensor):
+            return _tensor_memory(lent, name)
+        raise _unusable(lent, name, f"lends no memory ({error})") from None
+    if view.readonly:
+        raise _unusable(lent, name, "is read-only")
+    if not view.c_contiguous:
+        raise _unusable(lent, name, "is not contiguous")
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
+
+
+def _tensor_memory(tensor: Tensor, name: str) -> memoryview:
+    if not tensor.is_cpu:
+        raise _unusable(tensor, name, "is not in this machine's memory")
+    if not tensor.is_contiguous():
+        raise _unusable(tensor, name, "is not contiguous")
+    if not tensor.nbytes:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def _unusable(lent: object, name: str, why: str) -> InvalidArgument:
+    return InvalidArgument(f"the {type(lent).__name__} to read {name} into {why}", subject=name)
