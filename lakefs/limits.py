@@ -106,6 +106,25 @@ RESERVE_SHARE: Final = 32
 RING_ENTRIES: Final = 256
 """Reads that io_uring has at once: four requests of 64 pieces; 256 x 64 bytes and 512 x 16 bytes of memory."""
 
+# --- the DRAM tier -----------------------------------------------------------------------------------
+DRAM_PAYLOAD_BYTES_MIN: Final = 4 * KIB
+"""Shorter payloads come inline from the page cache; in a slot of 16 KiB they would waste most of it."""
+DRAM_SHARE: Final = 16
+"""Where nobody says how much, 1/16 of the memory that machine and control group leave to the engine."""
+DRAM_BYTES_AUTO_MIN: Final = 256 * MIB
+"""A share of less, four slabs, is not worth having: a machine of less than 4 GiB."""
+DRAM_BYTES_AUTO_MAX: Final = 4 * GIB
+DRAM_SHARE_MOST: Final = 0.75
+"""The most of that memory that the tier may be: the rest is for everything else, the page cache too."""
+DRAM_FILLS_QUEUED_MAX: Final = 256
+"""Chunks that wait to be brought in; more are left to their next read.  50 KB of references."""
+DRAM_FILLERS: Final = 2
+"""Chunks that are brought in at the same time: two of the engine's threads at most."""
+NOTED_READS_MAX: Final = 4096
+"""Chunks of one NoteReads: 8 ms of the loop at most."""
+SLABS_PER_REQUEST_MAX: Final = 63
+"""Their descriptors and that of the generations are one frame's."""
+
 # --- sessions, gc ------------------------------------------------------------------------------------
 SESSIONS_MAX: Final = 4096
 SESSION_LINGER_S: Final = 60.0

@@ -1,0 +1,83 @@
+"""Admission: which chunks are worth a place in the DRAM tier, told from how often they were read lately.
+
+TinyLFU (Einziger, Friedman, Manes, "TinyLFU: A Highly Efficient Cache Admission Policy", 2017): reads are counted in a
+count-min sketch of small counters, which are halved now and then, so that old fame fades.  A chunk is admitted from its
+second read on, and where something has to go for it, only when it was read more often than that.
+
+Rules kept here:
+- What is read once is never admitted: a scan passes by, however long.
+- A scan that is longer than the tier, read again and again, does not turn it over: what is in stays in until something
+  is read more often.
+- Memory is fixed when it is made: one byte a counter, four rows.
+
+An estimate may be too high, when counters are shared, never too low (until they are halved): wrongly admitted is a
+wasted copy, no more.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from lakefs.ids import ChunkId
+
+ROWS: Final = 4
+COUNT_MAX: Final = 15
+"""As counters of four bits would have; a byte each here, which costs less than taking them apart."""
+READS_FOR_ADMISSION: Final = 2
+MARGIN: Final = 1
+"""By how much a chunk has to be ahead of what goes for it.  It was counted just now, and that was not: of two that are
+read equally often the one that asks is one ahead."""
+SAMPLE_FACTOR: Final = 8
+"""Counters are halved each time that so many reads as the tier has places, times this, were counted."""
+
+
+class Admission:
+    """Counts reads of one tier's chunks.  Used on the loop."""
+
+    def __init__(self, places: int) -> None:
+        """`places`: about how many chunks the tier holds.  Memory: 16 to 32 bytes for each."""
+        assert places >= 1, "a tier has room for something"
+        self._mask = (1 << max(10, (4 * places - 1).bit_length())) - 1
+        self._rows = [bytearray(self._mask + 1) for _ in range(ROWS)]
+        self._sample = max(SAMPLE_FACTOR * places, 1024)
+        self._counted = 0
+
+    def note(self, chunk: ChunkId) -> int:
+        """Count a read of the chunk; how often it was read lately, about: 1 to 15."""
+        cells = self._cells(chunk)
+        counts = [row[cell] for row, cell in zip(self._rows, cells, strict=True)]
+        estimate = min(counts)
+        if estimate < COUNT_MAX:
+            for row, cell, count in zip(self._rows, cells, counts, strict=True):
+                if count == estimate:  # only the least ones grow: fewer are too high
+                    row[cell] = count + 1
+            estimate += 1
+        self._counted += 1
+        if self._counted >= self._sample:
+            self._halve()
+        return estimate
+
+    def estimate(self, chunk: ChunkId) -> int:
+        """How often the chunk was read lately, about; 0 to 15."""
+        return min(row[cell] for row, cell in zip(self._rows, self._cells(chunk), strict=True))
+
+    def admits(self, chunk: ChunkId, victim: ChunkId | None) -> bool:
+        """Whether the chunk is worth a place: that of `victim`, when there is none free."""
+        count = self.estimate(chunk)
+        return count >= READS_FOR_ADMISSION and (victim is None or count > self.estimate(victim) + MARGIN)
+
+    def _cells(self, chunk: ChunkId) -> tuple[int, int, int, int]:
+        """A digest is uniform as it is: each row takes eight bytes of it.  Its first ones say what kind it is."""
+        first, second, third, fourth = _EIGHTS.unpack(chunk[-32:])
+        mask = self._mask
+        return first & mask, second & mask, third & mask, fourth & mask
+
+    def _halve(self) -> None:
+        for row in self._rows:
+            row[:] = row.translate(_HALVES)
+        self._counted //= 2
+
+
+_HALVES: Final = bytes(count >> 1 for count in range(256))
+_EIGHTS: Final = struct.Struct("<4Q")

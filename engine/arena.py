@@ -1,0 +1,215 @@
+"""The arena of the DRAM tier: slabs of sealed memory, cut into slots of one size each, and their generations.
+
+Sizes are those of payloads with their vectors: 16 KiB, 64 KiB, and 256 KiB, 1 MiB and 4 MiB with a page more.
+
+Rules kept here:
+- At most `slabs_max` slabs are made, and a slab is made when it is first needed; its number is never used again.
+- A slot's generation is odd while its bytes may change or mean nothing, even while they are a chunk's; it only grows.
+  It is made odd before a byte changes, and even after the last one did.
+- A slab changes its size only when none of its slots is in use, and every one of them has an odd generation.
+
+What is in the slots, and which of them goes, is the business of `dram_tier`.  Used on the loop; the memory of a slot
+that is being filled also in one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from engine.sealed_memory import SealedMemory
+from lakefs.ids import ChunkId
+from lakefs.limits import KIB, MIB, PAGE_BYTES
+from lakefs.slabs import GENERATION_BYTES, SLAB_BYTES, UNIT_BYTES, generation_number
+
+SLOT_SIZES: Final = (
+    UNIT_BYTES,
+    64 * KIB,
+    256 * KIB + PAGE_BYTES,
+    1 * MIB + PAGE_BYTES,
+    4 * MIB + PAGE_BYTES,
+)
+"""Of 64 MiB the last leaves 4% unused, the others less."""
+
+
+class Slot(msgspec.Struct, gc=False, eq=False):
+    """One place; `chunk` is None while it is free.  About 150 bytes for each."""
+
+    slab: int
+    offset: int
+    number: int
+    """Of its generation."""
+    chunk: ChunkId | None = None
+    stored_bytes: int = 0
+    crc: int = 0
+    filling: bool = False
+    forgotten: bool = False
+    """The chunk is gone; the slot is free when nobody has it pinned any more."""
+    referenced: bool = False
+    used_at: int = 0
+    """When it was last read, counted in reads."""
+    pins: int = 0
+
+
+class Slab:
+    """One piece of memory, and the slots that it is cut into."""
+
+    def __init__(self, number: int, memory: SealedMemory) -> None:
+        self.number = number
+        self.memory = memory
+        self.view = memory.view
+        self.slots: list[Slot] = []
+        self.used_at = 0
+        """When one of its slots was last read, counted in reads."""
+        self.taken = 0
+        """Slots that are not free."""
+        self.busy = 0
+        """Slots that are being filled or pinned: they cannot go."""
+
+
+class SlotClass:
+    """All slots of one size: those that are free, and a CLOCK's hand over all of them."""
+
+    def __init__(self, slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+        self.slabs: list[Slab] = []
+        self.slots: list[Slot] = []
+        self.free: list[Slot] = []
+        self.hand = 0
+
+
+class Arena:
+    """Slabs and slots.  `slab_bytes` is smaller in tests."""
+
+    def __init__(
+        self,
+        slabs_max: int,
+        slab_bytes: int = SLAB_BYTES,
+        make_memory: Callable[[str, int], SealedMemory] = SealedMemory,
+    ) -> None:
+        """Makes the generations' memory, 1/2048 of the arena's; blocks for that.  EngineBusy when there is none."""
+        assert slabs_max >= 1, "an arena has a slab"
+        self.slabs_max: Final = slabs_max
+        self.slab_bytes: Final = slab_bytes
+        self.classes: Final = [SlotClass(size) for size in SLOT_SIZES if size <= slab_bytes]
+        self._make_memory = make_memory
+        self.slabs: Final[dict[int, Slab]] = {}
+        self._home: dict[int, SlotClass] = {}
+        count = -(-slabs_max * slab_bytes // UNIT_BYTES)
+        size = -(-count * GENERATION_BYTES // PAGE_BYTES) * PAGE_BYTES
+        self._generation_memory = make_memory("lake-generations", size)
+        self._generations = self._generation_memory.view.cast("Q")
+
+    @property
+    def generations_descriptor(self) -> int:
+        """A read-only descriptor of the generations; stays ours."""
+        return self._generation_memory.descriptor
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the slabs that there are."""
+        return len(self.slabs) * self.slab_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further slab may be made."""
+        return len(self.slabs) >= self.slabs_max
+
+    def class_for(self, extent_bytes: int) -> SlotClass | None:
+        """The class with the shortest slots that are long enough; None when none is."""
+        return next((found for found in self.classes if extent_bytes <= found.slot_bytes), None)
+
+    def home(self, slot: Slot) -> SlotClass:
+        """The class that the slot is of."""
+        return self._home[slot.slab]
+
+    # --- slabs -------------------------------------------------------------------------------------
+
+    def make_slab_memory(self) -> SealedMemory:
+        """Memory for one more slab.  Blocks; in a thread.  EngineBusy when there is none."""
+        return self._make_memory("lake-slab", self.slab_bytes)
+
+    def add_slab(self, memory: SealedMemory, size: SlotClass) -> None:
+        """Use the memory as a slab with slots of that class."""
+        assert not self.is_full, "no more slabs than were allowed"
+        slab = Slab(len(self.slabs), memory)
+        self.slabs[slab.number] = slab
+        self._cut(slab, size)
+
+    def recut(self, slab: Slab, size: SlotClass) -> None:
+        """Give a slab, none of whose slots is in use, to another class."""
+        old = self._home[slab.number]
+        assert not slab.taken, "what is in use has its place"
+        assert all(self.generation(slot) % 2 or not self.generation(slot) for slot in slab.slots), (
+            "no readers"
+        )
+        old.slabs.remove(slab)
+        old.slots = [slot for found in old.slabs for slot in found.slots]
+        old.free = [slot for slot in old.free if slot.slab != slab.number]
+        old.hand = 0
+        self._cut(slab, size)
+
+    def _cut(self, slab: Slab, size: SlotClass) -> None:
+        starts = range(0, self.slab_bytes - size.slot_bytes + 1, size.slot_bytes)
+        slab.slots = [
+            Slot(slab.number, at, generation_number(slab.number, at, self.slab_bytes)) for at in starts
+        ]
+        slab.used_at = 0
+        self._home[slab.number] = size
+        size.slabs.append(slab)
+        size.slots.extend(slab.slots)
+        size.free.extend(reversed(slab.slots))
+
+    # --- slots -------------------------------------------------------------------------------------
+
+    def memory(self, slot: Slot) -> memoryview:
+        """The slot's memory, writable."""
+        return self.slabs[slot.slab].view[slot.offset : slot.offset + self._home[slot.slab].slot_bytes]
+
+    def generation(self, slot: Slot) -> int:
+        """The slot's generation."""
+        return self._generations[slot.number]
+
+    def begin_change(self, slot: Slot) -> None:
+        """From here on no reader takes the slot's bytes for what they were."""
+        if self._generations[slot.number] % 2 == 0:
+            self._generations[slot.number] += 1
+
+    def end_change(self, slot: Slot) -> int:
+        """The slot's bytes are a chunk's and stay so: its new generation, even, and never used before."""
+        assert self._generations[slot.number] % 2 == 1, "a change begins before it ends"
+        self._generations[slot.number] += 1
+        return self._generations[slot.number]
+
+    def take_free(self, size: SlotClass) -> Slot:
+        """A free slot of that class, of which there is one."""
+        slot = size.free.pop()
+        self.slabs[slot.slab].taken += 1
+        self.begin_change(slot)
+        return slot
+
+    def give_free(self, slot: Slot) -> None:
+        """Nothing is in the slot any more, and nobody fills it or has it pinned."""
+        self.begin_change(slot)
+        self.slabs[slot.slab].taken -= 1
+        slot.chunk = None
+        slot.filling = slot.forgotten = slot.referenced = False
+        slot.stored_bytes = 0
+        self._home[slot.slab].free.append(slot)
+
+    def all_slots(self) -> Iterator[Slot]:
+        """Every slot."""
+        for slab in self.slabs.values():
+            yield from slab.slots
+
+    def close(self) -> None:
+        """Give all memory back; what readers still map stays until they let it go, and no generation is valid."""
+        for slot in self.all_slots():
+            self.begin_change(slot)
+        for slab in self.slabs.values():
+            slab.view.release()
+            slab.memory.close()
+        self._generations.release()
+        self._generation_memory.close()

@@ -1,0 +1,318 @@
+"""The DRAM tier: which chunks are in the arena, which of them go, and who has them pinned.
+
+A chunk gets in when it was read more often lately than what would have to go for it (`admission`); what goes is found
+by CLOCK among the slots of its size: the first that was not read since the hand passed it last (Corbato, "A Paging
+Experiment with the Multics System", 1968).  A slab moves to another size when all in it was read longer ago than what
+would go otherwise.
+
+Rules kept here:
+- A slot's bytes are a chunk's from `publish` to `forget` or demotion; both make its generation odd at once, in the same
+  step.  What is pinned stays, under the same generation, until the last pin is gone.
+- A chunk is in at most one slot that can be found.  One that is forgotten while it is being filled is never published.
+- At most half of the arena's memory is pinned; beyond that a pin is refused.
+- Bytes come in through `reserve` and `publish` only, checked by who brings them.
+
+Nothing here is awaited; used on the loop.  `on_admitted` and `on_demoted` are told in the step in which it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from engine.admission import READS_FOR_ADMISSION, Admission
+from engine.arena import Arena, Slab, Slot, SlotClass
+from engine.sealed_memory import SealedMemory
+from lakefs.ids import ChunkId
+from lakefs.limits import DRAM_PAYLOAD_BYTES_MIN, KIB
+from lakefs.slabs import UNIT_BYTES
+
+_PLACE_BYTES: Final = 256 * KIB
+"""A guess at what a chunk takes, for the size of what counts reads."""
+_STARVED_FROM: Final = 16
+"""Admissions that a size without any slab is refused before it takes one of another size."""
+
+
+class Placement(NamedTuple):
+    """Where a chunk is in the arena, and how it is checked: `crc` as in its record."""
+
+    slab: int
+    offset: int
+    generation: int
+    stored_bytes: int
+    crc: int
+
+
+Admitted = Callable[[ChunkId, int, int, int, int, int], None]
+"""(chunk, slab, offset, generation, stored bytes, crc)"""
+Demoted = Callable[[ChunkId], None]
+
+
+class DramTier:
+    """The tier of one engine."""
+
+    def __init__(self, arena: Arena, asked_bytes: int = 0) -> None:
+        """`asked_bytes`: what was asked for, when the arena was clamped to less."""
+        self.arena: Final = arena
+        self._asked_bytes = asked_bytes
+        self._slots: dict[ChunkId, Slot] = {}
+        self._filling: dict[ChunkId, Slot] = {}
+        self._pinned: dict[int, Slot] = {}
+        self._admission = Admission(max(1, arena.slabs_max * arena.slab_bytes // _PLACE_BYTES))
+        self._starved: dict[int, int] = {}
+        self._reads = 0
+        self._pinned_bytes = self._payload_bytes = 0
+        self._hits = self._misses = self._fills = self._filled_bytes = 0
+        self._demotions = self._forgotten = self._refused = 0
+        self.on_admitted: Final[list[Admitted]] = []
+        self.on_demoted: Final[list[Demoted]] = []
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, chunk: ChunkId) -> bool:
+        return chunk in self._slots
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    def find(self, chunk: ChunkId) -> Placement | None:
+        """Where the chunk is now, or None; counted as a hit or a miss of a reader."""
+        slot = self._slots.get(chunk)
+        if slot is None:
+            self._misses += 1
+            return None
+        self._hits += 1
+        return self._placement(slot)
+
+    def note_read(self, chunk: ChunkId, stored_bytes: int) -> bool:
+        """Somebody reads the chunk's beginning; whether it is worth bringing in now."""
+        slot = self._slots.get(chunk)
+        if slot is None and self.arena.class_for(stored_bytes) is None:
+            return False
+        self._reads += 1
+        count = self._admission.note(chunk)
+        if slot is not None:
+            slot.referenced = True
+            slot.used_at = self.arena.slabs[slot.slab].used_at = self._reads
+            return False
+        return (
+            count >= READS_FOR_ADMISSION
+            and stored_bytes >= DRAM_PAYLOAD_BYTES_MIN
+            and chunk not in self._filling
+        )
+
+    def pin(self, chunk: ChunkId) -> Placement | None:
+        """Keep the chunk's bytes where they are until `unpin`; None when it is not in, or too much is pinned.
+
+        A chunk may be pinned many times; each pin is taken back by itself.
+        """
+        slot = self._slots.get(chunk)
+        if slot is None:
+            return None
+        if not slot.pins:
+            taken = self._pinned_bytes + self.arena.home(slot).slot_bytes
+            if taken > self.arena.slabs_max * self.arena.slab_bytes // 2:
+                return None
+            self._pinned_bytes = taken
+            self._pinned[slot.number] = slot
+            self.arena.slabs[slot.slab].busy += 1
+        slot.pins += 1
+        return self._placement(slot)
+
+    def unpin(self, placement: Placement) -> None:
+        """Take one pin of that place back.  Of a tier that was closed meanwhile: nothing happens."""
+        number = placement.slab * self.arena.slab_bytes + placement.offset
+        slot = self._pinned.get(number // UNIT_BYTES)
+        if slot is None:
+            return
+        slot.pins -= 1
+        if slot.pins:
+            return
+        del self._pinned[slot.number]
+        self._pinned_bytes -= self.arena.home(slot).slot_bytes
+        self.arena.slabs[slot.slab].busy -= 1
+        if slot.forgotten:
+            self.arena.give_free(slot)
+
+    def payload(self, placement: Placement) -> memoryview:
+        """The payload and its vector at a place that is pinned."""
+        slab = self.arena.slabs[placement.slab]
+        return slab.view[placement.offset : placement.offset + placement.stored_bytes]
+
+    # --- bringing in -------------------------------------------------------------------------------
+
+    def needs_slab(self, chunk: ChunkId, extent_bytes: int) -> SlotClass | None:
+        """The class for which a slab is to be made before such a chunk can be reserved a slot; None: none is needed."""
+        size = self.arena.class_for(extent_bytes)
+        if size is None or size.free or self.arena.is_full or not self._admission.admits(chunk, None):
+            return None
+        return size
+
+    def add_slab(self, memory: SealedMemory, size: SlotClass) -> None:
+        """Grow by a slab; given back at once when the arena has become full meanwhile."""
+        if self.arena.is_full:
+            memory.close()
+        else:
+            self.arena.add_slab(memory, size)
+
+    def reserve(self, chunk: ChunkId, extent_bytes: int) -> Slot | None:
+        """A slot to fill with the chunk's payload and vector; then `publish` or `abandon`.
+
+        None when it is in, or under way, too long, or not worth what would have to go.
+        """
+        size = self.arena.class_for(extent_bytes)
+        if size is None or chunk in self._slots or chunk in self._filling:
+            return None
+        if not self._admission.admits(chunk, None) or not (size.free or self._make_room(chunk, size)):
+            self._refused += 1
+            return None
+        slot = self.arena.take_free(size)
+        self.arena.slabs[slot.slab].busy += 1
+        slot.filling = True
+        slot.chunk = chunk
+        self._filling[chunk] = slot
+        return slot
+
+    def publish(self, slot: Slot, stored_bytes: int, crc: int) -> bool:
+        """The slot has been filled and checked: readers may have it.  False: the chunk was forgotten meanwhile."""
+        chunk = slot.chunk
+        assert chunk is not None, "a slot is reserved before it is published"
+        assert slot.filling, "a slot is published once"
+        if self._filling.get(chunk) is not slot:
+            self.abandon(slot)
+            return False
+        del self._filling[chunk]
+        slot.filling = False
+        slot.referenced = True
+        slot.stored_bytes, slot.crc = stored_bytes, crc
+        slab = self.arena.slabs[slot.slab]
+        slab.busy -= 1
+        slot.used_at = slab.used_at = self._reads
+        self._slots[chunk] = slot
+        self._payload_bytes += stored_bytes
+        generation = self.arena.end_change(slot)
+        self._fills += 1
+        self._filled_bytes += stored_bytes
+        for told in self.on_admitted:
+            told(chunk, slot.slab, slot.offset, generation, stored_bytes, crc)
+        return True
+
+    def abandon(self, slot: Slot) -> None:
+        """The slot could not be filled."""
+        assert slot.filling, "a slot is abandoned while it is filled"
+        if slot.chunk is not None and self._filling.get(slot.chunk) is slot:
+            del self._filling[slot.chunk]
+        self.arena.slabs[slot.slab].busy -= 1
+        self.arena.give_free(slot)
+
+    def forget(self, chunk: ChunkId) -> None:
+        """The chunk is freed, or not to be trusted: nobody finds it any more, and what is being filled is dropped."""
+        self._filling.pop(chunk, None)
+        slot = self._slots.pop(chunk, None)
+        if slot is not None:
+            self._forgotten += 1
+            self._take_out(slot, chunk)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        for chunk in list(self._slots):
+            self.forget(chunk)
+        self._pinned.clear()
+        self.arena.close()
+
+    # --- making room -------------------------------------------------------------------------------
+
+    def _make_room(self, chunk: ChunkId, size: SlotClass) -> bool:
+        """Free a slot of that size, when the chunk is worth it."""
+        cold = self._coldest_slab(size)
+        if cold is not None and not cold.taken:
+            self.arena.recut(cold, size)
+            return True
+        victim = self._next_victim(size)
+        if victim is None:
+            return cold is not None and self._recut_for_starved(size, cold)
+        assert victim.chunk is not None, "a victim holds a chunk"
+        if not self._admission.admits(chunk, victim.chunk):
+            return False
+        if cold is not None and cold.used_at < victim.used_at:
+            self._recut(cold, size)
+        else:
+            self._demote(victim)
+        return True
+
+    def _next_victim(self, size: SlotClass) -> Slot | None:
+        """Where CLOCK's hand stops, and stays for the next time; None when all slots are pinned or being filled."""
+        count = len(size.slots)
+        for _ in range(2 * count):
+            slot = size.slots[size.hand % count]
+            if slot.chunk is not None and not slot.filling and not slot.pins:
+                if not slot.referenced:
+                    return slot
+                slot.referenced = False
+            size.hand = (size.hand + 1) % count
+        return None
+
+    def _coldest_slab(self, size: SlotClass) -> Slab | None:
+        """Of other sizes, the slab that was read longest ago and has nothing pinned or being filled."""
+        others = (slab for found in self.arena.classes if found is not size for slab in found.slabs)
+        return min((slab for slab in others if not slab.busy), key=_coldness, default=None)
+
+    def _recut_for_starved(self, size: SlotClass, cold: Slab) -> bool:
+        waited = self._starved.get(size.slot_bytes, 0) + 1
+        self._starved[size.slot_bytes] = waited % _STARVED_FROM
+        if waited < _STARVED_FROM:
+            return False
+        self._recut(cold, size)
+        return True
+
+    def _recut(self, slab: Slab, size: SlotClass) -> None:
+        for slot in slab.slots:
+            if slot.chunk is not None:  # nothing is pinned or being filled there
+                self._demote(slot)
+        self.arena.recut(slab, size)
+
+    def _demote(self, slot: Slot) -> None:
+        chunk = slot.chunk
+        assert chunk is not None, "something is in the slot"
+        assert not slot.pins, "what is pinned stays"
+        del self._slots[chunk]
+        self._demotions += 1
+        self._take_out(slot, chunk)
+
+    def _take_out(self, slot: Slot, chunk: ChunkId) -> None:
+        self._payload_bytes -= slot.stored_bytes
+        if slot.pins:
+            slot.forgotten = True
+        else:
+            self.arena.give_free(slot)
+        for told in self.on_demoted:
+            told(chunk)
+
+    def _placement(self, slot: Slot) -> Placement:
+        return Placement(slot.slab, slot.offset, self.arena.generation(slot), slot.stored_bytes, slot.crc)
+
+    # --- what there is to say ----------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, Any]:
+        """Figures for status and metrics; JSON-able.  Counts grow only."""
+        return {
+            "limit_bytes": self.arena.slabs_max * self.arena.slab_bytes,
+            "asked_bytes": self._asked_bytes,
+            "memory_bytes": self.arena.memory_bytes,
+            "huge_pages": any(slab.memory.on_huge_pages for slab in self.arena.slabs.values()),
+            "chunks": len(self._slots),
+            "payload_bytes": self._payload_bytes,
+            "pinned_bytes": self._pinned_bytes,
+            "hits": self._hits,
+            "misses": self._misses,
+            "fills": self._fills,
+            "filled_bytes": self._filled_bytes,
+            "demotions": self._demotions,
+            "forgotten": self._forgotten,
+            "refused": self._refused,
+        }
+
+
+def _coldness(slab: Slab) -> tuple[bool, int]:
+    """Empty ones first, then those read longest ago."""
+    return slab.taken > 0, slab.used_at

@@ -1,0 +1,132 @@
+"""Sealed memory: a memfd that this process writes through its mapping, and that others can only read.
+
+Rules kept here:
+- The seals (shrink, grow, future writing, and sealing itself) are set before a descriptor leaves: nobody who gets one
+  can write, truncate or punch, whatever way it is opened again, and no mapping of it can become writable.
+- All pages are there when the memory is made: a page that cannot be had is an error then, never a SIGBUS later.
+- Nobody, we included, can punch what is sealed: the pages go when the last mapping and descriptor of it are gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+from typing import Final
+
+from lakefs.errors import EngineBusy
+from lakefs.limits import MIB
+from lakefs.slabs import SEALS
+
+HUGE_BYTES: Final = 2 * MIB
+_MFD_HUGE_2MB: Final = 21 << 26
+_MADV_POPULATE_WRITE: Final = 23
+"""Linux 5.14; Python has no name for it."""
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class SealedMemory:
+    """Memory of `size_bytes`, zeroed.  The constructor blocks: about 20 ms for 64 MiB.  EngineBusy: there is none."""
+
+    def __init__(self, name: str, size_bytes: int, *, huge: bool = True) -> None:
+        """`huge`: on reserved huge pages when there are any, else on those that the kernel gives by itself."""
+        made = _reserved_huge(name, size_bytes) if huge and size_bytes % HUGE_BYTES == 0 else None
+        self.on_huge_pages: Final = made is not None
+        """Whether on reserved huge pages."""
+        descriptor, self._mapping = made or _plain(name, size_bytes)
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+            self._descriptor = _reopened(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @property
+    def view(self) -> memoryview:
+        """The memory: writable, page-aligned."""
+        return memoryview(self._mapping)
+
+    @property
+    def descriptor(self) -> int:
+        """A read-only descriptor to hand out; stays ours."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """Give the memory back, when no view of it is left; else it goes with the last one."""
+        os.close(self._descriptor)
+        try:
+            self._mapping.close()
+        except BufferError:  # somebody still copies from it, or sends it
+            return
+
+
+def _reserved_huge(name: str, size_bytes: int) -> tuple[int, mmap.mmap] | None:
+    """On huge pages that the machine has set aside, or None: most have none."""
+    try:
+        descriptor = os.memfd_create(
+            name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB | _MFD_HUGE_2MB
+        )
+    except OSError:
+        return None
+    try:
+        os.ftruncate(descriptor, size_bytes)
+        mapping = mmap.mmap(descriptor, size_bytes)
+    except (OSError, ValueError):
+        os.close(descriptor)
+        return None
+    error = _populate(mapping)
+    if error:
+        mapping.close()
+        os.close(descriptor)
+        return None
+    return descriptor, mapping
+
+
+def _plain(name: str, size_bytes: int) -> tuple[int, mmap.mmap]:
+    try:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise _none(name, size_bytes, error) from error
+    try:
+        os.ftruncate(descriptor, size_bytes)
+        mapping = mmap.mmap(descriptor, size_bytes)
+        if size_bytes >= HUGE_BYTES:
+            _advise(mapping, mmap.MADV_HUGEPAGE)  # refused where there are none: then it stays as it is
+        failed = _populate(mapping)
+        if failed == errno.EINVAL:  # an older kernel
+            os.posix_fallocate(descriptor, 0, size_bytes)
+        elif failed:
+            raise OSError(failed, os.strerror(failed))
+    except (OSError, ValueError) as error:
+        os.close(descriptor)
+        raise _none(name, size_bytes, error) from error
+    return descriptor, mapping
+
+
+def _populate(mapping: mmap.mmap) -> int:
+    return _advise(mapping, _MADV_POPULATE_WRITE)
+
+
+def _advise(mapping: mmap.mmap, advice: int) -> int:
+    """madvise without the interpreter's lock, which `mmap.madvise` keeps; 0 or the error's number."""
+    memory = ctypes.c_char.from_buffer(mapping)
+    try:
+        result = _libc.madvise(
+            ctypes.c_void_p(ctypes.addressof(memory)), ctypes.c_size_t(len(mapping)), ctypes.c_int(advice)
+        )
+        return ctypes.get_errno() if result else 0
+    finally:
+        del memory
+
+
+def _reopened(descriptor: int) -> int:
+    """A descriptor of the same memory that is read-only by itself, where /proc is there to open it by."""
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return os.dup(descriptor)
+
+
+def _none(name: str, size_bytes: int, error: Exception) -> EngineBusy:
+    return EngineBusy(f"{size_bytes >> 20} MiB of memory for {name} cannot be had: {error}")

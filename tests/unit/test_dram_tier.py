@@ -1,0 +1,243 @@
+"""The DRAM tier against a model: never another chunk's bytes, never over its limit, and figures that add up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.strategies import integers, sampled_from
+
+from engine.arena import SLOT_SIZES, Arena, Slot
+from engine.checksums import seal_payload
+from engine.dram_tier import DramTier, Placement
+from engine.extents import large_extent_bytes, vector_bytes
+from lakefs.ids import ChunkId, data_chunk_id
+from lakefs.limits import KIB, MIB
+
+SLAB = 1 * MIB
+LENGTHS = (4 * KIB, 16 * KIB, 40 * KIB, 64 * KIB, 100 * KIB, 256 * KIB)
+
+
+def _payload(number: int, length: int) -> bytes:
+    return (number.to_bytes(4, "little") * (length // 4 + 1))[:length]
+
+
+def _extent(length: int) -> int:
+    return length + vector_bytes(length)
+
+
+@contextmanager
+def _tier(slabs: int = 2) -> Iterator[DramTier]:
+    tier = DramTier(Arena(slabs, SLAB))
+    yield tier
+    tier.close()
+
+
+def _reserved(tier: DramTier, chunk: ChunkId, length: int) -> Slot | None:
+    size = tier.needs_slab(chunk, _extent(length))
+    if size is not None:
+        tier.add_slab(tier.arena.make_slab_memory(), size)
+    return tier.reserve(chunk, _extent(length))
+
+
+def _fill(tier: DramTier, slot: Slot, payload: bytes) -> bool:
+    area = memoryview(bytearray(large_extent_bytes(len(payload))))
+    area[: len(payload)] = payload
+    crc = seal_payload(area, len(payload))
+    tier.arena.memory(slot)[: _extent(len(payload))] = area[: _extent(len(payload))]
+    return tier.publish(slot, len(payload), crc)
+
+
+def _bring_in(tier: DramTier, payload: bytes, reads: int = 2) -> ChunkId:
+    chunk = data_chunk_id(payload)
+    for _ in range(reads):
+        tier.note_read(chunk, len(payload))
+    slot = _reserved(tier, chunk, len(payload))
+    if slot is not None:
+        _fill(tier, slot, payload)
+    return chunk
+
+
+class TierModel(RuleBasedStateMachine):
+    """Reads, fills that end in any order, frees and pins, beside a dictionary of what must be found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tier = DramTier(Arena(2, SLAB))
+        self.tier.on_admitted.append(self._admitted)
+        self.tier.on_demoted.append(self._demoted)
+        self.told: set[ChunkId] = set()
+        self.filling: list[tuple[Slot, bytes, bool]] = []
+        self.pins: list[tuple[Placement, bytes]] = []
+        self.granted: list[tuple[Placement, bytes]] = []
+        self.counted: Counter[str] = Counter()
+
+    def _admitted(self, chunk: ChunkId, *_: int) -> None:
+        assert chunk not in self.told
+        self.told.add(chunk)
+
+    def _demoted(self, chunk: ChunkId) -> None:
+        self.told.remove(chunk)
+
+    @rule(number=integers(0, 3), length=sampled_from(LENGTHS), times=integers(1, 5))
+    def read(self, number: int, length: int, times: int) -> None:
+        payload = _payload(number, length)
+        chunk = data_chunk_id(payload)
+        place = self.tier.find(chunk)
+        self.counted["hits" if place else "misses"] += 1
+        if place is not None:
+            assert bytes(self.tier.payload(place)) == payload
+            self.granted.append((place, payload))
+        for _ in range(times):
+            worth_it = self.tier.note_read(chunk, length)
+        if worth_it:
+            slot = _reserved(self.tier, chunk, length)
+            if slot is not None:
+                self.filling.append((slot, payload, False))
+
+    @rule(which=integers(0, 10))
+    @precondition(lambda self: self.filling)
+    def fill(self, which: int) -> None:
+        if self.filling:
+            slot, payload, _ = self.filling.pop(which % len(self.filling))
+            wanted = self.tier._filling.get(data_chunk_id(payload)) is slot
+            assert _fill(self.tier, slot, payload) is wanted
+            self.counted["fills"] += wanted
+
+    @rule(which=integers(0, 10))
+    def fail_to_fill(self, which: int) -> None:
+        if self.filling:
+            slot, _, _ = self.filling.pop(which % len(self.filling))
+            self.tier.arena.memory(slot)[:4] = b"torn"
+            self.tier.abandon(slot)
+
+    @rule(number=integers(0, 3), length=sampled_from(LENGTHS))
+    def free(self, number: int, length: int) -> None:
+        chunk = data_chunk_id(_payload(number, length))
+        self.counted["forgotten"] += chunk in self.tier
+        self.tier.forget(chunk)
+        assert chunk not in self.tier
+        assert self.tier.pin(chunk) is None
+
+    @rule(number=integers(0, 3), length=sampled_from(LENGTHS))
+    def pin(self, number: int, length: int) -> None:
+        payload = _payload(number, length)
+        place = self.tier.pin(data_chunk_id(payload))
+        if place is not None:
+            self.pins.append((place, payload))
+
+    @rule(which=integers(0, 10))
+    def unpin(self, which: int) -> None:
+        if self.pins:
+            place, _ = self.pins.pop(which % len(self.pins))
+            self.tier.unpin(place)
+
+    @invariant()
+    def nobody_reads_another_chunks_bytes(self) -> None:
+        current = self.tier.arena._generations
+        for place, payload in self.pins:
+            assert current[(place.slab * SLAB + place.offset) // (16 * KIB)] == place.generation
+            assert bytes(self.tier.payload(place)) == payload
+        for place, payload in self.granted[-50:]:
+            if current[(place.slab * SLAB + place.offset) // (16 * KIB)] == place.generation:
+                assert bytes(self.tier.payload(place)) == payload
+                pinned = any(place == held for held, _ in self.pins)
+                assert pinned or data_chunk_id(payload) in self.tier, "what is freed is not read any more"
+
+    @invariant()
+    def it_is_within_its_limit_and_its_figures_add_up(self) -> None:
+        figures = self.tier.statistics()
+        slots = list(self.tier.arena.all_slots())
+        held = [slot for slot in slots if slot.chunk is not None and not slot.filling and not slot.forgotten]
+        assert figures["memory_bytes"] <= figures["limit_bytes"] == 2 * SLAB
+        assert figures["pinned_bytes"] <= SLAB
+        assert figures["chunks"] == len(held) == len(self.told) == len(self.tier)
+        assert figures["payload_bytes"] == sum(slot.stored_bytes for slot in held)
+        assert {slot.chunk for slot in held} == self.told
+        assert figures["fills"] == figures["chunks"] + figures["demotions"] + figures["forgotten"]
+        assert {name: figures[name] for name in self.counted} == dict(self.counted)
+        free = sum(len(size.free) for size in self.tier.arena.classes)
+        assert free == sum(slot.chunk is None for slot in slots)
+        for slab in self.tier.arena.slabs.values():
+            assert slab.taken == sum(slot.chunk is not None for slot in slab.slots)
+            assert slab.busy == sum(slot.filling or slot.pins > 0 for slot in slab.slots)
+
+    def teardown(self) -> None:
+        self.tier.close()
+
+
+TestTierModel = TierModel.TestCase
+TestTierModel.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+
+
+def test_what_was_read_once_is_not_brought_in_and_what_was_read_twice_is() -> None:
+    with _tier() as tier:
+        once = _bring_in(tier, _payload(1, 64 * KIB), reads=1)
+        twice = _bring_in(tier, _payload(2, 64 * KIB))
+        assert once not in tier
+        assert twice in tier
+
+
+def test_a_scan_longer_than_the_tier_leaves_the_working_set_in() -> None:
+    with _tier() as tier:
+        working = [_bring_in(tier, _payload(number, 64 * KIB), reads=4) for number in range(32)]
+        for _ in range(2):
+            for number in range(100, 200):
+                _bring_in(tier, _payload(number, 64 * KIB), reads=1)
+        assert all(chunk in tier for chunk in working)
+
+
+def test_a_chunk_that_fits_no_slot_and_one_that_is_too_short_are_left_out() -> None:
+    with _tier() as tier:
+        for length in (1 * KIB, 2 * MIB):
+            chunk = data_chunk_id(_payload(1, length))
+            assert not any(tier.note_read(chunk, length) for _ in range(5))
+            assert tier.reserve(chunk, _extent(2 * MIB)) is None
+
+
+def test_another_size_takes_a_slab_that_nobody_reads_any_more() -> None:
+    with _tier() as tier:
+        for number in range(32):
+            _bring_in(tier, _payload(number, 64 * KIB), reads=3)
+        assert tier.statistics()["memory_bytes"] == 2 * SLAB
+        for _ in range(20):
+            for number in range(3):
+                _bring_in(tier, _payload(number, 256 * KIB), reads=2)
+        kept = sum(data_chunk_id(_payload(number, 256 * KIB)) in tier for number in range(3))
+        assert kept == 3
+        assert tier.statistics()["memory_bytes"] == 2 * SLAB
+
+
+def test_a_pinned_chunk_outlives_its_being_freed_and_its_slot_is_used_again_afterwards() -> None:
+    with _tier(slabs=1) as tier:
+        payload = _payload(1, 64 * KIB)
+        chunk = _bring_in(tier, payload)
+        first, second = tier.pin(chunk), tier.pin(chunk)
+        assert first is not None
+        assert first == second
+        free = len(tier.arena.classes[1].free)
+        tier.forget(chunk)
+        assert tier.find(chunk) is None
+        tier.unpin(first)
+        assert bytes(tier.payload(first)) == payload
+        assert len(tier.arena.classes[1].free) == free
+        tier.unpin(first)
+        assert len(tier.arena.classes[1].free) == free + 1
+        tier.unpin(first)  # one too many changes nothing
+        assert tier.statistics()["pinned_bytes"] == 0
+
+
+def test_at_most_half_of_the_arena_is_pinned() -> None:
+    with _tier() as tier:
+        chunks = [_bring_in(tier, _payload(number, 64 * KIB)) for number in range(32)]
+        pinned = [tier.pin(chunk) for chunk in chunks]
+        assert sum(place is not None for place in pinned) == 16
+        assert tier.statistics()["pinned_bytes"] == SLAB
+
+
+def test_sizes_of_slots_hold_payloads_of_chunks_with_their_vectors() -> None:
+    for length, slot_bytes in ((64 * KIB, 64 * KIB), (256 * KIB, 260 * KIB), (4 * MIB, 4 * MIB + 4 * KIB)):
+        assert min(size for size in SLOT_SIZES if size >= _extent(length)) == slot_bytes
