@@ -84,6 +84,13 @@ LMDB_MAP_BYTES: Final = 1 << 42
 VERIFY_BATCH: Final = 4096
 """Records checked by one call to a thread while the index is verified behind start-up: about 5 ms."""
 
+# --- hot index ---------------------------------------------------------------------------------------
+HOT_INDEX_SLOTS_MIN: Final = 1 << 10
+HOT_INDEX_SLOTS_MAX: Final = 1 << 32
+"""Of one table; at 64 bytes each 256 GiB.  Bits of a home that come from the first 8 bytes of a digest."""
+HOT_INDEX_ATTEMPTS: Final = 8
+"""Looks of a reader at a part of the table that changes under it; then the engine is asked."""
+
 # --- segments ----------------------------------------------------------------------------------------
 LARGE_SEGMENT_BYTES: Final = 1 * GIB
 SMALL_SEGMENT_BYTES: Final = 256 * MIB

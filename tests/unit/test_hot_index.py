@@ -1,0 +1,170 @@
+"""Readers of the hot index: what they map, what they refuse, and that nothing they hold can be made writable."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from lakefs.errors import PermissionDenied, StoreDamaged
+from lakefs.hot_index import HotIndexReader
+from lakefs.hot_table import HotTable
+from lakefs.hot_table_format import TableHeader, table_bytes
+
+CAPACITY: Final = 1024
+HEADER: Final = TableHeader(CAPACITY, b"s" * 16, b"b" * 16)
+CHUNK: Final = b"\x01" + b"d" * 32
+PLACE: Final = (1, 2, 3, 4, 5)
+_F_ADD_SEALS: Final = 1033
+_SEALS: Final = 0x0002 | 0x0004 | 0x0010  # shrink, grow, future write
+_NOBODY: Final = 65534
+
+
+@pytest.fixture
+def shared() -> Iterator[tuple[int, HotTable]]:
+    """A memfd as the engine makes it, its writer's mapping made before the seals."""
+    descriptor = os.memfd_create("hot-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, table_bytes(CAPACITY))
+    memory = mmap.mmap(descriptor, table_bytes(CAPACITY))
+    memory[: len(HEADER.pack())] = HEADER.pack()
+    fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
+    table = HotTable(memory, CAPACITY)
+    table.put(CHUNK, *PLACE)
+    yield descriptor, table
+    os.close(descriptor)
+
+
+def _read_only(descriptor: int) -> int:
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+
+
+def test_a_reader_finds_what_the_writer_puts_and_not_what_it_removed(shared: tuple[int, HotTable]) -> None:
+    descriptor, table = shared
+    lent = _read_only(descriptor)
+    reader = HotIndexReader(lent)
+    os.close(lent)
+    assert reader.header == HEADER
+    assert reader.find(CHUNK) == PLACE
+    other = b"\x02" + b"o" * 32
+    assert reader.find_many((other, CHUNK)) == [None, PLACE]
+    table.put(other, 3, 9, 9, 9, 9)
+    table.remove(CHUNK)
+    assert reader.find_many([other, CHUNK]) == [(3, 9, 9, 9, 9), None]
+
+
+_TRIES: Final = """
+import ctypes, mmap, os, sys
+descriptor = int(sys.argv[1])
+if os.geteuid() == 0:
+    os.setgid({nobody}); os.setuid({nobody})
+failed = 0
+def refused(what):
+    global failed
+    try:
+        what()
+    except OSError:
+        return
+    failed += 1
+for path in (f"/proc/self/fd/{{descriptor}}",):
+    refused(lambda: os.write(descriptor, b"x"))
+    refused(lambda: os.ftruncate(descriptor, 0))
+    refused(lambda: mmap.mmap(descriptor, 4096))
+    try:
+        again = os.open(path, os.O_RDWR)
+    except OSError:
+        again = None
+    if again is not None:
+        refused(lambda: os.write(again, b"x"))
+        refused(lambda: os.pwrite(again, b"x", 8))
+        refused(lambda: os.ftruncate(again, 0))
+        refused(lambda: os.ftruncate(again, 1 << 30))
+        refused(lambda: mmap.mmap(again, 4096))
+    for held in (descriptor, again):
+        if held is not None:
+            memory = mmap.mmap(held, 4096, mmap.MAP_SHARED, mmap.PROT_READ)
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.mmap.restype = ctypes.c_void_p
+            libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+            libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+            address = libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_SHARED, held, 0)
+            failed += libc.mprotect(address, 4096, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+print("reopened" if again is not None else "not reopened", failed)
+"""
+
+
+@pytest.mark.parametrize("is_read_only", [True, False])
+def test_a_client_cannot_make_its_descriptor_or_mapping_writable_not_even_reopened_by_another_user(
+    shared: tuple[int, HotTable], is_read_only: bool
+) -> None:
+    lent = _read_only(shared[0]) if is_read_only else os.dup(shared[0])
+    code = _TRIES.format(nobody=_NOBODY)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(lent)], pass_fds=[lent], capture_output=True, text=True
+    )
+    os.close(lent)
+    assert done.stderr == ""
+    # Whoever may open it again gets a descriptor to which nothing can be done, either.
+    assert done.stdout.split()[-1] == "0", done.stdout
+    assert HotIndexReader(shared[0]).find(CHUNK) == PLACE
+
+
+def test_a_scribbling_reader_does_not_get_a_mapping_to_scribble_on(shared: tuple[int, HotTable]) -> None:
+    reader = HotIndexReader(shared[0])
+    with pytest.raises(TypeError):
+        reader._memory[0:1] = b"x"
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    address = _address_of(reader._memory)
+    assert libc.mprotect(address, 4096, mmap.PROT_READ | mmap.PROT_WRITE) == -1
+    assert reader.find(CHUNK) == PLACE
+
+
+def _address_of(memory: mmap.mmap) -> int:
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    [line] = [line for line in maps if "memfd:hot-index" in line and line.split()[1] == "r--s"]
+    assert len(memory) <= int(line.split("-")[1].split()[0], 16) - int(line.split("-")[0], 16)
+    return int(line.split("-")[0], 16)
+
+
+def test_memory_that_its_owner_can_cut_is_not_mapped(tmp_path: Path) -> None:
+    unsealed = os.memfd_create("hot-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    path = tmp_path / "hot-index"
+    path.write_bytes(HEADER.pack() + bytes(table_bytes(CAPACITY)))
+    os.ftruncate(unsealed, table_bytes(CAPACITY))
+    os.pwrite(unsealed, HEADER.pack(), 0)
+    plain = os.open(path, os.O_RDONLY)
+    try:
+        for descriptor in (unsealed, plain):
+            with pytest.raises(PermissionDenied):
+                HotIndexReader(descriptor)
+    finally:
+        os.close(unsealed)
+        os.close(plain)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        bytes(table_bytes(CAPACITY)),
+        HEADER.pack(),
+        HEADER.pack() + bytes(table_bytes(CAPACITY) - 77),
+        b"X" + HEADER.pack()[1:] + bytes(table_bytes(CAPACITY)),
+    ],
+    ids=["empty", "zeros", "header only", "a byte short", "another magic"],
+)
+def test_what_is_no_whole_table_is_refused(content: bytes) -> None:
+    descriptor = os.memfd_create("hot-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(descriptor, content)
+    fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
+    with pytest.raises(StoreDamaged):
+        HotIndexReader(descriptor)
+    os.close(descriptor)
