@@ -52,6 +52,7 @@ test: setup clients ## lint, types and layering, then every test
 
 bench: setup ## measure: make bench SCENARIO=name
 	@$(BIN)/python -m bench.run $(SCENARIO)
+	@$(BIN)/python -m bench.report --to bench/out/report
 
 torture: setup ## simulated crashes, SIGKILL, flipped bits, odd inputs: hours
 	@$(BIN)/python -m tests.torture

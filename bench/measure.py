@@ -213,6 +213,16 @@ def spread_of(values: list[float]) -> str:
     return f"{three_digits(min(values))}..{three_digits(max(values))}"
 
 
+def spread_values(text: str, value: float) -> tuple[float, float]:
+    """Of a row's spread, `1.2k..1.5k`; the value itself without one."""
+    units = {"G": 1e9, "M": 1e6, "k": 1e3}
+    ends = text.split("..")
+    if len(ends) != 2:
+        return value, value
+    low, high = (float(end.rstrip("GMk")) * units.get(end[-1:], 1) for end in ends)
+    return low, high
+
+
 def three_digits(value: float) -> str:
     """Three digits that matter."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):

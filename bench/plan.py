@@ -45,6 +45,7 @@ _SHARED: Final = (
 GENERATORS: Final[Mapping[str, str]] = {
     "": _ALONE,
     "put-small": "one client with 64 in flight; its CPU, 8 us a put, is a tenth of the engine's",
+    "put-small-one": "one client, one put after the other: the round trip itself is what is timed",
     "mount-": "the same program on both sides, on the mount and on the peer",
     "peers-": "the same program on every mount",
     "s3-": _CPU,

@@ -28,6 +28,8 @@ from bench.measure import Bench, Goal, Row, spread_of, three_digits
 from lakefs.histogram import Histogram
 
 OURS: Final = "ours"
+NULL: Final = "null server"
+"""The side that does nothing: it is shown, and not compared with."""
 
 
 @dataclass(frozen=True)
@@ -231,10 +233,10 @@ def told(figures: Mapping[str, float]) -> str:
 
 
 def rows_of(scenario: Sampled, taken: Taken) -> list[Row]:
-    """Goals first, then the sides that have none, then those that could not run."""
+    """Goals first, then the sides that have none, without the null server, then those that could not run."""
     ours = next(iter(taken.rounds))
     rows = [_row(scenario, taken, ours, target) for target in scenario.targets if _ran(taken, target)]
-    compared = {target.against for target in scenario.targets}
+    compared = {NULL, *(target.against for target in scenario.targets)}
     rows += [
         _row(scenario, taken, ours, Target(scenario.figure, Goal("-", 0, at_least=True), name))
         for name in taken.rounds

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.measure import three_digits
+from bench.measure import spread_values, three_digits
 from bench.process import ROOT
 from bench.sampled import FIGURES
 
@@ -45,7 +45,7 @@ def points_of(result: Mapping[str, Any]) -> dict[str, Point]:
     for row in result["rows"]:
         if row["could_not_run"]:
             continue
-        low, high = _spread(row["spread"], row["value"])
+        low, high = spread_values(row["spread"], row["value"])
         better = {">": _HIGHER, "<": _LOWER}.get(row["goal"][:1], "")
         found[f"{row['what']}, {row['unit']}".rstrip(", ")] = Point(row["value"], low, high, better)
     return found
@@ -58,16 +58,6 @@ def _sampled_points(result: Mapping[str, Any]) -> Iterator[tuple[str, Point]]:
         unit = FIGURES.get(name)
         better = "" if unit is None else _HIGHER if unit.higher_is_better else _LOWER
         yield name, Point(value, min(values), max(values), better)
-
-
-def _spread(text: str, value: float) -> tuple[float, float]:
-    """As the table has it, `1.2k..1.5k`; the value alone without one."""
-    units = {"G": 1e9, "M": 1e6, "k": 1e3}
-    ends = text.split("..")
-    if len(ends) != 2:
-        return value, value
-    low, high = (float(end.rstrip("GMk")) * units.get(end[-1:], 1) for end in ends)
-    return low, high
 
 
 def line_of(document: Mapping[str, Any], name: str) -> dict[str, Any]:

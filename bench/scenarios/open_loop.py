@@ -24,7 +24,7 @@ from bench.s3_contest import OURS, servers
 from bench.s3_load import Load
 from bench.s3_requests import BUCKET, Signer
 from bench.s3_sides import Server
-from bench.sampled import Entrant, Run, Sampled, Side
+from bench.sampled import NULL, Entrant, Run, Sampled, Side
 from lakefs.histogram import Histogram
 
 SIZE: Final = 4096
@@ -37,7 +37,6 @@ BUSY_CONNECTIONS: Final = 8
 ROUND_S: Final = 3.0
 QUICK_S: Final = 0.2
 PATIENCE_S: Final = 10.0
-NULL: Final = "null server"
 FILES: Final = "local files"
 
 

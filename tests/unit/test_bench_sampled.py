@@ -13,7 +13,7 @@ import pytest
 from bench.accounting import Device, Memory, Spent
 from bench.measure import Bench, Scale, at_least, at_most
 from bench.plan import GENERATORS, WHOLE_RUN_S, expected_s
-from bench.sampled import CouldNotRun, Entrant, Run, Sampled, Side, Target, figures_of, one_by_one
+from bench.sampled import NULL, CouldNotRun, Entrant, Run, Sampled, Side, Target, figures_of, one_by_one
 from bench.scenarios import SCENARIOS
 from lakefs.histogram import Histogram
 
@@ -69,8 +69,10 @@ def test_a_failure_of_ours_is_one_of_the_scenario(tmp_path: Path) -> None:
 
 
 def test_a_null_server_is_told_of_with_its_rate(tmp_path: Path) -> None:
-    _, measured = scenario({"ours": [1] * 4, "null": [0.1] * 4}, generator="null").run(Bench(tmp_path, THREE))
+    sides = {"ours": [1] * 4, NULL: [0.1] * 4, "a": [1] * 4}
+    rows, measured = scenario(sides, generator=NULL).run(Bench(tmp_path, THREE))
     assert "reaches 100/s, 10 x" in measured["generator"]
+    assert [row.what.rpartition(" / ")[2] for row in rows] == ["a"]
 
 
 def test_figures_are_by_operation_and_by_byte() -> None:

@@ -1,0 +1,323 @@
+"""`python -m bench.report [FILE...]`: what runs of the bench measured, as docs/performance.md with plots.
+
+Results are taken from these files, by default all that `bench.run` wrote to bench/out: of each scenario the newest, on
+the kind of machine that the newest file is from; quick runs mean nothing and are left out.  Wins and losses stand side
+by side, each with the command that measures it again, its date, and how its load was checked.
+
+Words are kept apart: `bench/report_notes.md` has a heading for a scenario (`## NAME`) or for a whole section
+(`## NAME-`, as its scenarios begin), and what stands below it comes below that scenario's figures.  A goal that is
+missed and has no words is told of on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench import svg
+from bench.measure import spread_values, three_digits
+from bench.process import ROOT
+from bench.sampled import FIGURES
+
+OUT: Final = ROOT / "bench" / "out"
+DOCS: Final = ROOT / "docs"
+NOTES: Final = ROOT / "bench" / "report_notes.md"
+PAGE: Final = "performance.md"
+PLOTS: Final = "plots"
+
+SECTIONS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
+    (
+        "Reading from Python",
+        ("get-", "grant-", "lookup", "locate", "map-", "local-", "chunks-", "loader", "read-"),
+    ),
+    ("Writing", ("put-", "seal", "dedup-", "space")),
+    ("Key-value blocks: the hot path against its peers", ("kv-", "pool-", "index-", "hot-")),
+    ("Tails: open loops", ("open-get", "open-s3", "null-")),
+    ("S3", ("s3-",)),
+    ("The mount", ("mount-",)),
+    ("The mount against other mounts", ("peers-",)),
+    ("Upkeep, memory, growth", ("gc-", "scrub", "memory-", "mixed", "rename-", "list-", "startup")),
+)
+_OTHERS: Final = "More"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest result of a scenario, and the run that it is from."""
+
+    name: str
+    result: Mapping[str, Any]
+    run: Mapping[str, Any]
+
+
+def collected(files: Sequence[Path]) -> list[Found]:
+    """The newest result of each scenario; of quick runs and other machines than the newest file's, none."""
+    documents = sorted(
+        (json.loads(path.read_text()) for path in files), key=lambda found: found["machine"]["date"]
+    )
+    documents = [found for found in documents if not found["quick"] and "kind" in found["machine"]]
+    if not documents:
+        return []
+    kind = documents[-1]["machine"]["kind"]
+    newest: dict[str, Found] = {}
+    for document in documents:
+        if document["machine"]["kind"] == kind:
+            for name, result in document["scenarios"].items():
+                newest[name] = Found(name, result, document)
+    return list(newest.values())
+
+
+def notes_of(path: Path) -> dict[str, str]:
+    """What people wrote, by heading."""
+    if not path.exists():
+        return {}
+    parts = re.split(r"^## +(\S+)[ \t]*$", path.read_text(), flags=re.MULTILINE)
+    return {name: text.strip() for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+class Report:
+    """The page and its plots, from results and notes."""
+
+    def __init__(self, found: Sequence[Found], notes: Mapping[str, str]) -> None:
+        self.plots: dict[str, str] = {}
+        """SVG by file name."""
+        self.unexplained: list[str] = []
+        """Scenarios with a missed goal and no words."""
+        self._found = found
+        self._notes = notes
+
+    def page(self) -> str:
+        """Markdown."""
+        rows = [row for found in self._found for row in found.result["rows"]]
+        parts = [_head(self._found), _summary(rows)]
+        for title, members in self._sections():
+            parts.append(f"## {title}\n")
+            parts += self._section(title, members)
+        return "\n".join(parts)
+
+    def _sections(self) -> Iterator[tuple[str, list[Found]]]:
+        left = list(self._found)
+        for title, beginnings in SECTIONS:
+            members = [found for found in left if found.name.startswith(beginnings)]
+            left = [found for found in left if found not in members]
+            if members:
+                yield title, members
+        if left:
+            yield _OTHERS, left
+
+    def _section(self, title: str, members: Sequence[Found]) -> Iterator[str]:
+        ratios = [ratio for found in members for ratio in _ratios(found)]
+        if ratios:
+            name = f"{re.sub('[^a-z0-9]+', '-', title.lower()).strip('-')}.svg"
+            self.plots[name] = svg.ratios(f"{title}: ours / the other; right of 1 is ahead", ratios)
+            yield f"![{title}: ratios]({PLOTS}/{name})\n"
+        lines = [["scenario", "what", "figure", "spread", "goal", ""]]
+        lines += [_table_row(row) for found in members for row in found.result["rows"]]
+        yield _table(lines)
+        for beginning in sorted({f"{found.name.split('-')[0]}-" for found in members}):
+            if beginning in self._notes:
+                yield f"{self._notes[beginning]}\n"
+        for found in members:
+            yield from self._scenario(found)
+
+    def _scenario(self, found: Found) -> Iterator[str]:
+        result = found.result
+        yield f"### {found.name}\n"
+        when = result["date"][:16].replace("T", " ")
+        yield (
+            f"`make bench SCENARIO={found.name}`, {when} UTC, {found.run['rounds']} rounds."
+            f" Load: {result['generator']}.\n"
+        )
+        if "table" in result:
+            yield f"{result['table']['title']}:\n\n{_table(result['table']['lines'])}"
+        if result.get("kind") == "sampled":
+            yield from self._sampled_plots(found)
+        else:
+            details = [
+                f"- {_cell(row['what'])}: {_cell(row['detail'])}" for row in result["rows"] if row["detail"]
+            ]
+            yield "\n".join([*details, ""] if details else [])
+        missed = [row for row in result["rows"] if not row["met"]]
+        if found.name in self._notes:
+            yield f"{self._notes[found.name]}\n"
+        elif missed:
+            self.unexplained.append(found.name)
+
+    def _sampled_plots(self, found: Found) -> Iterator[str]:
+        result = found.result
+        figure = result["figure"]
+        known = FIGURES.get(figure)
+        title, unit = (known.title, known.unit) if known else (figure, "")
+        sides = [
+            _bar(name, side["rounds"], figure)
+            for name, side in result["sides"].items()
+            if figure in side["median"]
+        ]
+        if len(sides) > 1:
+            name = f"{found.name}.svg"
+            self.plots[name] = svg.bars(f"{result['title']}: {title}", unit, sides)
+            yield f"![{found.name}: {title}]({PLOTS}/{name})\n"
+        curves = [
+            (name, _curve(side["latencies_ns"]))
+            for name, side in result["sides"].items()
+            if side["latencies_ns"]
+        ]
+        if curves:
+            name = f"{found.name}-latency.svg"
+            self.plots[name] = svg.percentiles(f"{result['title']}: latency", curves)
+            yield f"![{found.name}: latency by percentile]({PLOTS}/{name})\n"
+
+
+def _head(found: Sequence[Found]) -> str:
+    runs = {one.run["machine"]["date"]: one.run for one in found}
+    lines = [["date", "commit", "command", "load before", "kernel", "Python"]]
+    for date, run in sorted(runs.items()):
+        machine = run["machine"]
+        lines.append([
+            date[:16].replace("T", " "), machine["commit"], f"`{run['command']}`", str(machine["load"]),
+            machine["kernel"], machine["python"],
+        ])  # fmt: skip
+    kind = next(iter(runs.values()))["machine"]["kind"]
+    return (
+        "# Performance\n\n"
+        "Written by `python -m bench.report` from what `make bench` measured; edit `bench/report_notes.md` and run it\n"
+        "again, not this page. How it is measured: [benchmarks](benchmarks.md).\n\n"
+        f"Machine: {kind}. Runs:\n\n{_table(lines)}"
+    )
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    absent = [row for row in rows if row["could_not_run"]]
+    judged = [row for row in rows if not row["could_not_run"] and row["goal"] != "-"]
+    missed = [row for row in judged if not row["met"]]
+    text = (
+        f"{len(judged)} goals, {len(judged) - len(missed)} met, {len(missed)} missed; "
+        f"{len(absent)} rows could not be run, with their reasons in the tables.\n"
+    )
+    if missed:
+        lines = [["missed", "what", "figure", "goal"]]
+        lines += [
+            [f"[{row['scenario']}](#{row['scenario']})", _cell(row["what"]), _value(row), row["goal"]]
+            for row in missed
+        ]
+        text += f"\n{_table(lines)}"
+    return text
+
+
+def _table_row(row: Mapping[str, Any]) -> list[str]:
+    name = f"[{row['scenario']}](#{row['scenario']})"
+    if row["could_not_run"]:
+        return [
+            name,
+            _cell(row["what"]),
+            "",
+            "",
+            row["goal"],
+            f"could not run: {_cell(row['could_not_run'])}",
+        ]
+    verdict = "" if row["goal"] == "-" else "met" if row["met"] else "**missed**"
+    return [name, _cell(row["what"]), _value(row), row["spread"].replace("..", " to "), row["goal"], verdict]
+
+
+def _value(row: Mapping[str, Any]) -> str:
+    return f"{three_digits(row['value'])} {row['unit']}".rstrip()
+
+
+def _cell(text: str) -> str:
+    """On one line, and no end of a cell."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    head, *rest = lines
+    return "\n".join(
+        [
+            f"| {' | '.join(head)} |",
+            f"|{'---|' * len(head)}",
+            *(f"| {' | '.join(line)} |" for line in rest),
+            "",
+        ]
+    )
+
+
+def _ratios(found: Found) -> Iterator[svg.Ratio]:
+    """Rows that compare, turned so that above 1 is ahead."""
+    for row in found.result["rows"]:
+        if row["unit"] != "x" or row["could_not_run"] or not 0 < row["value"] < math.inf:
+            continue
+        low, high = spread_values(row["spread"], row["value"])
+        limit = re.search(r"[\d.]+", row["goal"])
+        values = [row["value"], low, high, float(limit[0]) if limit else 0.0]
+        if not _higher_is_better(found, row):
+            values = [1 / value if value else 0.0 for value in values]
+            values[1], values[2] = values[2], values[1]
+        peer = row["what"].rpartition(" / ")[2]
+        yield svg.Ratio(f"{found.name} / {peer}", *values)
+
+
+def _higher_is_better(found: Found, row: Mapping[str, Any]) -> bool:
+    if row["goal"][:1] in "<>":
+        return bool(row["goal"][:1] == ">")
+    known = FIGURES.get(found.result.get("figure", ""))
+    return known.higher_is_better if known else not found.result.get("unit", "").startswith("us")
+
+
+def _bar(name: str, rounds: Sequence[Mapping[str, float]], figure: str) -> svg.Bar:
+    values = sorted(found[figure] for found in rounds)
+    middle = len(values) // 2
+    median = values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
+    return svg.Bar(name, median, values[0], values[-1])
+
+
+def _curve(buckets: Sequence[tuple[int, int]]) -> svg.Curve:
+    total, seen = sum(count for _, count in buckets), 0
+    curve: list[tuple[float, float]] = []
+    for lowest_ns, count in buckets:
+        curve.append((seen / total, lowest_ns / 1e3))
+        seen += count
+    return [*curve, (1 - 0.5 / total, buckets[-1][0] / 1e3)]
+
+
+def write(found: Sequence[Found], notes: Mapping[str, str], folder: Path) -> list[str]:
+    """The page and its plots below a folder; plots that are no more are removed.  The unexplained shortfalls."""
+    report = Report(found, notes)
+    page = report.page()
+    plots = folder / PLOTS
+    plots.mkdir(parents=True, exist_ok=True)
+    for path in plots.glob("*.svg"):
+        if path.name not in report.plots:
+            path.unlink()
+    for name, text in report.plots.items():
+        (plots / name).write_text(text)
+    (folder / PAGE).write_text(page)
+    return report.unexplained
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.report", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("file", nargs="*", type=Path, help="of bench.run; default all in bench/out")
+    parser.add_argument("--to", type=Path, default=DOCS, metavar="DIR", help="default docs/")
+    options = parser.parse_args()
+    found = collected(options.file or sorted(OUT.glob("*.json")))
+    if not found:
+        print("there is no result of a whole run: make bench", file=sys.stderr)
+        return 2
+    unexplained = write(found, notes_of(NOTES), options.to)
+    print(f"{len(found)} scenarios in {options.to / PAGE}")
+    if unexplained:
+        print(f"missed, and nothing said about it in {NOTES.name}: {', '.join(unexplained)}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

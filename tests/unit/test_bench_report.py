@@ -1,0 +1,95 @@
+"""The report has wins and losses alike, keeps the words that people wrote, and its plots are whole XML."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.measure import three_digits
+from bench.report import Found, collected, notes_of, write
+
+ROW = {
+    "scenario": "put-x", "what": "put / dd", "value": 0.5, "unit": "x", "goal": ">= 0.8x", "met": False,
+    "spread": "0.4..0.6", "detail": "", "could_not_run": "",
+}  # fmt: skip
+SIDE = {
+    "rounds": [{"p99_us": 5.0}, {"p99_us": 7.0}, {"p99_us": 6.0}],
+    "median": {"p99_us": 6.0},
+    "latencies_ns": [[4000, 90], [7000, 10]],
+}
+
+
+def run(scenarios: dict[str, Any], *, date: str = "2026-01-01T10:00:00+00:00", **more: Any) -> dict[str, Any]:
+    for result in scenarios.values():
+        result.setdefault("date", date)
+        result.setdefault("generator", "none apart")
+    machine = {"date": date, "commit": "abc", "kind": "box", "load": 0.1, "kernel": "6", "python": "3"}
+    return {"machine": machine, "command": "x", "quick": False, "rounds": 5, "scenarios": scenarios} | more
+
+
+def found_in(document: dict[str, Any]) -> list[Found]:
+    return [Found(name, result, document) for name, result in document["scenarios"].items()]
+
+
+def sampled() -> dict[str, Any]:
+    return {
+        "kind": "sampled", "title": "reads", "figure": "p99_us", "ours": "ours",
+        "sides": {"ours": SIDE, "a<b": SIDE}, "rows": [ROW | {"scenario": "open-x", "goal": "-", "met": True}],
+    }  # fmt: skip
+
+
+def test_what_is_missed_is_told_with_its_words_and_what_has_none_is_named(tmp_path: Path) -> None:
+    absent = ROW | {"what": "put / y", "could_not_run": "y is not here", "met": True}
+    document = run({"put-x": {"rows": [ROW, absent]}})
+    assert write(found_in(document), {}, tmp_path) == ["put-x"]
+    assert write(found_in(document), {"put-x": "The disk is the limit."}, tmp_path) == []
+    page = (tmp_path / "performance.md").read_text()
+    for words in (
+        "The disk is the limit.",
+        "1 missed",
+        "could not run: y is not here",
+        "make bench SCENARIO=put-x",
+    ):
+        assert words in page
+
+
+def test_every_plot_that_the_page_shows_is_there_and_whole(tmp_path: Path) -> None:
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots" / "old.svg").write_text("")
+    write(found_in(run({"put-x": {"rows": [ROW]}, "open-x": sampled()})), {}, tmp_path)
+    page = (tmp_path / "performance.md").read_text()
+    plots = sorted(path.name for path in (tmp_path / "plots").iterdir())
+    assert plots == ["open-x-latency.svg", "open-x.svg", "tails-open-loops.svg", "writing.svg"]
+    for name in plots:
+        assert f"(plots/{name})" in page
+        ElementTree.fromstring((tmp_path / "plots" / name).read_text())
+
+
+def test_of_several_runs_the_newest_on_the_newest_machine_counts_and_quick_ones_never(tmp_path: Path) -> None:
+    documents = {
+        "a": run({"put-x": {"rows": [ROW]}, "put-y": {"rows": []}}, date="2026-01-01"),
+        "b": run({"put-x": {"rows": []}}, date="2026-01-02"),
+        "c": run({"put-x": {"rows": [ROW]}}, date="2026-01-03", quick=True),
+    }
+    for name, document in documents.items():
+        (tmp_path / name).write_text(json.dumps(document))
+    found = {one.name: one.run["machine"]["date"] for one in collected(sorted(tmp_path.iterdir()))}
+    assert found == {"put-x": "2026-01-02", "put-y": "2026-01-01"}
+
+
+def test_notes_are_by_heading(tmp_path: Path) -> None:
+    (tmp_path / "n").write_text(
+        "Words for readers.\n\n## put-x\n\nOne.\n\n### Profile\n\nTwo.\n\n## s3-\nThree.\n"
+    )
+    assert notes_of(tmp_path / "n") == {"put-x": "One.\n\n### Profile\n\nTwo.", "s3-": "Three."}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.01234, "0.0123"), (999, "999"), (1234.5, "1234"), (12345, "12.3k")]
+)
+def test_a_figure_has_three_digits_that_matter(value: float, text: str) -> None:
+    assert three_digits(value) == text
