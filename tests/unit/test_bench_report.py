@@ -38,7 +38,7 @@ def found_in(document: dict[str, Any]) -> list[Found]:
 def sampled() -> dict[str, Any]:
     return {
         "kind": "sampled", "title": "reads", "figure": "p99_us", "ours": "ours",
-        "sides": {"ours": SIDE, "a<b": SIDE}, "rows": [ROW | {"scenario": "open-x", "goal": "-", "met": True}],
+        "sides": {"ours": SIDE, "a<b": SIDE}, "rows": [ROW | {"scenario": "open-get-x", "goal": "-", "met": True}],
     }  # fmt: skip
 
 
@@ -60,10 +60,10 @@ def test_what_is_missed_is_told_with_its_words_and_what_has_none_is_named(tmp_pa
 def test_every_plot_that_the_page_shows_is_there_and_whole(tmp_path: Path) -> None:
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / "old.svg").write_text("")
-    write(found_in(run({"put-x": {"rows": [ROW]}, "open-x": sampled()})), {}, tmp_path)
+    write(found_in(run({"put-x": {"rows": [ROW]}, "open-get-x": sampled()})), {}, tmp_path)
     page = (tmp_path / "performance.md").read_text()
     plots = sorted(path.name for path in (tmp_path / "plots").iterdir())
-    assert plots == ["open-x-latency.svg", "open-x.svg", "tails-open-loops.svg", "writing.svg"]
+    assert plots == ["open-get-x-latency.svg", "open-get-x.svg", "tails-open-loops.svg", "writing.svg"]
     for name in plots:
         assert f"(plots/{name})" in page
         ElementTree.fromstring((tmp_path / "plots" / name).read_text())

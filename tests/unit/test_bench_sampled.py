@@ -69,7 +69,7 @@ def test_a_failure_of_ours_is_one_of_the_scenario(tmp_path: Path) -> None:
 
 
 def test_a_null_server_is_told_of_with_its_rate(tmp_path: Path) -> None:
-    sides = {"ours": [1] * 4, NULL: [0.1] * 4, "a": [1] * 4}
+    sides: dict[str, Sequence[float]] = {"ours": [1] * 4, NULL: [0.1] * 4, "a": [1] * 4}
     rows, measured = scenario(sides, generator=NULL).run(Bench(tmp_path, THREE))
     assert "reaches 100/s, 10 x" in measured["generator"]
     assert [row.what.rpartition(" / ")[2] for row in rows] == ["a"]
