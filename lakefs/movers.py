@@ -15,7 +15,6 @@ unchanged it reports `ChunkDamaged`.
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import threading
@@ -28,7 +27,8 @@ from enum import Enum
 from lakefs.crc import crc32c
 from lakefs.errors import ChunkDamaged, ChunkNotFound, StaleGrant
 from lakefs.ids import Buffer, ChunkId, SegmentId, chunk_id_of, id_text, kind_of
-from lakefs.limits import GRANULE_BYTES, KIB, MIB
+from lakefs.limits import GRANULE_BYTES, KIB
+from lakefs.memory_advice import populate
 from lakefs.page_cache import is_cached, is_in_memory
 from lakefs.sockets import after
 from lakefs.wire.messages import Grant
@@ -39,8 +39,6 @@ MEDIUM_INLINE = 2
 DESCRIPTORS_MAX = 512
 BRING_IN_FROM = 256 * KIB
 """Shorter reads may be random ones, for which reading more would be a waste."""
-_HUGE_BYTES = 2 * MIB
-_MADV_POPULATE_READ = 22  # Linux 5.14; Python names it from 3.12 on
 
 
 class Check(Enum):
@@ -247,7 +245,7 @@ def bring_in_granules(descriptors: SegmentDescriptors, grant: Grant, begin: int,
         bring_in(descriptor, grant.offset + begin, end - begin)
         if vector_bytes := _vector_bytes(grant):
             # By itself it would be a single page, where the next chunk's folio then has no place.
-            _populate(descriptor, grant.offset + grant.stored_bytes, vector_bytes)
+            populate(descriptor, grant.offset + grant.stored_bytes, vector_bytes)
 
 
 def bring_in(descriptor: int, offset: int, length: int) -> None:
@@ -255,12 +253,11 @@ def bring_in(descriptor: int, offset: int, length: int) -> None:
 
     Reads by several threads look random to the kernel, which then fills its cache page by page (so does
     posix_fadvise(WILLNEED)).  Single pages cost twice the CPU to fill, and are copied two to three times slower ever
-    after.  What is mapped with the wish for huge pages is read 2 MiB at a time, the next 2 MiB ahead.  The mapping is
-    never read; it is only populated, by a page of each 2 MiB, for which an I/O error is an error of the call.  What
-    fails here is left to the read that follows.  A short place is left to it, too.
+    after.  See `lakefs.memory_advice`.  What fails here is left to the read that follows.  A short place is left to
+    it, too.
     """
     if length >= BRING_IN_FROM:
-        _populate(descriptor, offset, length)
+        populate(descriptor, offset, length)
 
 
 def check_digest(chunk: ChunkId, payload: memoryview) -> None:
@@ -312,20 +309,6 @@ def _checked_vector(vector: memoryview, chunk: ChunkId, grant: Grant) -> bytes:
     if crc32c(vector) != grant.crc:
         raise StaleGrant(f"the checksums of chunk {id_text(chunk)} do not match", subject=id_text(chunk))
     return bytes(vector)
-
-
-def _populate(descriptor: int, offset: int, length: int) -> None:
-    begin = offset - offset % _HUGE_BYTES
-    try:
-        with mmap.mmap(
-            descriptor, offset + length - begin, mmap.MAP_SHARED, mmap.PROT_READ, offset=begin
-        ) as mapping:
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-            for start in range(0, len(mapping), _HUGE_BYTES):
-                first = max(start, offset - begin)
-                mapping.madvise(_MADV_POPULATE_READ, first - first % mmap.PAGESIZE, mmap.PAGESIZE)
-    except (OSError, ValueError):  # ValueError: the file is shorter
-        return
 
 
 def _pread_cached(held: _Held, target: memoryview, offset: int) -> int:

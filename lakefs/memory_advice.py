@@ -1,0 +1,47 @@
+"""Have the kernel bring a place of a file into its page cache, in folios as large as it has, without a lock held.
+
+`mmap.madvise` keeps the interpreter's lock while the kernel waits for the disk, so every other thread of the client
+stands still for as long.  A call through ctypes gives the lock up.  The mapping is made, advised and given back here;
+its bytes are never read, so an I/O error, or a file that was cut, is an error of the call and no signal.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Final
+
+_MADV_POPULATE_READ: Final = 22  # Linux 5.14; Python names it from 3.12 on
+_HUGE_BYTES: Final = 2 << 20
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+_libc: Final = ctypes.CDLL(None)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong
+)  # fmt: skip
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def populate(descriptor: int, offset: int, length: int) -> bool:
+    """Read [offset, offset + length) of a file into the page cache.  Blocks, in any thread; whether all of it is there.
+
+    Reads by several threads look random to the kernel, which then fills its cache page by page.  What is mapped with
+    the wish for huge pages is read 2 MiB at a time, the next 2 MiB ahead, and only a page of each has to be asked for.
+    """
+    begin = offset - offset % _HUGE_BYTES
+    size = offset + length - begin
+    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, begin)
+    if address is None or address == _FAILED:
+        return False
+    try:
+        _libc.madvise(address, size, mmap.MADV_HUGEPAGE)
+        for start in range(0, size, _HUGE_BYTES):
+            first = max(start, offset - begin)
+            page = first - first % mmap.PAGESIZE
+            if _libc.madvise(address + page, mmap.PAGESIZE, _MADV_POPULATE_READ):
+                return False
+        return True
+    finally:
+        _libc.munmap(address, size)
