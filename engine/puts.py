@@ -17,7 +17,7 @@ from engine.buckets import BucketRef, PlannedBuckets, find_bucket
 from engine.chunks import find_chunk
 from engine.held_blobs import HeldBlob, HeldBlobs, checked_chunks
 from engine.holds import Client
-from engine.intake import Choose, Hashed, Written
+from engine.intake import Choose, Hashed, Payload, Written
 from engine.names import Binding, bind_many
 from engine.object_stat import new_object, to_object_stat
 from engine.payloads import ReceivedBody
@@ -102,7 +102,7 @@ class Puts:
     ) -> Reply:
         session = self._holds.join_session(client, SessionId(request.session))
         assert isinstance(body, ReceivedBody)
-        return _stored(await self._chunks.store(session, body.payloads))
+        return stored(await self._chunks.store(session, body.payloads))
 
     async def source_open(
         self, client: Client, request: m.SourceOpen, body: Body, descriptors: Sequence[int]
@@ -146,7 +146,7 @@ class Puts:
             try:
                 for payload, offset in zip(taken.payloads, request.offsets, strict=True):
                     payload.fill = filler(descriptor, offset)
-                return _stored(await self._chunks.store(session, taken.payloads))
+                return stored(await self._chunks.store(session, taken.payloads))
             finally:
                 taken.release()
         finally:
@@ -178,10 +178,16 @@ class Puts:
         return Reply(m.NameResults(results))
 
     async def put_objects(self, client: Client, request: m.PutObjects, body: Body, _: Sequence[int]) -> Reply:
-        if len(request.changes) != len(request.lengths):
-            raise InvalidArgument(f"{len(request.changes)} names for {len(request.lengths)} payloads")
         assert isinstance(body, ReceivedBody)
-        hashed, written = await self._chunks.intake.take_in(body.payloads, self._choose_absent())
+        return await self.put_payloads(client, body.payloads, request.changes, durable=request.durable)
+
+    async def put_payloads(
+        self, client: Client, payloads: Sequence[Payload], changes: Sequence[m.NameChange], *, durable: bool
+    ) -> Reply:
+        """Store payloads and bind a name to each, in one group: the answer to PutObjects, and to what is like it."""
+        if len(changes) != len(payloads):
+            raise InvalidArgument(f"{len(changes)} names for {len(payloads)} payloads")
+        hashed, written = await self._chunks.intake.take_in(payloads, self._choose_absent())
         blobs = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
         wanted = {item.chunk: item for item in hashed if item.chunk != EMPTY_CHUNK}
 
@@ -192,19 +198,17 @@ class Puts:
                 if record is None:
                     raise _Vanished
                 self._holds.keep(record.birth)
-            return self._bind(txn, client, request.changes, blobs)
+            return self._bind(txn, client, changes, blobs)
 
         try:
             while True:
                 try:
-                    results, sequence = await self._metadata.commit(
-                        decide, durable=request.durable, grows=True
-                    )
+                    results, sequence = await self._metadata.commit(decide, durable=durable, grows=True)
                     break
                 except _Vanished:
                     missing = self._not_present(list(wanted.values()), written)
                     written += await self._chunks.intake.write(missing)
-            if request.durable:
+            if durable:
                 await self._metadata.wait_durable(sequence)
         finally:
             self._chunks.intake.settle(written)
@@ -316,5 +320,6 @@ def _result(change: m.NameChange, bucket: BucketRef, outcome: Resolved | UserErr
     return m.NameResult(to_object_stat(change.bucket, change.key, outcome.node_id, outcome.node, version))
 
 
-def _stored(results: list[tuple[ChunkId, bool]]) -> Reply:
+def stored(results: list[tuple[ChunkId, bool]]) -> Reply:
+    """The answer to what stores chunks."""
     return Reply(m.Stored([chunk for chunk, _ in results], [fresh for _, fresh in results]))

@@ -26,6 +26,7 @@ from engine.name_requests import NameRequests
 from engine.payloads import ReceivedBody
 from engine.puts import Puts
 from engine.reads import Reads
+from engine.slots import SlotRequests
 from engine.store import Store
 from engine.upload_requests import UploadRequests
 from engine.watch import Watch
@@ -47,7 +48,6 @@ class Service:
         self._reads = Reads(store)
         names = NameRequests(store)
         uploads = UploadRequests(store)
-        memory = MemoryRequests(store)
         access_keys = AccessKeyRequests(store)
         self._handlers: Final[dict[type[m.Request], Handler]] = {
             m.Hello: self._hello,
@@ -61,8 +61,6 @@ class Service:
             m.SourceOpen: self._puts.source_open,
             m.SourceClose: self._puts.source_close,
             m.StoreFromSource: self._puts.store_from_source,
-            m.LendMemory: memory.lend,
-            m.ReturnMemory: memory.give_back,
             m.Commit: self._puts.commit,
             m.PutObjects: self._puts.put_objects,
             m.StatNames: names.stat_names,
@@ -98,6 +96,7 @@ class Service:
             m.RunFsck: self._run_fsck,
             m.RunScrub: self._run_scrub,
             m.Sync: self._sync,
+            **_about_memory(store, self._puts),
         }
 
     # --- EngineService -----------------------------------------------------------------------------
@@ -196,3 +195,15 @@ class Service:
         if request.damaged:
             report["damaged"] = await self._store.damaged()
         return Reply(m.ReportReply(json.dumps(report)))
+
+
+def _about_memory(store: Store, puts: Puts) -> dict[type[m.Request], Handler]:
+    """What clients ask about memory that they lend."""
+    memory = MemoryRequests(store)
+    slots = SlotRequests(store, puts)
+    return {
+        m.LendMemory: memory.lend,
+        m.ReturnMemory: memory.give_back,
+        m.StoreSlots: slots.store,
+        m.PutSlots: slots.put,
+    }

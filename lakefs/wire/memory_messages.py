@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from lakefs.wire.base import Done, Message, Request
+from lakefs.wire.object_messages import NameChange, NameResults
+from lakefs.wire.session_messages import Stored
 
 
 class MemoryLent(Message, frozen=True):
@@ -34,3 +36,29 @@ class ReturnMemory(Request, frozen=True):
     OP = 53
     REPLY = Done
     memory: int
+
+
+class StoreSlots(Request, frozen=True):
+    """Store slots of lent memory as data chunks, each 1 B to 4 MiB; the engine copies them before it hashes.
+
+    SourceChanged when the memory was shrunk.  SessionLost when it is not lent on this connection (any more).
+    """
+
+    OP = 51
+    REPLY = Stored
+    session: bytes
+    memory: int
+    offsets: list[int]
+    lengths: list[int]
+
+
+class PutSlots(Request, frozen=True):
+    """As PutObjects, from slots of lent memory: each is the content of one name.  Errors as of StoreSlots."""
+
+    OP = 54
+    REPLY = NameResults
+    memory: int
+    offsets: list[int]
+    lengths: list[int]
+    changes: list[NameChange]
+    durable: bool = True

@@ -29,7 +29,9 @@ from lakefs.wire.base import (
 from lakefs.wire.memory_messages import (
     LendMemory as LendMemory,
     MemoryLent as MemoryLent,
+    PutSlots as PutSlots,
     ReturnMemory as ReturnMemory,
+    StoreSlots as StoreSlots,
 )
 from lakefs.wire.object_messages import (
     NO_CONDITION as NO_CONDITION,

@@ -40,6 +40,7 @@ from lakefs.wire.messages import (
     Status,
     StoreChunks,
     StoreFromSource,
+    StoreSlots,
     UploadedParts,
     UploadList,
     UploadParts,
@@ -85,7 +86,7 @@ def loss_error(request: Request, lost: LakeError) -> LakeError:
 
     SessionLost where the put has to begin again anyway: the engine reads from descriptors of that connection.
     """
-    if isinstance(request, StoreFromSource):
+    if isinstance(request, StoreFromSource | StoreSlots):
         return SessionLost("the connection was lost in the middle of a put; begin the put again")
     doubt = "" if type(request) in REPEATABLE else "; the request may or may not have been done"
     return EngineUnreachable(f"{lost.message}{doubt}", subject=lost.subject)

@@ -160,6 +160,50 @@ def test_a_source_may_be_cancelled_and_closed_at_each_wait(tmp_path: Path) -> No
     assert open_descriptors() <= before
 
 
+@pytest.mark.parametrize("name", ["StoreSlots", "PutSlots"])
+def test_a_request_about_lent_memory_may_be_cancelled_at_each_of_its_waits(name: str) -> None:
+    before = open_descriptors()
+    ended = False
+    delay = 0
+
+    async def main() -> None:
+        nonlocal ended
+        async with simulated_store() as store:
+            client = EmbeddedEngine(client_of(store)._service)
+            session = await session_of(client)
+            answers: list[Reply] = []
+
+            async def put_from_memory(descriptor: int) -> None:
+                reply = await client.call(m.LendMemory(len(NEW)), (), [descriptor])
+                assert isinstance(reply.message, m.MemoryLent)
+                slots = reply.message.memory, [0, 70_000], [70_000, 1000]
+                request = (
+                    m.StoreSlots(session, *slots)
+                    if name == "StoreSlots"
+                    else m.PutSlots(*slots, [change("a"), change("b")])
+                )
+                answers.append(await client.call(request))
+
+            descriptor = os.memfd_create("of a client")
+            os.write(descriptor, NEW)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(put_from_memory, descriptor)
+                for _ in range(delay):
+                    await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()
+            os.close(descriptor)
+            ended = bool(answers)
+            await nothing_held(store, client)
+            await client.aclose()
+            assert store.lent.statistics()["count"] == 0
+
+    while not ended:
+        run_seeded(main, delay, clock=MockClock(autojump_threshold=0))
+        delay += 1
+        assert delay < 500
+    assert open_descriptors() <= before
+
+
 def test_a_payload_that_fails_takes_its_request_along_and_nothing_else() -> None:
     async def main() -> None:
         disk = SimDisk()
