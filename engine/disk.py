@@ -2,7 +2,8 @@
 
 Rules kept here:
 - Every `OSError` is translated at one place (`_Translating`): no room is StoreFull, a read-only file system
-  is StoreReadOnly, no descriptor left is EngineBusy, anything else is DiskFailed naming the file.
+  is StoreReadOnly, no descriptor left is EngineBusy, memory of a client that is gone is SourceChanged, anything
+  else is DiskFailed naming the file.
   FileNotFoundError and FileExistsError pass.
 - A write is whole or raises; short writes are continued.
 - Nothing reached by a path lies outside the root: paths are relative, without `.`, `..` and empty parts,
@@ -20,14 +21,22 @@ import errno
 import fcntl
 import mmap
 import os
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from lakefs.errors import DiskFailed, EngineBusy, LakeError, StoreFull, StoreLocked, StoreReadOnly
+from engine.sources import MEMORY_FILE_SYSTEMS, file_system
+from engine.spare_descriptors import NO_DESCRIPTOR, SpareDescriptors
+from lakefs.errors import (
+    DiskFailed,
+    EngineBusy,
+    LakeError,
+    SourceChanged,
+    StoreFull,
+    StoreLocked,
+    StoreReadOnly,
+)
 from lakefs.ids import Buffer
 from lakefs.limits import MIB, PAGE_BYTES
 from lakefs.ports import FileStat
@@ -36,16 +45,12 @@ from lakefs.sockets import after
 _FALLOC_KEEP_SIZE: Final = 0x01  # linux/falloc.h
 _FALLOC_PUNCH_HOLE: Final = 0x02
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 _BLOCK_BYTES: Final = 512
 """Of st_blocks, whatever the file system's."""
 _VECTORS_MAX: Final = 1024  # IOV_MAX of Linux
 _CLOSED: Final = (1 << 31) - 1  # no process has so many: EBADF, where Python refuses -1 in its own way
 _ROOT_NAMES: Final = frozenset({"", "."})
-
-SPARE_DESCRIPTORS: Final = 16
-"""A checkpoint, a journal file and a segment of either kind may be begun at once, each with its folder's sync."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -57,7 +62,7 @@ _ZEROS: Final = memoryview(mmap.mmap(-1, MIB)).toreadonly()
 
 def _translated(error: OSError, doing: str, name: str) -> LakeError:
     reason = error.strerror or str(error)
-    if error.errno in _NO_DESCRIPTOR:
+    if error.errno in NO_DESCRIPTOR:
         return EngineBusy(
             f"cannot {doing} {name} now: {reason}; try again, close connections, or raise the limit (LimitNOFILE)",
             subject=name,
@@ -65,6 +70,8 @@ def _translated(error: OSError, doing: str, name: str) -> LakeError:
     if error.errno in _NO_ROOM:
         message = f"no room to {doing} {name} ({reason}); remove objects, then run: lake gc"
         return StoreFull(message, subject=name)
+    if error.errno == errno.EFAULT:
+        return SourceChanged(f"cannot {doing} {name}: the client's memory was shrunk, or has no room")
     if error.errno == errno.EROFS:
         return StoreReadOnly(f"cannot {doing} {name}: the file system is read-only; remount it", subject=name)
     return DiskFailed(f"cannot {doing} {name}: {reason}; see the kernel's log for the device", subject=name)
@@ -107,17 +114,24 @@ def _fallocate(descriptor: int, mode: int, offset: int, length: int) -> bool:
 class LocalFile:
     """An open file (`lakefs.ports.DiskFile`).  Reads and writes may come from several threads at once."""
 
-    __slots__ = ("_descriptor", "_direct", "_name")
+    __slots__ = ("_cached_flags", "_descriptor", "_direct", "_name")
 
     def __init__(self, descriptor: int, name: str, direct: bool) -> None:
         self._descriptor = descriptor
         self._name = name
         self._direct = direct
+        self._cached_flags = None if direct else os.RWF_NOWAIT
+        """How to read what is in memory; None when there is no way."""
 
     @property
     def direct(self) -> bool:
         """Whether reads and writes bypass the page cache."""
         return self._direct
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the file is on tmpfs or the like."""
+        return file_system(self._descriptor) in MEMORY_FILE_SYSTEMS
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:
         """Fill `buffer` from `offset`; the count read, short only at the file's end."""
@@ -133,17 +147,24 @@ class LocalFile:
 
     def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
         """Fill `buffer` from the page cache; whether all of it was there."""
-        if self._direct:
+        return self.preadv_cached_into([buffer], offset)
+
+    def preadv_cached_into(self, buffers: Sequence[memoryview], offset: int) -> bool:
+        """Fill the buffers from the page cache; whether all of it was there."""
+        if self._cached_flags is None:
             return False
         with _Translating("read", self._name):
             try:
-                return os.preadv(self._descriptor, [buffer], offset, os.RWF_NOWAIT) == len(buffer)
+                count = os.preadv(self._descriptor, buffers, offset, self._cached_flags)
             except BlockingIOError:
                 return False
             except OSError as error:
-                if error.errno == errno.EOPNOTSUPP:  # a file system that cannot tell
-                    return False
-                raise
+                if error.errno != errno.EOPNOTSUPP:
+                    raise
+                # A file system that cannot tell; one in memory need not.
+                self._cached_flags = 0 if self.in_memory else None
+                return self.preadv_cached_into(buffers, offset)
+        return count == sum(map(len, buffers))
 
     def pwrite(self, payload: Buffer, offset: int) -> None:
         """Write all of `payload` at `offset`."""
@@ -218,65 +239,12 @@ class LocalFile:
                 os.close(descriptor)
 
 
-class _Spares:
-    """Descriptors kept for the moment at which clients have taken all others.
-
-    Writing a journal, a segment or a checkpoint must not fail half-way because somebody opened a connection.  Used
-    from any thread.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: list[int] = []
-        self._is_closed = True
-
-    def fill(self) -> None:
-        """Hold as many as there should be, or as there are."""
-        with self._lock:
-            self._is_closed = False
-            self._refill()
-
-    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
-        """os.open, at the cost of a spare when there is no other descriptor."""
-        while True:
-            try:
-                descriptor = os.open(path, flags, mode)
-            except OSError as error:
-                if error.errno not in _NO_DESCRIPTOR or not self._give_one():
-                    raise
-            else:
-                break
-        with self._lock:
-            if not self._is_closed and len(self._held) < SPARE_DESCRIPTORS:
-                self._refill()
-        return descriptor
-
-    def close(self) -> None:
-        """Hold none any more."""
-        with self._lock:
-            self._is_closed = True
-            while self._held:
-                os.close(self._held.pop())
-
-    def _give_one(self) -> bool:
-        with self._lock:
-            if not self._held:
-                return False
-            os.close(self._held.pop())
-            return True
-
-    def _refill(self) -> None:
-        with suppress(OSError):
-            while len(self._held) < SPARE_DESCRIPTORS:
-                self._held.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
-
-
 class _LockFile(LocalFile):
     """The store's lock; the spare descriptors go with it."""
 
     __slots__ = ("_spares",)
 
-    def __init__(self, descriptor: int, name: str, spares: _Spares) -> None:
+    def __init__(self, descriptor: int, name: str, spares: SpareDescriptors) -> None:
         super().__init__(descriptor, name, direct=False)
         self._spares = spares
         spares.fill()
@@ -295,7 +263,7 @@ class LocalDisk:
 
     def __init__(self, root: Path) -> None:
         self._root = str(root.absolute())
-        self._spares = _Spares()
+        self._spares = SpareDescriptors()
 
     def open(
         self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False

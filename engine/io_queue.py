@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from engine.ring import opened_ring, running_ring_queue
-from lakefs.errors import DiskFailed, LakeError
+from lakefs.errors import LakeError
 from lakefs.ports import FileRead, IoQueue, Offload
 
 SWITCHED_OFF: Final = "switched off by io_uring = off"
@@ -60,5 +60,5 @@ def _read_each(reads: Sequence[FileRead]) -> list[int | LakeError]:
 def _read_one(read: FileRead) -> int | LakeError:
     try:
         return read.file.pread_into(read.buffer, read.offset)
-    except DiskFailed as error:
+    except LakeError as error:
         return error

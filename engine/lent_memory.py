@@ -24,6 +24,7 @@ import trio
 
 from engine.sources import file_system
 from lakefs.errors import InvalidArgument, SourceChanged
+from lakefs.ids import Buffer
 
 _TMPFS: Final = 0x01021994
 _HUGETLBFS: Final = 0x958458F6
@@ -42,9 +43,13 @@ class LentMemory:
         self._users = 0
         self._without_users: trio.Event | None = None
 
+    def has_range(self, offset: int, length: int) -> bool:
+        """Whether [offset, offset + length) is inside what was lent."""
+        return 0 <= offset <= offset + length <= self.size_bytes
+
     def check_range(self, offset: int, length: int) -> None:
         """InvalidArgument unless [offset, offset + length) is inside what was lent."""
-        if not 0 <= offset <= offset + length <= self.size_bytes:
+        if not self.has_range(offset, length):
             raise InvalidArgument(f"{offset}+{length} is outside a lent memory of {self.size_bytes} bytes")
 
     def open(self) -> None:
@@ -100,6 +105,33 @@ def read_into(memory: LentMemory, offset: int, buffer: memoryview) -> None:
         if count == 0:
             raise SourceChanged("the lent memory was shrunk while it was read; nothing was stored of it")
         done += count
+
+
+def copy_into(target: memoryview, descriptor: int, offset: int) -> None:
+    """Have the kernel copy from a memfd of the engine to a part of the mapping of lent memory.
+
+    SourceChanged when that was shrunk, or its file system is full.
+    """
+    done = 0
+    while done < len(target):
+        try:
+            count = os.preadv(descriptor, [target[done:]], offset + done)
+        except OSError as error:
+            raise SourceChanged(f"the lent memory cannot be written: {error.strerror}") from error
+        assert count, "the memfd has what is copied"
+        done += count
+
+
+def put_into(target: memoryview, payload: Buffer) -> None:
+    """The same from memory of the engine."""
+    descriptor = os.memfd_create("lake payload", os.MFD_CLOEXEC)
+    try:
+        os.truncate(descriptor, len(payload))
+        with mmap.mmap(descriptor, len(payload)) as pages:
+            pages[:] = payload
+        copy_into(target, descriptor, 0)
+    finally:
+        os.close(descriptor)
 
 
 def _check_memory(descriptor: int, size_bytes: int, *, writable: bool) -> None:

@@ -166,12 +166,13 @@ class SegmentRegister:
         return segment_path(segment, kind)
 
 
-class _ReadFile:
+class ReadFile:
     """A descriptor for reading and the number of reads in progress."""
 
-    __slots__ = ("dropped", "file", "users")
+    __slots__ = ("dropped", "file", "in_memory", "users")
 
     def __init__(self, file: DiskFile) -> None:
+        self.in_memory = file.in_memory
         self.file = file
         self.users = 0
         self.dropped = False
@@ -180,15 +181,19 @@ class _ReadFile:
 class ReadFiles:
     """Descriptors of segments opened for reading.  Called from the threads of the pool; all calls block briefly.
 
-    `damaged_headers` names the segments whose header did not hold when they were first opened.
+    `damaged_headers` names the segments whose header did not hold when they were first opened.  With `direct` reads go
+    past the page cache where the file system lets them (`DiskFile.direct`).
     """
 
-    def __init__(self, disk: Disk, register: SegmentRegister, store_id: bytes) -> None:
+    def __init__(
+        self, disk: Disk, register: SegmentRegister, store_id: bytes, *, direct: bool = False
+    ) -> None:
+        self._direct = direct
         self._disk = disk
         self._register = register
         self._store_id = store_id
         self._lock = threading.Lock()
-        self._files: OrderedDict[SegmentId, _ReadFile] = OrderedDict()
+        self._files: OrderedDict[SegmentId, ReadFile] = OrderedDict()
         self._lent: dict[SegmentId, DiskFile] = {}
         self._retired: deque[DiskFile] = deque()
         self.damaged_headers: set[SegmentId] = set()
@@ -196,29 +201,35 @@ class ReadFiles:
     @contextmanager
     def using(self, segment: SegmentId) -> Iterator[DiskFile]:
         """The segment's file, open at least until the end of the block.  StaleGrant, StoreDamaged, DiskFailed."""
-        entry = self._enter(segment) or self._enter_new(segment)
+        entry = self.enter(segment)
         try:
             yield entry.file
         finally:
-            self._leave(entry)
+            self.leave(entry)
 
     def read_cached(self, segment: SegmentId, offset: int, buffer: memoryview) -> bool:
         """Fill `buffer` without waiting for the medium; whether all was in memory, of a file that is open already."""
-        entry = self._enter(segment)
+        entry = self.enter_open(segment)
         if entry is None:
             return False
         try:
             return entry.file.pread_cached_into(buffer, offset)
         finally:
-            self._leave(entry)
+            self.leave(entry)
 
-    def _leave(self, entry: _ReadFile) -> None:
+    def enter(self, segment: SegmentId) -> ReadFile:
+        """The segment's file, open at least until `leave`; errors as of `using`."""
+        return self.enter_open(segment) or self._enter_new(segment)
+
+    def leave(self, entry: ReadFile) -> None:
+        """The file is not used any more."""
         with self._lock:
             entry.users -= 1
             if entry.dropped and entry.users == 0:
                 entry.file.close()
 
-    def _enter(self, segment: SegmentId) -> _ReadFile | None:
+    def enter_open(self, segment: SegmentId) -> ReadFile | None:
+        """`enter` when the file is open already, else None.  Does not block."""
         with self._lock:
             entry = self._files.get(segment)
             if entry is not None:
@@ -226,7 +237,7 @@ class ReadFiles:
                 entry.users += 1
             return entry
 
-    def _enter_new(self, segment: SegmentId) -> _ReadFile:
+    def _enter_new(self, segment: SegmentId) -> ReadFile:
         """Open the file, without the lock: it may take a while, and readers of other segments do not wait."""
         opened = self._open(segment)
         with self._lock:
@@ -235,7 +246,7 @@ class ReadFiles:
                 self._register.path(segment)  # raises: it was removed meanwhile, and `drop` has been here
             entry = self._files.get(segment)
             if entry is None:
-                entry = self._files[segment] = _ReadFile(opened)
+                entry = self._files[segment] = ReadFile(opened)
                 self._evict()
             else:
                 opened.close()
@@ -281,19 +292,23 @@ class ReadFiles:
     def _open(self, segment: SegmentId) -> DiskFile:
         path = self._register.path(segment)
         try:
-            file = self._disk.open(path, read_only=True)
+            file = self._disk.open(path, read_only=True, direct=self._direct)
         except FileNotFoundError as error:
             self._register.path(segment)  # raises when it was removed meanwhile
             raise StoreDamaged(
                 f"{path} is missing; put the file back, or run: lake fsck", subject=path
             ) from error
         try:
-            header = bytearray(SEGMENT_HEADER.size)
-            count = file.pread_into(memoryview(header), 0)
+            header = (
+                memoryview(mmap.mmap(-1, PAGE)) if file.direct else memoryview(bytearray(SEGMENT_HEADER.size))
+            )
+            count = file.pread_into(header, 0)
             kind = self._register.kinds.get(segment)
             if kind is None:
                 self._register.path(segment)  # raises: it was removed meanwhile
-            elif not check_segment_header(bytes(header[:count]), self._store_id, segment, kind):
+            elif not check_segment_header(
+                bytes(header[: min(count, SEGMENT_HEADER.size)]), self._store_id, segment, kind
+            ):
                 self.damaged_headers.add(segment)
         except LakeError:
             file.close()
@@ -306,7 +321,7 @@ class ReadFiles:
             _, entry = self._files.popitem(last=False)
             self._close(entry)
 
-    def _close(self, entry: _ReadFile) -> None:
+    def _close(self, entry: ReadFile) -> None:
         entry.dropped = True
         if entry.users == 0:
             entry.file.close()

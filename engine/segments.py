@@ -34,6 +34,7 @@ from engine.segment_files import (
 from engine.segment_maker import SegmentMaker
 from engine.segment_reader import RangeRead, SegmentReader
 from engine.sizes import SegmentSizes
+from engine.slot_reader import SlotReader
 from engine.small_segments import SmallWriter
 from lakefs.errors import LakeError, StoreDamaged
 from lakefs.ids import Buffer, SegmentId
@@ -70,6 +71,11 @@ class Segments:
         self.small = SmallWriter(self._maker)
         """Whose batches are written before the journal's groups."""
         self._files = ReadFiles(disk, self._register, identity.store_id)
+        self._direct_files = ReadFiles(disk, self._register, identity.store_id, direct=True)
+        self.slots = SlotReader(offload, self._files, self._direct_files)
+        """Reads into memory that clients lend."""
+        self.punch_count = 0
+        """Goes up before anything is given back: while it stays, what was read is what lay there."""
         self._reader = SegmentReader(disk, offload, self._register, self._files, self.small.unwritten)
         self._medium = MediumCheck(disk, self._register, self.small.unwritten)
 
@@ -103,13 +109,17 @@ class Segments:
                 with trio.CancelScope(shield=True):
                     await self.small.close()
             finally:
-                self._files.close()
+                self._close_read_files()
 
     def abandon(self) -> None:
         """Close all descriptors and leave the files as a crash would.  No call is under way; after `close`, nothing."""
         self._large.abandon()
         self.small.abandon()
+        self._close_read_files()
+
+    def _close_read_files(self) -> None:
         self._files.close()
+        self._direct_files.close()
 
     # --- writing -------------------------------------------------------------------------------------
 
@@ -243,6 +253,7 @@ class Segments:
         self._check_reclaimable(segment)
         path = self._register.path(segment)
         kind = self._register.kinds.pop(segment)
+        self.punch_count += 1
         try:
             with trio.CancelScope(shield=True):
                 await self._offload.run(_remove_file, self._disk, path)
@@ -250,8 +261,10 @@ class Segments:
             self._register.kinds[segment] = kind
             raise
         self._files.drop(segment)
+        self._direct_files.drop(segment)
 
     async def _punch_pages(self, segment: SegmentId, pages: list[Span]) -> None:
+        self.punch_count += 1
         for offset, length in pages:
             assert not self._in_flight.touches(segment, offset, length), f"live bytes of {segment} freed"
         if pages:

@@ -21,6 +21,7 @@ from typing import Any, Final
 from engine.access_key_requests import AccessKeyRequests
 from engine.buckets import find_bucket
 from engine.holds import Client
+from engine.loads import Loads
 from engine.memory_requests import MemoryRequests
 from engine.name_requests import NameRequests
 from engine.payloads import ReceivedBody
@@ -206,4 +207,5 @@ def _about_memory(store: Store, puts: Puts) -> dict[type[m.Request], Handler]:
         m.ReturnMemory: memory.give_back,
         m.StoreSlots: slots.store,
         m.PutSlots: slots.put,
+        m.LoadSlots: Loads(store).load_slots,
     }

@@ -28,6 +28,9 @@ LOCAL_FILE_SYSTEMS: Final = {
 }
 """File systems by the magic number that statfs(2) gives; others are refused, and their clients send bytes."""
 
+MEMORY_FILE_SYSTEMS: Final = (0x01021994, 0x858458F6)
+"""tmpfs and ramfs: files that are memory."""
+
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 

@@ -183,7 +183,7 @@ SOURCES_PER_CONNECTION_MAX: Final = 64
 LENT_MEMORIES_PER_CONNECTION_MAX: Final = 16
 """Memories that one client has lent to the engine."""
 LENT_MEMORIES_MAX: Final = 1024
-"""The same of all connections: a descriptor and a mapping each."""
+"""The same of all connections: two descriptors and a mapping each."""
 LENT_MEMORY_BYTES_MAX: Final = 256 * GIB
 """Bytes of all memory lent: page tables of 512 MiB, were every page of it (4 KiB) mapped and written to."""
 BUFFER_POOL_BYTES: Final = 64 * MIB

@@ -27,13 +27,19 @@ class FileStat(NamedTuple):
 class DiskFile(Protocol):
     """An open file of a store.
 
-    Errors: StoreFull (ENOSPC, EDQUOT), StoreReadOnly (EROFS), DiskFailed (any other OSError).  A write is
-    whole or raises; after a raise any part of it may be on the medium.
+    Errors: StoreFull (ENOSPC, EDQUOT), StoreReadOnly (EROFS), SourceChanged (EFAULT: the memory is a client's, who
+    shrank it), DiskFailed (any other OSError).  A write is whole or raises; after a raise any part of it may be on the
+    medium.
     """
 
     @property
     def direct(self) -> bool:
         """Whether writes bypass the page cache and must be page-aligned in offset, length and memory."""
+        ...
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the file system is memory itself: nothing read waits for a medium."""
         ...
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:
@@ -45,6 +51,10 @@ class DiskFile(Protocol):
 
         When it was not, `buffer` may hold anything.
         """
+        ...
+
+    def preadv_cached_into(self, buffers: Sequence[memoryview], offset: int) -> bool:
+        """`pread_cached_into` of buffers that are filled one behind the other, at most 1,024 of them."""
         ...
 
     def pwrite(self, payload: Buffer, offset: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lakefs.wire.base import Done, Message, Request
+from lakefs.wire.base import Done, Failure, Message, Request
 from lakefs.wire.object_messages import NameChange, NameResults
 from lakefs.wire.session_messages import Stored
 
@@ -62,3 +62,34 @@ class PutSlots(Request, frozen=True):
     lengths: list[int]
     changes: list[NameChange]
     durable: bool = True
+
+
+class SlotsLoaded(Message, frozen=True):
+    """Lengths of what was loaded, 0 where nothing was; CRC32C of each granule of each chunk, 4 bytes each.
+
+    `crcs` is empty when no checksums were asked for, `failures` when there are none.
+    """
+
+    lengths: list[int]
+    crcs: list[bytes]
+    failures: list[Failure | None] = []
+
+
+class LoadSlots(Request, frozen=True):
+    """Bring the payload of each chunk to its offset in memory that was lent writable.
+
+    `lengths`, when given, are as many as chunks: the room of each slot.  The engine checks nothing: compare what
+    arrived with the chunk's id, or with the answer's checksums (left out with `checksums` false).  A chunk that is not
+    there, damaged, longer than its slot, outside the memory, or that overlaps another slot, has a failure of its own:
+    ChunkNotFound, ChunkDamaged, InvalidArgument, SourceChanged (the memory was shrunk), StaleGrant (ask again).
+    Slots without a failure hold their payload; a slot with one may hold anything.  When it is answered, cancelled too,
+    the memory is not written any more.
+    """
+
+    OP = 52
+    REPLY = SlotsLoaded
+    memory: int
+    chunks: list[bytes]
+    offsets: list[int]
+    lengths: list[int] = []
+    checksums: bool = True

@@ -36,9 +36,11 @@ from lakefs.wire.bucket_messages import (
 )
 from lakefs.wire.memory_messages import (
     LendMemory as LendMemory,
+    LoadSlots as LoadSlots,
     MemoryLent as MemoryLent,
     PutSlots as PutSlots,
     ReturnMemory as ReturnMemory,
+    SlotsLoaded as SlotsLoaded,
     StoreSlots as StoreSlots,
 )
 from lakefs.wire.object_messages import (

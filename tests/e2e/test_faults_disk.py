@@ -7,7 +7,7 @@ is there when the store is opened anew.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -49,9 +49,9 @@ class FailingFile(LocalFile):
         self.disk.attempt("read", self.path)
         return super().pread_into(buffer, offset)
 
-    def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
+    def preadv_cached_into(self, buffers: Sequence[memoryview], offset: int) -> bool:
         self.disk.attempt("read", self.path)
-        return super().pread_cached_into(buffer, offset)
+        return super().preadv_cached_into(buffers, offset)
 
 
 class FailingDisk(LocalDisk):

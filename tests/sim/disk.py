@@ -338,6 +338,11 @@ class SimFile:
         """Whether the rules of O_DIRECT are enforced."""
         return self._direct
 
+    @property
+    def in_memory(self) -> bool:
+        """Never."""
+        return False
+
     def pread_into(self, buffer: memoryview, offset: int) -> int:
         """Fill `buffer` from `offset`; short only at the end."""
         self._check("pread_into")
@@ -349,8 +354,18 @@ class SimFile:
 
     def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
         """As `pread_into`, every other time; else as if nothing of it were cached."""
+        return self.preadv_cached_into([buffer], offset)
+
+    def preadv_cached_into(self, buffers: Sequence[memoryview], offset: int) -> bool:
+        """As `pread_cached_into`, one buffer behind the other."""
         self._was_cached = not self._was_cached
-        return not self._direct and self._was_cached and self.pread_into(buffer, offset) == len(buffer)
+        if self._direct or not self._was_cached:
+            return False
+        for buffer in buffers:
+            if self.pread_into(buffer, offset) < len(buffer):
+                return False
+            offset += len(buffer)
+        return True
 
     def pwrite(self, payload: Buffer, offset: int) -> None:
         """Write all of `payload`; unsynced."""

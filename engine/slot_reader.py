@@ -1,0 +1,241 @@
+"""Payloads from segments into memory that clients lend: the kernel copies, nothing of them passes the engine.
+
+Rules kept here:
+- What is in the page cache is copied from there: without waiting for the medium on the loop (`read_cached`), or in
+  threads.  What is not is read past the page cache where offset and address allow it: a client's pool is the cache.
+- The rest of a last page, and checksums that lie behind a payload, are read into pages of the engine's own; the kernel
+  copies the payload's part of them on.  Those pages are a memfd: the mapping of a client's memory is never touched by
+  user space (`engine.lent_memory`), and its file is never made longer.
+- The memory is the kernel's until `read` has returned, however it returns.
+
+Nothing is checked here: whoever asked for the bytes checks them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from engine.extents import page_down, page_up
+from engine.format import ChunkRecord
+from engine.io_queue import OffloadQueue
+from engine.lent_memory import copy_into
+from engine.segment_files import ReadFile, ReadFiles
+from engine.tasks import run_all
+from lakefs.errors import CorruptionError, LakeError, OperationalError, StoreDamaged
+from lakefs.ids import SegmentId
+from lakefs.limits import CHUNK_BYTES, PAGE_BYTES
+from lakefs.page_cache import is_cached
+from lakefs.ports import DiskFile, FileRead, Offload
+
+LOADS_PER_ROUND: Final = 64
+"""Payloads read from the medium at a time for one request: their last pages and checksums take 512 KiB at most."""
+_TAIL_BYTES: Final = 2 * PAGE_BYTES
+"""The rest of a last page and the checksums of a chunk (256 bytes at most)."""
+_PARALLEL_READS: Final = 5
+"""Shares that go to threads at once; the pool has one more."""
+assert CHUNK_BYTES // (64 * 1024) * 4 <= 256
+
+
+class SlotLoad:
+    """One payload on its way: `target` is a part of the mapping of lent memory, as long as the payload.
+
+    `vector` is memory for the checksums behind the payload, empty when they are not wanted or there are none.
+    """
+
+    __slots__ = ("error", "index", "is_aligned", "record", "target", "vector")
+
+    def __init__(
+        self, index: int, record: ChunkRecord, target: memoryview, *, is_aligned: bool, with_vector: bool
+    ) -> None:
+        self.index = index
+        self.record = record
+        self.target = target
+        self.is_aligned = is_aligned
+        self.vector = memoryview(bytearray(record.vector_bytes)) if with_vector else memoryview(b"")
+        self.error: LakeError | None = None
+
+
+class SlotReader:
+    """Reads of one store's segments into lent memory.  Any number at once."""
+
+    def __init__(self, offload: Offload, files: ReadFiles, direct_files: ReadFiles) -> None:
+        self._offload = offload
+        self._queue = OffloadQueue(offload)
+        self._files = files
+        self._direct = direct_files
+
+    def read_cached(self, load: SlotLoad, *, probe: bool) -> bool:
+        """Read the payload if it is in memory, and its file open; whether it was.  SourceChanged, DiskFailed.
+
+        `probe`: ask first, which takes half the time of reading 64 KiB.  A read of what is not there has the kernel
+        fetch it.
+        """
+        record = load.record
+        entry = self._files.enter_open(record.segment)
+        if entry is None:
+            return False
+        try:
+            if probe and not _may_be_cached(entry, record):
+                return False
+            buffers = [load.target, load.vector] if load.vector else [load.target]
+            return entry.file.preadv_cached_into(buffers, record.offset)
+        finally:
+            self._files.leave(entry)
+
+    async def read(self, loads: Sequence[SlotLoad]) -> None:
+        """Read payloads from the medium; each load has its error afterwards, or none."""
+        for first in range(0, len(loads), LOADS_PER_ROUND):
+            await self._read_round(loads[first : first + LOADS_PER_ROUND])
+
+    async def _read_round(self, loads: Sequence[SlotLoad]) -> None:
+        opened = _OpenFiles(self._files, self._direct)
+        try:
+            if not opened.open(loads, wait=False):
+                await self._offload.run(opened.open, loads)
+            with _Tails(len(loads)) as tails:
+                reads: list[FileRead] = []
+                owners: list[SlotLoad] = []
+                for load in loads:
+                    for read in _reads_of(load, opened, tails):
+                        reads.append(read)
+                        owners.append(load)
+                await self._read_all(reads, owners)
+                tails.copy_on()
+        finally:
+            opened.close()
+
+    async def _read_all(self, reads: list[FileRead], owners: list[SlotLoad]) -> None:
+        """Read at several places at once; who comes short or fails gets the error."""
+        shares = [
+            range(first, len(reads), _PARALLEL_READS) for first in range(min(_PARALLEL_READS, len(reads)))
+        ]
+
+        async def read_share(share: range) -> None:
+            counts = await self._queue.read_many([reads[index] for index in share])
+            for index, count in zip(share, counts, strict=True):
+                if isinstance(count, LakeError):
+                    owners[index].error = count
+                elif count < len(reads[index].buffer):
+                    owners[index].error = _short(owners[index].record)
+
+        await run_all(read_share, shares)
+
+
+class _OpenFiles:
+    """The files of a round's segments, held open; for aligned payloads those of both ways to read."""
+
+    def __init__(self, files: ReadFiles, direct_files: ReadFiles) -> None:
+        self._kinds = (files, direct_files)
+        self._opened: dict[tuple[SegmentId, bool], ReadFile | LakeError] = {}
+
+    def open(self, loads: Sequence[SlotLoad], *, wait: bool = True) -> bool:
+        """Open what the loads need; what cannot be opened is the error of each load in it.
+
+        Without `wait` it does not block, and False says that not all is open.
+        """
+        for load in loads:
+            for direct in (False, True) if load.is_aligned else (False,):
+                found = self._enter(load.record.segment, direct=direct, wait=wait)
+                if isinstance(found, LakeError):
+                    load.error = found
+                elif found is None:
+                    return False
+        return True
+
+    def of(self, load: SlotLoad) -> DiskFile:
+        """The file to read a load from, one that has no error."""
+        buffered = self._opened[load.record.segment, False]
+        assert isinstance(buffered, ReadFile), "the load has no error"
+        if not load.is_aligned or _may_be_cached(buffered, load.record):
+            return buffered.file
+        direct = self._opened[load.record.segment, True]
+        assert isinstance(direct, ReadFile), "the load has no error"
+        return direct.file
+
+    def close(self) -> None:
+        """Hold none any more."""
+        for (_, direct), entry in self._opened.items():
+            if isinstance(entry, ReadFile):
+                self._kinds[direct].leave(entry)
+        self._opened.clear()
+
+    def _enter(self, segment: SegmentId, *, direct: bool, wait: bool) -> ReadFile | LakeError | None:
+        found = self._opened.get((segment, direct))
+        if found is None:
+            files = self._kinds[direct]
+            try:
+                found = files.enter(segment) if wait else files.enter_open(segment)
+            except (OperationalError, CorruptionError) as error:
+                found = error
+            if found is not None:
+                self._opened[segment, direct] = found
+        return found
+
+
+class _Tails:
+    """Pages of the engine's own for what lies behind the last whole page of payloads, as a memfd."""
+
+    def __init__(self, count: int) -> None:
+        self._descriptor = os.memfd_create("lake tails", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self._descriptor, count * _TAIL_BYTES)
+            self._pages = memoryview(mmap.mmap(self._descriptor, count * _TAIL_BYTES))
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self._taken: list[tuple[SlotLoad, int]] = []
+
+    def __enter__(self) -> _Tails:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def take(self, load: SlotLoad, length: int) -> memoryview:
+        """Pages for the tail of a load."""
+        at = len(self._taken) * _TAIL_BYTES
+        self._taken.append((load, at))
+        return self._pages[at : at + length]
+
+    def copy_on(self) -> None:
+        """Bring payload to the loads' targets, and checksums to their vectors."""
+        for load, at in self._taken:
+            if load.error is not None:
+                continue
+            body = page_down(len(load.target))
+            rest = len(load.target) - body
+            try:
+                if rest:
+                    copy_into(load.target[body:], self._descriptor, at)
+            except LakeError as error:
+                load.error = error.with_traceback(None)  # which would keep the memory mapped
+            load.vector[:] = self._pages[at + rest : at + rest + len(load.vector)]
+
+
+def _reads_of(load: SlotLoad, opened: _OpenFiles, tails: _Tails) -> list[FileRead]:
+    if load.error is not None:
+        return []
+    file, offset, length = opened.of(load), load.record.offset, len(load.target)
+    if not file.direct:
+        reads = [FileRead(file, load.target, offset)]
+        if load.vector:
+            reads.append(FileRead(file, load.vector, offset + length))
+        return reads
+    body, end = page_down(length), length + len(load.vector)
+    reads = [FileRead(file, load.target[:body], offset)] if body else []
+    if end > body:
+        reads.append(FileRead(file, tails.take(load, page_up(end) - body), offset + body))
+    return reads
+
+
+def _may_be_cached(entry: ReadFile, record: ChunkRecord) -> bool:
+    return entry.in_memory or is_cached(entry.file.fileno(), record.offset, record.stored_bytes) is not False
+
+
+def _short(record: ChunkRecord) -> StoreDamaged:
+    return StoreDamaged(
+        f"segment {record.segment:016x} ends inside the chunk at offset {record.offset}; run: lake fsck"
+    )
