@@ -47,6 +47,7 @@ COMMANDS: Final = {
     "status": "cli.upkeep:status",
     "config": "cli.settings:config",
     "doctor": "cli.doctor:doctor",
+    "bench": "cli.bench:bench",
     "completion": "cli.completion:completion",
 }
 
