@@ -54,6 +54,12 @@ def gc_readings(store: Store) -> list[Reading]:
     totals = store.collected
     return [
         Reading(
+            "lake_pinned",
+            "What clients that read through mappings keep in its place",
+            lambda: {k: float(v) for k, v in store.segments.pins.statistics().items()},
+            "kind",
+        ),
+        Reading(
             "lake_lent_memory_bytes",
             "Memory that clients lend to the engine",
             lambda: float(store.lent.statistics()["bytes"]),

@@ -180,6 +180,8 @@ class Compactor:
         for segment in settled:
             if self._segments.inflight(segment) or not self._segments.has(segment):
                 continue  # gc removes some meanwhile
+            if self._segments.pins.has(segment):
+                continue  # what lives there would take room twice
             # The header's page is room that goes only with the file.
             room = await self._segments.allocated_bytes([segment]) - PAGE_BYTES
             lives = living.setdefault(segment, _Living()).room_bytes
@@ -244,9 +246,7 @@ class Compactor:
         self, segment: SegmentId, found: _FoundByPlace, is_complete: bool, report: CompactionReport
     ) -> int:
         """Move chunks of one segment; how many stay there.  StoreFull: there is no room for the next batch."""
-        if (
-            not is_complete
-        ):  # what is dead between them is not known: they give little back until all are moved
+        if not is_complete:  # what is dead between them is not known: little comes back until all are moved
             await self._room_for(await self._segments.allocated_bytes([segment]))
         ordered = _by_offset(found, is_complete)
         good = (item for item in ordered if not self._chunks.is_quarantined(item.chunk))
@@ -385,9 +385,8 @@ class Compactor:
         await self._metadata.wait_durable(self._rests_on)
         async with self._reclaiming:
             if self._segments.has(segment):  # or gc was here
-                await self._segments.remove(segment)
+                report.removed_segments += await self._segments.remove(segment)
                 reached("compaction.segment-removed")
-                report.removed_segments += 1
 
     # --- records -----------------------------------------------------------------------------------
 

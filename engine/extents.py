@@ -101,6 +101,25 @@ def gaps(live: Sequence[Span], end: int) -> list[Span]:
     return found
 
 
+def without(spans: Iterable[Span], kept: Sequence[Span]) -> list[Span]:
+    """What of the spans lies in none of `kept`.  Both ascend; neither overlaps itself."""
+    left: list[Span] = []
+    index = 0
+    for offset, length in spans:
+        end = offset + length
+        while index < len(kept) and sum(kept[index]) <= offset:
+            index += 1
+        at = index
+        while at < len(kept) and kept[at][0] < end:
+            if kept[at][0] > offset:
+                left.append((offset, kept[at][0] - offset))
+            offset = max(offset, sum(kept[at]))
+            at += 1
+        if end > offset:
+            left.append((offset, end - offset))
+    return left
+
+
 class InFlight:
     """Places given out and not yet settled, by segment."""
 

@@ -12,7 +12,8 @@ One cycle, beside readers and writers:
    again, in one synchronous step: a chunk marked meanwhile, held by a session, or not the one proposed stays.
 3. *Reclaim.*  When the free is durable, extents are punched.  In sealed segments with nothing in flight, every
    gap between live extents is punched: what crashes and interrupted puts left.  A segment without live extents
-   is removed.  Extents are never used again, so punching late or twice harms nobody.
+   is removed.  Extents are never used again, so punching late or twice harms nobody; what is pinned is punched
+   late, by the first cycle that finds it a gap and not pinned any more.
 
 Rules kept here:
 - Damage stops the cycle before it frees anything: a manifest that cannot be read hides its children.
@@ -271,8 +272,7 @@ class Collector:
                 await self._segments.punch_gaps(segment, sorted(zip(live[::2], live[1::2], strict=True)))
                 await cycle.pace.rest()
             else:
-                await self._segments.remove(segment)
-                cycle.report.removed_segments += 1
+                cycle.report.removed_segments += await self._segments.remove(segment)
 
 
 class _Cycle:

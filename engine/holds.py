@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from engine.lent_memory import LentMemory
 from engine.number_set import NumberSet
+from engine.pins import ClientPins
 from lakefs.errors import EngineBusy, SessionLost
 from lakefs.ids import Birth, BlobId, SessionId, new_id16
 from lakefs.limits import LEASES_MAX, LEASES_PER_CONNECTION_MAX, SESSION_LINGER_S, SESSIONS_MAX
@@ -53,6 +54,7 @@ class Client:
     leases: dict[int, BlobId] = field(default_factory=dict)
     sources: dict[int, int] = field(default_factory=dict)
     memories: dict[int, LentMemory] = field(default_factory=dict)
+    pins: ClientPins = field(default_factory=dict)
     next_number: int = field(default_factory=_first_number)
 
     def number(self) -> int:

@@ -7,7 +7,7 @@ checksums, not chunks: which extents live is the business of its owner.
 Rules kept here (and in `large_segments`, `small_segments`, `segment_maker`, `segment_reader`, `segment_files`):
 - An offset is written once; a freed extent reads as zeros for ever; a segment id is never used again.
 - What `sync` has returned from survives power loss, and what a small segment's batch has written.
-- Room is given back only where nothing in flight lies, and never the header.
+- Room is given back only where nothing in flight or pinned lies, and never the header.
 - Every method that may block is async and works through `Offload`; `descriptor` alone opens a file in place.
 
 Atomicity: between two awaits of a method no other method runs; every decision on places is made in one such step.
@@ -20,11 +20,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 import trio
 
 from engine.checksums import check_payload, seal_payload
-from engine.extents import Extent, Place, Span, coalesced, gaps, owned_spans, whole_pages
+from engine.extents import Extent, Place, Span, coalesced, gaps, owned_spans, whole_pages, without
 from engine.failpoints import reached
 from engine.format import SEGMENT_DATA_OFFSET, ChunkRecord, SegmentKind, StoreIdentity
 from engine.large_segments import LargeWriter
 from engine.medium_check import MediumCheck, Mismatch, Stored
+from engine.pins import Pins
 from engine.segment_files import (
     SEGMENTS_FOLDER,
     ReadFiles,
@@ -70,6 +71,8 @@ class Segments:
         self._large = LargeWriter(self._maker)
         self.small = SmallWriter(self._maker)
         """Whose batches are written before the journal's groups."""
+        self.pins = Pins()
+        """Places that are not given back, though nothing lives there."""
         self._files = ReadFiles(disk, self._register, identity.store_id)
         self._direct_files = ReadFiles(disk, self._register, identity.store_id, direct=True)
         self.slots = SlotReader(offload, self._files, self._direct_files)
@@ -225,32 +228,40 @@ class Segments:
     async def punch(self, extents: Iterable[Extent]) -> None:
         """Free the whole pages inside the extents, neighbours taken together.  Their frees are durable.
 
-        Not synced: after a power loss some may be there again, for `punch_gaps`.  So is an extent that its owner has
-        not settled yet, which happens when record and free were one group: both owners wake at the same moment.
+        Not synced: after a power loss some may be there again, for `punch_gaps`.  So is what is pinned; and what its
+        owner has not settled yet, as when record and free were one group, whose owners wake at the same moment.
         """
         settled = [extent for extent in extents if not self._in_flight.touches(*extent)]
         for segment, spans in coalesced(settled).items():
             kind = self._register.kinds.get(segment)
             if kind is not None:
-                await self._punch_pages(segment, whole_pages(owned_spans(kind, spans)))
+                await self._punch_pages(
+                    segment, self._unpinned_pages(segment, kind, owned_spans(kind, spans))
+                )
 
     async def punch_gaps(self, segment: SegmentId, live: Sequence[Span]) -> None:
-        """Free all pages of a sealed segment that touch no live extent; `live` ascends."""
+        """Free all pages of a sealed segment that touch no live or pinned extent; `live` ascends."""
         self._check_reclaimable(segment)
         path = self._register.path(segment)
         kind = self._register.kinds[segment]
         size = await self._offload.run(_size_of, self._disk, path)
         self._check_reclaimable(segment)
-        await self._punch_pages(segment, whole_pages(gaps(owned_spans(kind, live), size)))
+        await self._punch_pages(
+            segment, self._unpinned_pages(segment, kind, gaps(owned_spans(kind, live), size))
+        )
 
-    async def remove(self, segment: SegmentId) -> None:
+    async def remove(self, segment: SegmentId) -> bool:
         """Punch a sealed segment whole, then unlink it; durable on return.  Readers get StaleGrant.
 
-        What clients still hold open of it reads as zeros.
+        What clients still hold open of it reads as zeros.  False: something is pinned there, and only what is not was
+        punched.
         """
         self._check_reclaimable(segment)
         await self._large.close_settled()
         self._check_reclaimable(segment)
+        if self.pins.has(segment):
+            await self.punch_gaps(segment, [])
+            return False
         path = self._register.path(segment)
         kind = self._register.kinds.pop(segment)
         self.punch_count += 1
@@ -262,6 +273,12 @@ class Segments:
             raise
         self._files.drop(segment)
         self._direct_files.drop(segment)
+        return True
+
+    def _unpinned_pages(self, segment: SegmentId, kind: SegmentKind, spans: Sequence[Span]) -> list[Span]:
+        """The whole pages of the spans that touch nothing pinned."""
+        pinned = owned_spans(kind, self.pins.spans(segment))
+        return whole_pages(without(spans, pinned) if pinned else spans)
 
     async def _punch_pages(self, segment: SegmentId, pages: list[Span]) -> None:
         self.punch_count += 1

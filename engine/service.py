@@ -25,6 +25,7 @@ from engine.loads import Loads
 from engine.memory_requests import MemoryRequests
 from engine.name_requests import NameRequests
 from engine.payloads import ReceivedBody
+from engine.pin_requests import PinRequests
 from engine.puts import Puts
 from engine.reads import Reads
 from engine.slots import SlotRequests
@@ -88,16 +89,24 @@ class Service:
             m.AccessKeyCreate: access_keys.create,
             m.AccessKeyList: access_keys.list_,
             m.AccessKeyRemove: access_keys.remove,
-            m.OpenObjects: self._reads.open_objects,
-            m.CloseLeases: self._reads.close_leases,
-            m.Locate: self._reads.locate,
-            m.OpenSegments: self._reads.open_segments,
-            m.ReadChunks: self._reads.read_chunks,
+            **self._reading_handlers(),
             m.RunGc: self._run_gc,
             m.RunFsck: self._run_fsck,
             m.RunScrub: self._run_scrub,
             m.Sync: self._sync,
             **_about_memory(store, self._puts),
+        }
+
+    def _reading_handlers(self) -> dict[type[m.Request], Handler]:
+        pins = PinRequests(self._store)
+        return {
+            m.OpenObjects: self._reads.open_objects,
+            m.CloseLeases: self._reads.close_leases,
+            m.Locate: self._reads.locate,
+            m.OpenSegments: self._reads.open_segments,
+            m.PinChunks: pins.pin,
+            m.UnpinChunks: pins.unpin,
+            m.ReadChunks: self._reads.read_chunks,
         }
 
     # --- EngineService -----------------------------------------------------------------------------
@@ -113,6 +122,7 @@ class Service:
             os.close(descriptor)
         client.sources.clear()
         self._store.lent.end_all(client)
+        self._store.segments.pins.end_all(client.pins)
         self._store.holds.disconnect(client)
 
     async def receive(self, client: ServedClient, request: m.Request, body_bytes: int) -> Body:

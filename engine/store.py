@@ -151,6 +151,7 @@ class Store:
             "clients": self.holds.statistics(),
             "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
             "lent_memory": self.lent.statistics(),
+            "pins": self.segments.pins.statistics(),
             "gc_running": self.collector.running,
             "scrub": self.scrubber.status(),
             "compaction_running": self.compactor.running,

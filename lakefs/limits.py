@@ -180,6 +180,10 @@ FRAME_TIMEOUT_S: Final = 30.0
 HELLO_TIMEOUT_S: Final = 5.0
 SOURCES_PER_CONNECTION_MAX: Final = 64
 """Descriptors that one client has registered for the engine to read from."""
+PINS_PER_CONNECTION_MAX: Final = 65_536
+"""Chunks that one client has pinned: 256 GiB of 4 MiB each."""
+PINS_MAX: Final = 131_072
+"""Chunks pinned on all connections together: at most 450 bytes each, 56 MiB."""
 LENT_MEMORIES_PER_CONNECTION_MAX: Final = 16
 """Memories that one client has lent to the engine."""
 LENT_MEMORIES_MAX: Final = 1024

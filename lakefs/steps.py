@@ -22,7 +22,15 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from lakefs.ids import Buffer
 from lakefs.service import Reply
-from lakefs.wire.messages import LendMemory, OpenObjects, OpenSegments, Request, SessionOpen, SourceOpen
+from lakefs.wire.messages import (
+    LendMemory,
+    OpenObjects,
+    OpenSegments,
+    PinChunks,
+    Request,
+    SessionOpen,
+    SourceOpen,
+)
 
 T = TypeVar("T")
 Ticket = object
@@ -49,11 +57,11 @@ class Work:
 Effect = Send | Work
 
 
-_TAKING: Final = (SessionOpen, SourceOpen, LendMemory, OpenObjects, OpenSegments)
+_TAKING: Final = (SessionOpen, SourceOpen, LendMemory, OpenObjects, OpenSegments, PinChunks)
 
 
 def takes(effect: Effect) -> bool:
-    """Whether the answer is something that the operation has to give back: a session, a lease, a descriptor."""
+    """Whether the answer is something that the operation has to give back: a session, a lease, a descriptor, pins."""
     return isinstance(effect, Send) and isinstance(effect.request, _TAKING)
 
 

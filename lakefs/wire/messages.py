@@ -34,6 +34,12 @@ from lakefs.wire.bucket_messages import (
     BucketSet as BucketSet,
     BucketStat as BucketStat,
 )
+from lakefs.wire.grants import (
+    Grant as Grant,
+    PinChunks as PinChunks,
+    Pinned as Pinned,
+    UnpinChunks as UnpinChunks,
+)
 from lakefs.wire.memory_messages import (
     LendMemory as LendMemory,
     LoadSlots as LoadSlots,
@@ -322,23 +328,6 @@ class ListNames(Request, frozen=True):
 
 
 # --- reading -----------------------------------------------------------------------------------------
-
-
-class Grant(Message, frozen=True):
-    """Where a chunk's bytes are.  medium 0: not there; 1: segment file; 2: in this frame's body at `offset`.
-
-    `crc` is the payload's (one granule) or its vector's, which lies behind the payload.  `epoch` lets a reader
-    notice a moved chunk; correctness rests on the check of the bytes.
-    """
-
-    medium: int
-    segment: int = 0
-    offset: int = 0
-    stored_bytes: int = 0
-    logical_bytes: int = 0
-    codec: int = 0
-    crc: int = 0
-    epoch: int = 0
 
 
 class OpenedObject(Message, frozen=True):

@@ -1,0 +1,240 @@
+"""Pins: what is pinned stays where it is, byte for byte, and its room comes back with the next cycle after it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final
+from unittest import mock
+
+import pytest
+from hypothesis import given, strategies as st
+
+from engine import pins as pins_module
+from engine.compaction import Compactor
+from engine.embedded import EmbeddedEngine
+from engine.extents import Span, without
+from engine.store import Store
+from lakefs.errors import EngineBusy
+from lakefs.ids import ChunkId, SegmentId, data_chunk_id
+from lakefs.limits import COMPACT_SHARE_MOST
+from lakefs.wire import messages as m
+from tests.sim.disk import SimDisk
+from tests.store_rig import (
+    SMALL_SIZES,
+    ask,
+    change,
+    client_of,
+    delete,
+    fsck,
+    gc,
+    put,
+    read,
+    run,
+    simulated_store,
+)
+from tests.unit.test_compaction import payload
+
+EAGER: Final = replace(SMALL_SIZES, compact_won_bytes=1)
+LENGTHS: Final = (3000, 5000, 60_000, 65_536, 150_000)
+
+
+@asynccontextmanager
+async def filled(count: int = 40) -> AsyncIterator[tuple[Store, dict[str, bytes]]]:
+    """A store whose segments are sealed, with objects of small and large segments."""
+    disk = SimDisk()
+    contents = {f"k{number}": payload(number, LENGTHS[number % len(LENGTHS)]) for number in range(count)}
+    async with simulated_store(disk, sizes=EAGER) as store:
+        for key, content in contents.items():
+            await put(client_of(store), key, content)
+    async with simulated_store(disk, sizes=EAGER) as store:
+        yield store, contents
+
+
+async def pinned(client: EmbeddedEngine, contents: Sequence[bytes]) -> list[m.Grant]:
+    return (await ask(client, m.PinChunks([data_chunk_id(c) for c in contents]), m.Pinned)).grants
+
+
+async def lies_there(store: Store, grant: m.Grant) -> bytes:
+    """What a mapping of the place shows."""
+    return await store.segments.read(SegmentId(grant.segment), grant.offset, grant.stored_bytes)
+
+
+def test_what_is_pinned_stays_though_its_name_goes_and_is_freed_by_the_cycle_after() -> None:
+    async def main() -> None:
+        async with filled() as (store, contents):
+            client, reader = client_of(store), client_of(store)
+            kept = list(contents.values())[3:9]
+            grants = await pinned(reader, kept)
+            assert [grant.medium for grant in grants] == [1] * len(kept)
+            await delete(client, *contents)
+            report = await gc(client)
+            assert report["freed_chunks"] == len(contents)
+            assert [await lies_there(store, grant) for grant in grants] == kept
+            pages = sum(grant.stored_bytes for grant in grants)
+            held = await store.segments.allocated_bytes()
+            assert pages <= held < 3 * pages
+            assert (await fsck(client))["damage"] == 0
+            await ask(reader, m.UnpinChunks([data_chunk_id(content) for content in kept]), m.Done)
+            assert (await gc(client))["removed_segments"] == 2
+            assert await store.segments.allocated_bytes() == 0
+            assert (await store.status())["pins"] == {"chunks": 0, "bytes": 0, "segments": 0}
+
+    run(main)
+
+
+def test_compaction_leaves_segments_alone_in_which_something_is_pinned() -> None:
+    async def main() -> None:
+        async with filled() as (store, contents):
+            client, reader = client_of(store), client_of(store)
+            (kept,) = grants = await pinned(reader, [contents["k0"]])
+            stays = {key: contents[key] for key in ("k0", "k5", "k10")}
+            await delete(client, *(key for key in contents if key not in stays))
+            assert (await store.collect(COMPACT_SHARE_MOST)).compaction.moved_chunks == 0
+            assert await lies_there(store, kept) == contents["k0"]
+            assert await pinned(reader, [contents["k0"]]) == grants
+            await reader.aclose()
+            assert (await store.collect(COMPACT_SHARE_MOST)).compaction.moved_chunks == 3
+            assert not store.segments.has(SegmentId(kept.segment))
+            for content in stays.values():
+                assert await read(client, data_chunk_id(content)) == content
+
+    run(main)
+
+
+@pytest.mark.parametrize("key", ["k0", "k2"])
+def test_a_pin_that_comes_while_compaction_moves_the_chunk_keeps_the_old_place(key: str) -> None:
+    async def main() -> None:
+        async with filled() as (store, contents):
+            client, reader = client_of(store), client_of(store)
+            await delete(client, *(other for other in contents if other != key))
+            taken: list[m.Grant] = []
+            original = Compactor._move
+
+            async def move(*args: object) -> int:
+                taken.extend(await pinned(reader, [contents[key]]))
+                return await original(*args)  # type: ignore[arg-type]
+
+            with mock.patch.object(Compactor, "_move", move):
+                report = (await store.collect(COMPACT_SHARE_MOST)).compaction
+            assert report.moved_chunks == len(taken) == 1
+            assert await lies_there(store, taken[0]) == contents[key]
+            found = (await ask(client, m.Locate([data_chunk_id(contents[key])]), m.Located)).grants[0]
+            assert (found.segment, found.offset) != (taken[0].segment, taken[0].offset)
+            assert await pinned(reader, [contents[key]]) == taken
+            for _ in range(2):
+                await ask(reader, m.UnpinChunks([data_chunk_id(contents[key])]), m.Done)
+            await gc(client)
+            assert not store.segments.has(SegmentId(taken[0].segment))
+            assert await read(client, data_chunk_id(contents[key])) == contents[key]
+
+    run(main)
+
+
+def test_pins_are_counted_and_end_with_their_connection() -> None:
+    async def main() -> None:
+        async with filled(10) as (store, contents):
+            client, first, second = client_of(store), client_of(store), client_of(store)
+            some = list(contents.values())[:3]
+            await pinned(first, [*some, some[0]])
+            await pinned(second, some[:1])
+            assert store.segments.pins.statistics()["chunks"] == 4
+            await ask(first, m.UnpinChunks([data_chunk_id(content) for content in some]), m.Done)
+            assert store.segments.pins.statistics()["chunks"] == 2
+            await second.aclose()
+            assert store.segments.pins.statistics()["chunks"] == 1
+            await delete(client, *contents)
+            await gc(client)
+            assert len(store.segments.all_ids()) == 1
+            await first.aclose()
+            await gc(client)
+            assert store.segments.all_ids() == []
+
+    run(main)
+
+
+def test_a_chunk_that_is_not_there_is_not_pinned() -> None:
+    async def main() -> None:
+        async with filled(5) as (store, contents):
+            reader = client_of(store)
+            grants = await pinned(reader, [b"never stored", contents["k1"]])
+            assert [grant.medium for grant in grants] == [0, 1]
+            await ask(reader, m.UnpinChunks([data_chunk_id(b"never stored")] * 2), m.Done)
+            assert store.segments.pins.statistics()["chunks"] == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("limit", ["PINS_MAX", "PINS_PER_CONNECTION_MAX"])
+def test_too_many_pins_are_refused_and_none_of_them_taken(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pins_module, limit, 4)
+
+    async def main() -> None:
+        async with filled(10) as (store, contents):
+            reader = client_of(store)
+            all_of_them = list(contents.values())
+            await pinned(reader, all_of_them[:3])
+            with pytest.raises(EngineBusy, match="pinned"):
+                await pinned(reader, all_of_them[2:5])
+            assert store.segments.pins.statistics()["chunks"] == 3
+            await pinned(reader, [*all_of_them[:3], all_of_them[3], all_of_them[3]])
+            assert store.segments.pins.statistics()["chunks"] == 4
+
+    run(main)
+
+
+def test_a_pin_of_what_is_not_durable_yet_is_answered_when_it_is() -> None:
+    async def main() -> None:
+        async with simulated_store() as store:
+            client, reader = client_of(store), client_of(store)
+            content = payload(1)
+            request = m.PutObjects([len(content)], [change("k")], durable=False)
+            await ask(client, request, m.NameResults, content)
+            before = store.metadata.durable_sequence
+            (grant,) = await pinned(reader, [content])
+            assert store.metadata.durable_sequence > before
+            assert not store.segments.small.unwritten
+            assert await lies_there(store, grant) == content
+
+    run(main)
+
+
+_PAGES = st.sets(st.integers(0, 30))
+
+
+def _spans(places: set[int]) -> list[Span]:
+    return [(place, 1) for place in sorted(places)]
+
+
+def _runs(places: set[int]) -> list[Span]:
+    """The same places, neighbours as one span."""
+    runs: list[Span] = []
+    for place in sorted(places):
+        if runs and sum(runs[-1]) == place:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((place, 1))
+    return runs
+
+
+@given(_PAGES, _PAGES, st.booleans(), st.booleans())
+def test_what_is_left_of_spans_is_what_no_kept_one_has(
+    some: set[int], kept: set[int], some_runs: bool, kept_runs: bool
+) -> None:
+    left = without((_runs if some_runs else _spans)(some), (_runs if kept_runs else _spans)(kept))
+    assert sorted(place for offset, length in left for place in range(offset, offset + length)) == sorted(
+        some - kept
+    )
+
+
+def test_ids_that_are_none_are_refused() -> None:
+    async def main() -> None:
+        async with simulated_store() as store:
+            for request in (m.PinChunks([b"x"]), m.UnpinChunks([ChunkId(b"y")])):
+                with pytest.raises(Exception, match="33 bytes"):
+                    await ask(client_of(store), request, m.Done)
+
+    run(main)
