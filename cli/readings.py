@@ -33,6 +33,20 @@ def readings(engine: RunningEngine) -> list[Reading]:
             lambda: float(store.segments.healed_reads),
             counter=True,
         ),
+        Reading(
+            "lake_small_reads_total",
+            "Small payloads and ranges read: cached, by the queue (io_uring or threads), or alone in threads",
+            lambda: {
+                way: float(store.segments.read_statistics()[way]) for way in ("cached", "queue", "threads")
+            },
+            "way",
+            counter=True,
+        ),
+        Reading(
+            "lake_io_uring",
+            "1 when the disk is read through io_uring",
+            lambda: float(store.segments.read_statistics()["through"] == "io_uring"),
+        ),
         *gc_readings(store),
         *scrub_readings(store),
         Reading("lake_overlay_entries", "Entries not yet in the index", lambda: metadata("overlay_entries")),

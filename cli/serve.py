@@ -34,6 +34,9 @@ from cli.s3_options import s3_options
 @click.option(
     "--scrub-rate", metavar="BYTES", help="Bytes per second that scrub reads; 64M; 0 for all it can."
 )
+@click.option(
+    "--io-uring", metavar="auto|off", help="auto: read the disk through io_uring where there is one."
+)
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
 def serve(
     data: str | None,
@@ -52,6 +55,7 @@ def serve(
     upload_expiry: str | None,
     scrub_interval: str | None,
     scrub_rate: str | None,
+    io_uring: str | None,
     file: str | None,
 ) -> None:
     """Run an engine.
@@ -86,6 +90,7 @@ def serve(
         "upload_expiry": upload_expiry,
         "scrub_interval": scrub_interval,
         "scrub_rate": scrub_rate,
+        "io_uring": io_uring,
     }
     config = load(file=file, flags=flags)
     log_to_stderr(config.log_level)

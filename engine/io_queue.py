@@ -1,8 +1,8 @@
 """Reads of many places at once through the `Offload` port, and the choice between that and io_uring.
 
 Rules kept here:
-- What serves is chosen once, when an engine starts: io_uring where it is wanted and the kernel allows it, else threads.
-  Which one, and why, is said once in the log.
+- What serves is chosen once, when a store is opened: io_uring where it is wanted and the kernel allows it, else
+  threads.  Which one, and why, the queue tells.
 - Whichever serves, the answers are the same (`lakefs.ports.IoQueue`); only the cost is not.
 """
 
@@ -12,14 +12,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
-import structlog
-
 from engine.ring import opened_ring, running_ring_queue
 from lakefs.errors import LakeError
 from lakefs.ports import FileRead, IoQueue, Offload
 
 SWITCHED_OFF: Final = "switched off by io_uring = off"
-_log: Final = structlog.get_logger(__name__)
 
 
 class OffloadQueue:
@@ -45,7 +42,6 @@ async def open_io_queue(offload: Offload, *, wanted: bool = True) -> AsyncIterat
     threads = OffloadQueue(offload)
     opened = opened_ring() if wanted else SWITCHED_OFF
     if isinstance(opened, str):
-        _log.info("reads of the disk go through threads", reason=opened)
         threads.reason = opened
         yield threads
         return

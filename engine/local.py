@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.clock import SystemClock
 from engine.crash_note import noting_crashes
 from engine.disk import LocalDisk
+from engine.io_queue import open_io_queue
 from engine.store import Store, open_store
 from lakefs.limits import GC_GRACE_S
 from lakefs.offload import ThreadOffload
@@ -19,12 +20,16 @@ ENGINE_THREADS = 6
 
 @asynccontextmanager
 async def open_local_store(
-    data: Path, *, grace_s: float = GC_GRACE_S, upload_expiry_s: float = 0.0
+    data: Path, *, grace_s: float = GC_GRACE_S, upload_expiry_s: float = 0.0, io_uring: bool = True
 ) -> AsyncIterator[Store]:
-    """Open (or create) the store in a folder; stopped cleanly at the end.  Arguments and errors: see `open_store`."""
+    """Open (or create) the store in a folder; stopped cleanly at the end.  Arguments and errors: see `open_store`.
+
+    `io_uring`: whether the disk is read that way where the kernel allows it.
+    """
     disk = LocalDisk(data)
     async with (
         ThreadOffload(ENGINE_THREADS, "lake") as offload,
+        open_io_queue(offload, wanted=io_uring) as queue,
         open_store(
             disk,
             SystemClock(),
@@ -32,6 +37,7 @@ async def open_local_store(
             grace_s=grace_s,
             upload_expiry_s=upload_expiry_s,
             while_locked=lambda: noting_crashes(disk),
+            io_queue=queue,
         ) as store,
     ):
         yield store

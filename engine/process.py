@@ -79,8 +79,12 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
     _make_data_folder(config.data)
     connections = _connections_max(_raise_descriptor_limit())
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with open_local_store(config.data, upload_expiry_s=config.upload_expiry) as store:
+        async with open_local_store(
+            config.data, upload_expiry_s=config.upload_expiry, io_uring=config.io_uring
+        ) as store:
             store.scrubber.rate_bytes_per_s = config.scrub_rate
+            if config.io_uring and (reason := store.segments.read_statistics()["reason"]):
+                _log.warning("the disk is read through threads", reason=reason)
             token = native_token(LocalDisk(config.data)) if config.native else None
             service = Service(store)
             network = TrioNetwork(group=_group_id(config.socket_group))

@@ -29,6 +29,7 @@ from engine.name_refusals import is_a_marker
 from engine.names import require
 from engine.object_stat import to_object_stat
 from engine.puts import failure_of, versions_of
+from engine.segments import Range, RangeRead
 from engine.store import Store
 from engine.versions import version_id
 from engine.views import View
@@ -44,7 +45,6 @@ from lakefs.errors import (
     PermissionDenied,
     RequestTooLarge,
     StaleGrant,
-    UserError,
 )
 from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, id_text, kind_of
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, GRANULE_BYTES, SMALL_PAYLOAD_BYTES
@@ -112,7 +112,8 @@ class Reads:
             if is_complete:
                 _grant_all(view, opening, request)
             sequence = view.sequence
-        if is_complete and len(opening) == 1 and sequence <= self._metadata.durable_sequence:
+        tried = is_complete and len(opening) == 1 and sequence <= self._metadata.durable_sequence
+        if tried:
             reply = self._small_at_once(opening[0], request)
             if reply is not None:
                 return reply
@@ -123,7 +124,7 @@ class Reads:
                 with self._metadata.view() as view:
                     _grant_all(view, opening, request)
                     sequence = max(sequence, view.sequence)
-            parts = await self._inline(opening, min(request.inline_bytes, BODY_BYTES_MAX))
+            parts = await self._inline(opening, min(request.inline_bytes, BODY_BYTES_MAX), tried=tried)
             if request.durable:
                 await self._metadata.wait_durable(sequence)
             elif self._segments.small.unwritten:
@@ -196,8 +197,11 @@ class Reads:
             item.chunks, item.lengths = layout
         return item
 
-    async def _inline(self, opening: list[_Opening | LakeError], budget: int) -> list[bytes]:
-        """Small payloads, read in one go while the budget lasts; their grants point into the body."""
+    async def _inline(self, opening: list[_Opening | LakeError], budget: int, *, tried: bool) -> list[bytes]:
+        """Small payloads, read in one go while the budget lasts; their grants point into the body.
+
+        `tried`: those in memory would have been answered before.
+        """
         chosen: list[tuple[int, _Opening, ChunkRecord]] = []
         for index, item in enumerate(opening):
             if isinstance(item, _Opening) and item.small is not None and item.small.logical_bytes <= budget:
@@ -205,7 +209,7 @@ class Reads:
                 chosen.append((index, item, item.small))
         if not chosen:
             return []
-        payloads = await self._segments.read_small([record for _, _, record in chosen])
+        payloads = await self._segments.read_small([record for _, _, record in chosen], tried=tried)
         parts: list[bytes] = []
         offset = 0
         for (index, item, record), payload in zip(chosen, payloads, strict=True):
@@ -259,55 +263,67 @@ class Reads:
             records = [find_chunk(view, chunk) for chunk in chunks]
             sequence = view.sequence
         await self._metadata.wait_durable(sequence)
+        planned = _planned(chunks, records, request)
+        found = iter(await self._segments.read_ranges([item for item in planned if isinstance(item, tuple)]))
         pieces: list[m.ReadPiece] = []
         parts: list[bytes | bytearray | memoryview] = []
-        room = BODY_BYTES_MAX
-        for chunk, record, offset, length in zip(
-            chunks, records, request.offsets, request.lengths, strict=True
-        ):
-            try:
-                begin, payload, crcs = await self._read_where_it_is(chunk, record, offset, length, room)
-            except (UserError, OperationalError, CorruptionError) as error:
-                pieces.append(m.ReadPiece(0, 0, b"", failure_of(error)))
+        for chunk, item in zip(chunks, planned, strict=True):
+            read = item if isinstance(item, LakeError) else next(found)
+            if isinstance(item, tuple) and isinstance(read, LakeError):
+                read = await self._read_elsewhere(chunk, item, read)
+            if isinstance(read, LakeError):
+                pieces.append(m.ReadPiece(0, 0, b"", failure_of(read)))
                 continue
-            room -= len(payload)
+            begin, payload, crcs = read
             pieces.append(m.ReadPiece(begin, len(payload), crcs))
             parts.append(payload)
         return Reply(m.ReadChunksReply(pieces), Body(parts))
 
-    async def _read_where_it_is(
-        self, chunk: ChunkId, record: ChunkRecord | None, offset: int, length: int, room: int
-    ) -> tuple[int, bytes | bytearray | memoryview, bytes]:
-        """A piece; looked for again when the chunk was moved meanwhile.  StaleGrant when that does not help."""
-        for attempt in range(READ_ATTEMPTS):
-            try:
-                return await self._read_piece(chunk, record, offset, length, room)
-            except (UserError, OperationalError, CorruptionError) as error:
-                if record is None:
-                    raise
-                told = await self._store.chunks.judged(chunk, record, error)
-                if not isinstance(told, StaleGrant) or attempt == READ_ATTEMPTS - 1:
-                    raise told from error
+    async def _read_elsewhere(self, chunk: ChunkId, wanted: Range, error: LakeError) -> RangeRead | LakeError:
+        """A piece that could not be read, looked for again when the chunk was moved meanwhile; else what that means."""
+        record, offset, length = wanted
+        for _ in range(READ_ATTEMPTS):
+            told = await self._store.chunks.judged(chunk, record, error)
+            if not isinstance(told, StaleGrant):
+                return told
             with self._metadata.view() as view:
-                record = find_chunk(view, chunk)
-            if record is None:
-                raise told
-        raise AssertionError("the last attempt has returned or raised")
+                now = find_chunk(view, chunk)
+            if now is None:
+                return told
+            record = now
+            [read] = await self._segments.read_ranges([(record, offset, length)])
+            if not isinstance(read, LakeError):
+                return read
+            error = read
+        return told
 
-    async def _read_piece(
-        self, chunk: ChunkId, record: ChunkRecord | None, offset: int, length: int, room: int
-    ) -> tuple[int, bytes | bytearray | memoryview, bytes]:
+
+def _planned(
+    chunks: Seq[ChunkId], records: Seq[ChunkRecord | None], request: m.ReadChunks
+) -> list[Range | LakeError]:
+    """What to read of each chunk, while there is room in one body; or why it cannot be."""
+    planned: list[Range | LakeError] = []
+    room = BODY_BYTES_MAX
+    for chunk, record, offset, length in zip(chunks, records, request.offsets, request.lengths, strict=True):
         if record is None:
-            raise ChunkNotFound(f"chunk {id_text(chunk)} is not in the store", subject=id_text(chunk))
+            missing = f"chunk {id_text(chunk)} is not in the store"
+            planned.append(ChunkNotFound(missing, subject=id_text(chunk)))
+            continue
         end = record.logical_bytes if length == 0 else offset + length
         if not 0 <= offset < end <= record.logical_bytes:
-            raise InvalidArgument(
-                f"range {offset}+{length} is outside a chunk of {record.logical_bytes} bytes"
-            )
+            outside = f"range {offset}+{length} is outside a chunk of {record.logical_bytes} bytes"
+            planned.append(InvalidArgument(outside))
+            continue
         first, behind = offset // GRANULE_BYTES, -(-end // GRANULE_BYTES)
-        if min(behind * GRANULE_BYTES, record.logical_bytes) - first * GRANULE_BYTES > room:
-            raise RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes")
-        return await self._segments.read_range(record, offset, end - offset)
+        widened = min(behind * GRANULE_BYTES, record.logical_bytes) - first * GRANULE_BYTES
+        if widened > room:
+            planned.append(
+                RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes")
+            )
+            continue
+        room -= widened
+        planned.append((record, offset, end - offset))
+    return planned
 
 
 def _grant_all(view: View, opening: Seq[_Opening | LakeError], request: m.OpenObjects) -> None:

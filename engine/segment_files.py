@@ -14,7 +14,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -178,6 +178,10 @@ class ReadFile:
         self.dropped = False
 
 
+HeldFiles = dict[SegmentId, ReadFile]
+"""Files that are open until they are left."""
+
+
 class ReadFiles:
     """Descriptors of segments opened for reading.  Called from the threads of the pool; all calls block briefly.
 
@@ -205,6 +209,16 @@ class ReadFiles:
         try:
             yield entry.file
         finally:
+            self.leave(entry)
+
+    def hold(self, segments: Iterable[SegmentId]) -> HeldFiles:
+        """Those of the files that are open already, until `leave_all`.  Does not block."""
+        entries = ((segment, self.enter_open(segment)) for segment in segments)
+        return {segment: entry for segment, entry in entries if entry is not None}
+
+    def leave_all(self, held: HeldFiles) -> None:
+        """They are not used any more."""
+        for entry in held.values():
             self.leave(entry)
 
     def read_cached(self, segment: SegmentId, offset: int, buffer: memoryview) -> bool:

@@ -19,10 +19,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
 import trio
 
+from engine.batch_reader import BatchReader, Range
 from engine.checksums import check_payload, seal_payload
 from engine.extents import Extent, Place, Span, coalesced, gaps, owned_spans, whole_pages, without
 from engine.failpoints import reached
 from engine.format import SEGMENT_DATA_OFFSET, ChunkRecord, SegmentKind, StoreIdentity
+from engine.io_queue import OffloadQueue
 from engine.large_segments import LargeWriter
 from engine.medium_check import MediumCheck, Mismatch, Stored
 from engine.pins import Pins
@@ -40,9 +42,18 @@ from engine.small_segments import SmallWriter
 from lakefs.errors import LakeError, StoreDamaged
 from lakefs.ids import Buffer, SegmentId
 from lakefs.limits import PAGE_BYTES
-from lakefs.ports import Disk, FileStat, Offload
+from lakefs.ports import Disk, FileStat, IoQueue, Offload
 
-__all__ = ["Extent", "Place", "RangeRead", "SegmentSizes", "Segments", "check_payload", "seal_payload"]
+__all__ = [
+    "Extent",
+    "Place",
+    "Range",
+    "RangeRead",
+    "SegmentSizes",
+    "Segments",
+    "check_payload",
+    "seal_payload",
+]
 
 
 class Segments:
@@ -59,8 +70,12 @@ class Segments:
         allocate_segment_id: Callable[[], Awaitable[SegmentId]],
         sizes: SegmentSizes | None = None,
         owed_bytes: Callable[[], int] = lambda: 0,
+        io_queue: IoQueue | None = None,
     ) -> None:
-        """`owed_bytes`: room of the disk that payload leaves, beside the headroom of `sizes`; from any thread."""
+        """`owed_bytes`: room of the disk that payload leaves, beside the headroom of `sizes`; from any thread.
+
+        `io_queue` reads many places at once; by default `offload` does.
+        """
         self._disk = disk
         self._offload = offload
         self._maker = SegmentMaker(
@@ -80,6 +95,8 @@ class Segments:
         self.punch_count = 0
         """Goes up before anything is given back: while it stays, what was read is what lay there."""
         self._reader = SegmentReader(disk, offload, self._register, self._files, self.small.unwritten)
+        queue = io_queue or OffloadQueue(offload)
+        self._batches = BatchReader(self._reader, self._files, queue, offload)
         self._medium = MediumCheck(disk, self._register, self.small.unwritten)
 
     async def open(self) -> None:
@@ -203,9 +220,14 @@ class Segments:
         """
         return await self._reader.read_chunk(record, buffer)
 
-    async def read_small(self, records: Sequence[ChunkRecord]) -> list[bytes | LakeError]:
-        """The checked payload of each record, or its error as `read_chunk` raises it; one call for all."""
-        return await self._reader.read_small(records)
+    async def read_small(
+        self, records: Sequence[ChunkRecord], *, tried: bool = False
+    ) -> list[bytes | LakeError]:
+        """The checked payload of each record, or its error as `read_chunk` raises it; one call for all.
+
+        `tried`: `small_at_once` has just told that none is in memory.
+        """
+        return await self._batches.read_small(records, tried=tried)
 
     async def check_on_medium(self, runs: Sequence[Sequence[Stored]], area: memoryview) -> list[Mismatch]:
         """Compare a batch of `batches_of` with checksums and ids, past the page cache; what does not match."""
@@ -213,11 +235,15 @@ class Segments:
 
     def small_at_once(self, record: ChunkRecord) -> bytes | None:
         """The checked payload of a small chunk, when it is in memory; does not wait."""
-        return self._reader.small_at_once(record)
+        return self._batches.read_at_once(record)
 
     async def read_range(self, record: ChunkRecord, offset: int, length: int) -> RangeRead:
         """A range of the payload, widened to granules and checked: (start, bytes, CRCs of the granules)."""
         return await self._reader.read_range(record, offset, length)
+
+    async def read_ranges(self, ranges: Sequence[Range]) -> list[RangeRead | LakeError]:
+        """What `read_range` answers for each (record, offset, length), or its error; small ones are read at once."""
+        return await self._batches.read_ranges(ranges)
 
     def descriptor(self, segment: SegmentId) -> int:
         """A read-only descriptor to hand out; stays ours.  StaleGrant, EngineBusy, DiskFailed in simulation."""
@@ -325,6 +351,10 @@ class Segments:
         return await self._offload.run(self._disk.free_bytes) - self._maker.left_free_bytes(
             into_headroom=into_headroom
         )
+
+    def read_statistics(self) -> dict[str, str | int]:
+        """How the disk is read, why not through io_uring, and the count of small reads by the way they took."""
+        return self._batches.statistics()
 
     @property
     def healed_reads(self) -> int:

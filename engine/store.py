@@ -45,7 +45,7 @@ from engine.recovery import INDEX_FOLDER
 from engine.reserve import Reserve
 from engine.scrub import Scrubber
 from engine.segments import Segments
-from engine.sizes import DEFAULT_STORE_SIZES, StoreSizes
+from engine.sizes import DEFAULT_STORE_SIZES, SegmentSizes, StoreSizes
 from engine.superblock import OpenedStore, Superblock
 from engine.tasks import plain_errors
 from engine.upload_expiry import UploadExpiry
@@ -54,7 +54,7 @@ from lakefs.buffers import BufferPool
 from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
 from lakefs.ids import SegmentId
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, GC_GRACE_S, INFLIGHT_PER_CONNECTION
-from lakefs.ports import Clock, Disk, Offload
+from lakefs.ports import Clock, Disk, IoQueue, Offload
 from lakefs.version import VERSION
 from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import HelloReply
@@ -147,6 +147,7 @@ class Store:
                 "healed_reads": self.segments.healed_reads,
                 "damaged_chunks": len(self.quarantine),
             },
+            "reads": self.segments.read_statistics(),
             "metadata": self.metadata.stats(),
             "clients": self.holds.statistics(),
             "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
@@ -208,6 +209,7 @@ async def open_store(
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
     index_committed: Callable[[], None] | None = None,
     while_locked: Callable[[], AbstractContextManager[None]] = nullcontext,
+    io_queue: IoQueue | None = None,
 ) -> AsyncIterator[Store]:
     """Open the store on a disk, and stop it cleanly at the end.
 
@@ -215,7 +217,7 @@ async def open_store(
     write has failed, the store is closed as a crash would leave it: everything acknowledged is there.
     `upload_expiry_s`: age at which gc removes unfinished uploads, 0: never.
     `index_committed` runs in a thread after each commit of the index; `while_locked` is entered when the lock is
-    held, before anything is recovered.
+    held, before anything is recovered.  `io_queue` reads many places at once; by default `offload` does.
     """
     with telling_full():
         opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create))
@@ -226,7 +228,7 @@ async def open_store(
             _log.warning(warning)
         with plain_errors(), while_locked():
             async with _running(
-                disk, clock, offload, opened, grace_s, upload_expiry_s, sizes, index_committed
+                disk, clock, offload, opened, grace_s, upload_expiry_s, sizes, index_committed, io_queue
             ) as store:
                 async with trio.open_nursery() as nursery:
                     if verify_index:
@@ -250,6 +252,7 @@ async def _running(
     upload_expiry_s: float,
     sizes: StoreSizes,
     index_committed: Callable[[], None] | None,
+    io_queue: IoQueue | None,
 ) -> AsyncIterator[Store]:
     reserve = Reserve(disk)
     holds = Holds(clock)
@@ -275,13 +278,8 @@ async def _running(
             await metadata.close(clean=False)  # or the index stays open, and the opening cannot be tried anew
             reserve.close()
             raise
-    segments = Segments(
-        disk,
-        offload,
-        opened.superblock.identity,
-        lambda: _segment_id(metadata),
-        replace(sizes.segments, headroom=reserve.headroom_bytes),
-        metadata.owed_bytes,
+    segments = _segments(
+        disk, offload, opened, metadata, replace(sizes.segments, headroom=reserve.headroom_bytes), io_queue
     )
     metadata.write_first(segments.small)
     async with _abandoned(segments), trio.open_nursery() as nursery:
@@ -383,6 +381,20 @@ async def _abandoned(segments: Segments) -> AsyncIterator[None]:
         yield
     finally:
         segments.abandon()
+
+
+def _segments(
+    disk: Disk,
+    offload: Offload,
+    opened: OpenedStore,
+    metadata: Metadata,
+    sizes: SegmentSizes,
+    io_queue: IoQueue | None,
+) -> Segments:
+    identity = opened.superblock.identity
+    return Segments(
+        disk, offload, identity, lambda: _segment_id(metadata), sizes, metadata.owed_bytes, io_queue
+    )
 
 
 async def _segment_id(metadata: Metadata) -> SegmentId:

@@ -91,6 +91,8 @@ class Config:
     """Seconds from the end of a full pass of scrub to the beginning of the next; 0: never by itself."""
     scrub_rate: int
     """Bytes per second that a scrub reads; 0: as fast as it goes."""
+    io_uring: bool
+    """Whether the disk is read through io_uring where the kernel allows it."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each setting came from, for people: `default`, `LAKE_DATA`, `--data`, or the file's path."""
 
@@ -113,6 +115,7 @@ class Config:
             "upload_expiry": duration_text(self.upload_expiry),
             "scrub_interval": duration_text(self.scrub_interval),
             "scrub_rate": str(self.scrub_rate),
+            "io_uring": "auto" if self.io_uring else "off",
         }
 
 
@@ -154,6 +157,7 @@ def load(
         "upload_expiry": UPLOAD_EXPIRY_S,
         "scrub_interval": SCRUB_INTERVAL_S,
         "scrub_rate": SCRUB_RATE_BYTES_PER_S,
+        "io_uring": True,
     }
     if (values.get("s3_tls_cert") is None) != (values.get("s3_tls_key") is None):
         raise ConfigError("TLS needs both: s3_tls_cert and s3_tls_key", subject="s3_tls_cert")
@@ -390,6 +394,12 @@ def _log_level(text: str) -> str:
     return text.lower()
 
 
+def _auto_or_off(text: str) -> bool:
+    if text.lower() not in ("auto", "off"):
+        raise InvalidArgument(f"{text!r} is neither auto nor off")
+    return text.lower() == "auto"
+
+
 def _service_folder(environ: Mapping[str, str], variable: str) -> Path | None:
     """The folder called `lake` that the service manager made for us (systemd.exec(5)); other units have others."""
     folders = [Path(folder) for folder in environ.get(variable, "").split(":") if folder.startswith("/")]
@@ -418,6 +428,7 @@ _SETTINGS: Final[Mapping[str, Callable[[str], object]]] = {
     "upload_expiry": parse_duration,
     "scrub_interval": parse_duration,
     "scrub_rate": parse_size,
+    "io_uring": _auto_or_off,
 }
 SETTING_NAMES: Final = tuple(_SETTINGS)
 """Keys of the file; flags of the same name with `-`, variables `LAKE_` and upper case."""

@@ -48,6 +48,7 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "upload_expiry": "7d",
         "scrub_interval": "14d",
         "scrub_rate": "67108864",
+        "io_uring": "auto",
     }
 
 

@@ -1,0 +1,213 @@
+"""Many small reads of segments at once: whole small payloads, and granules of larger ones.
+
+Rules kept here:
+- What is answered was checked, exactly as `SegmentReader` checks it; whatever does not match, fails, or lies in a file
+  that cannot be opened is left to that reader, in a thread: it reads again, past the page cache too, and tells damage.
+- A few reads are tried in the page cache first.  Many go to the queue as one: io_uring copies what is cached during the
+  submission, at less than a system call for each.
+- At most READ_AT_ONCE_BYTES are read between two checkpoints, so that a long request holds up nobody.
+- Files are open, and counted as used, while the kernel reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from engine.checksums import check_payload, check_vector, vector_of
+from engine.format import ChunkRecord
+from engine.segment_files import HeldFiles, ReadFiles
+from engine.segment_reader import READ_AT_ONCE_BYTES, RangeRead, SegmentReader
+from lakefs.errors import LakeError, OperationalError, StoreDamaged
+from lakefs.ids import SegmentId
+from lakefs.limits import GRANULE_BYTES
+from lakefs.ports import DiskFile, FileRead, IoQueue, Offload
+
+FEW: Final = 4
+"""Up to so many reads, one system call for each costs no more than the way through a queue."""
+
+Range = tuple[ChunkRecord, int, int]
+"""(record, where the range begins in the payload, its length)"""
+
+
+class BatchReader:
+    """Batches of small reads of one store's segments.  Any number at once."""
+
+    def __init__(self, reader: SegmentReader, files: ReadFiles, queue: IoQueue, offload: Offload) -> None:
+        self._reader = reader
+        self._files = files
+        self._queue = queue
+        self._offload = offload
+        self.from_cache = 0
+        """Small payloads that were in memory: not written yet, or in the page cache."""
+        self.from_queue = 0
+        """Small payloads and ranges that the queue read, and that matched."""
+        self.from_threads = 0
+        """Those that a thread read, or read again."""
+
+    def statistics(self) -> dict[str, str | int]:
+        """What serves as queue, why it is not io_uring (empty when it is), and counts since the start; JSON-able."""
+        return {
+            "through": self._queue.kind,
+            "reason": self._queue.reason,
+            "cached": self.from_cache,
+            "queue": self.from_queue,
+            "threads": self.from_threads,
+        }
+
+    def read_at_once(self, record: ChunkRecord) -> bytes | None:
+        """The checked payload of a small chunk, when it is in memory; does not wait."""
+        payload = self._reader.small_at_once(record)
+        self.from_cache += payload is not None
+        return payload
+
+    async def read_small(
+        self, records: Sequence[ChunkRecord], *, tried: bool = False
+    ) -> list[bytes | LakeError]:
+        """The checked payload of each record, or its error; `tried`: `read_at_once` had none of them."""
+        found: list[bytes | LakeError | None] = [None] * len(records)
+        if not tried:
+            self._look_in_memory(records, found)
+        missing = [index for index, payload in enumerate(found) if payload is None]
+        pieces = [_Piece(record, 0, record.stored_bytes) for record in map(records.__getitem__, missing)]
+        for index, piece in zip(missing, await self._read_pieces(pieces), strict=True):
+            found[index] = None if piece is None else bytes(piece[1])
+        rest = [index for index in missing if found[index] is None]
+        if rest:
+            read = await self._offload.run(
+                self._reader.read_each_blocking, [records[index] for index in rest]
+            )
+            self.from_threads += len(rest)
+            for index, payload in zip(rest, read, strict=True):
+                found[index] = payload
+        return [payload for payload in found if payload is not None]
+
+    async def read_ranges(self, ranges: Sequence[Range]) -> list[RangeRead | LakeError]:
+        """Ranges widened to granules and checked, as `SegmentReader.read_range` gives them, or the error of each."""
+        found: list[RangeRead | LakeError | None] = []
+        found += await self._read_pieces([_Piece(*wanted) for wanted in ranges])
+        for index, wanted in enumerate(ranges):
+            if found[index] is None:
+                self.from_threads += 1
+                try:
+                    found[index] = await self._reader.read_range(*wanted)
+                except LakeError as error:
+                    found[index] = error
+        return [read for read in found if read is not None]
+
+    def _look_in_memory(self, records: Sequence[ChunkRecord], found: list[bytes | LakeError | None]) -> None:
+        look = self._reader.small_at_once if len(records) <= FEW else self._reader.unwritten_payload
+        for index, record in enumerate(records):
+            payload = found[index] = look(record)
+            self.from_cache += payload is not None
+
+    async def _read_pieces(self, pieces: Sequence[_Piece]) -> list[RangeRead | None]:
+        """Those that the queue can read and that match."""
+        found: list[RangeRead | None] = [None] * len(pieces)
+        for count, group in enumerate(_groups(pieces)):
+            if count:
+                await trio.lowlevel.checkpoint()
+            await self._read_group(pieces, group, found)
+        self.from_queue += sum(read is not None for read in found)
+        return found
+
+    async def _read_group(
+        self, pieces: Sequence[_Piece], group: Sequence[int], found: list[RangeRead | None]
+    ) -> None:
+        held = await self._hold({pieces[index].record.segment for index in group})
+        try:
+            chosen = [index for index in group if self._is_in_file(pieces[index].record, held)]
+            reads: list[FileRead] = []
+            for index in chosen:
+                reads += pieces[index].reads(held[pieces[index].record.segment].file)
+            counts = iter(await self._queue.read_many(reads) if reads else ())
+        finally:
+            self._files.leave_all(held)
+        for index in chosen:
+            if pieces[index].is_filled(counts):
+                found[index] = pieces[index].checked()
+
+    def _is_in_file(self, record: ChunkRecord, held: HeldFiles) -> bool:
+        return record.segment in held and not self._reader.is_unwritten(record)
+
+    async def _hold(self, segments: Collection[SegmentId]) -> HeldFiles:
+        """Their files, used until they are left; without those that cannot be opened."""
+        held = self._files.hold(segments)
+        if len(held) < len(segments):
+            self._files.leave_all(held)
+            await self._offload.run(self._open_each, segments)
+            held = self._files.hold(segments)
+        return held
+
+    def _open_each(self, segments: Collection[SegmentId]) -> None:
+        for segment in segments:
+            with suppress(OperationalError, StoreDamaged), self._files.using(segment):
+                pass  # stays open for who reads next; an error is told by the read that meets it
+
+
+class _Piece:
+    """The granules that a range touches, with what checks them; without a vector the whole payload."""
+
+    __slots__ = ("_begin", "_end", "_payload", "_vector", "record")
+
+    def __init__(self, record: ChunkRecord, offset: int, length: int) -> None:
+        self.record = record
+        self._begin, self._end = 0, record.stored_bytes
+        if record.has_vector:
+            self._begin = offset // GRANULE_BYTES * GRANULE_BYTES
+            self._end = min(-(-(offset + length) // GRANULE_BYTES) * GRANULE_BYTES, record.stored_bytes)
+
+    @property
+    def length(self) -> int:
+        """Bytes of payload that are read."""
+        return self._end - self._begin
+
+    def reads(self, file: DiskFile) -> list[FileRead]:
+        """What to read, into memory made now."""
+        record = self.record
+        self._payload = memoryview(bytearray(self.length))
+        wanted = [FileRead(file, self._payload, record.offset + self._begin)]
+        if record.has_vector:
+            self._vector = memoryview(bytearray(record.vector_bytes))
+            wanted.append(FileRead(file, self._vector, record.offset + record.stored_bytes))
+        return wanted
+
+    def is_filled(self, counts: Iterator[int | LakeError]) -> bool:
+        """Take the answers to `reads`; whether each is whole."""
+        filled = next(counts) == len(self._payload)
+        if self.record.has_vector:
+            filled = next(counts) == len(self._vector) and filled
+        return filled
+
+    def checked(self) -> RangeRead | None:
+        """The range that was read; None when it does not match."""
+        record = self.record
+        if not record.has_vector:
+            if check_payload(record, self._payload):
+                return 0, self._payload, record.crc.to_bytes(4, "little")
+            return None
+        if not check_vector(record, self._vector):
+            return None
+        first = self._begin // GRANULE_BYTES
+        crcs = bytes(self._vector[first * 4 : -(-self._end // GRANULE_BYTES) * 4])
+        return (self._begin, self._payload, crcs) if vector_of(self._payload) == crcs else None
+
+
+def _groups(pieces: Sequence[_Piece]) -> Iterator[list[int]]:
+    """Indices of pieces that are read at once; those that are too long for that are in none."""
+    group: list[int] = []
+    room = READ_AT_ONCE_BYTES
+    for index, piece in enumerate(pieces):
+        length = piece.length
+        if length > READ_AT_ONCE_BYTES:
+            continue
+        if length > room:
+            yield group
+            group, room = [], READ_AT_ONCE_BYTES
+        group.append(index)
+        room -= length
+    if group:
+        yield group
