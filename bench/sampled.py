@@ -127,9 +127,16 @@ class Sampled:
     stores: bool = False
 
     def run(self, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
-        """A row for each goal and each side without one; all that was measured."""
+        """A row for each goal and each side without one; all that was measured.
+
+        One row when `set_up` says that this machine cannot do it at all: CouldNotRun.
+        """
         device = Device(bench.folder) if self.stores else None
-        with self.set_up(bench) as entrants, ExitStack() as stack:
+        with ExitStack() as stack:
+            try:
+                entrants = stack.enter_context(self.set_up(bench))
+            except CouldNotRun as reason:
+                return [absent_row(self, self.title, str(reason))], {}
             taken = Taken(stack, device)
             for number, entrant in enumerate(entrants):
                 taken.enter(entrant, must=not number)
@@ -251,6 +258,11 @@ def rows_of(scenario: Sampled, taken: Taken) -> list[Row]:
     if not rows:  # ours alone, without a goal
         rows = [_row(scenario, taken, ours, Target(scenario.figure, Goal("-", 0, at_least=True)))]
     return rows
+
+
+def absent_row(scenario: Sampled, what: str, reason: str) -> Row:
+    """What could not be run, and why."""
+    return Row(scenario.name, what, 0, "", "-", met=True, spread="", could_not_run=reason)
 
 
 def _ran(taken: Taken, target: Target) -> bool:

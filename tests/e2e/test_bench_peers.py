@@ -17,7 +17,7 @@ from bench.s3_stores import STORES, StoreUnavailable
 from bench.scenarios.mount_peers import SCENARIOS
 
 TRIED = ("peers-read", "peers-write", "peers-copy", "peers-memory")
-"""One of each kind; `test_every_scenario_runs` runs all."""
+"""One of each kind; python -m bench.run --quick runs all."""
 QUICK = Scale(quick=True, rounds=1)
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.served import ROOT, environment
 
 TRIED = ("s3-put-1m-signed", "s3-rate-get-4k", "s3-crowd", "s3-memory")
-"""One of each kind; `test_every_scenario_runs` runs all."""
+"""One of each kind; python -m bench.run --quick runs all."""
 
 
 @pytest.fixture(scope="module")
