@@ -27,6 +27,8 @@ from lakefs.movers import (
     fetch_cached,
     fetch_into,
     fetch_range,
+    granules_around,
+    read_ahead,
     require_present,
 )
 from lakefs.opened import Access, Opened, Piece
@@ -130,6 +132,21 @@ def locate(access: Access, opened: Opened, chunks: Sequence[ChunkId]) -> Steps[N
         yield from _need_descriptors(access, {SegmentId(grant.segment) for grant in grants})
 
 
+def bring_on(access: Access, opened: Opened, offset: int, length: int) -> Steps[None]:
+    """Have [offset, offset + length) of an object brought into the page cache meanwhile.  A hint: no failure."""
+    if not access.can_use_descriptors:
+        return
+    pieces = [piece for piece in opened.overlapping(offset, length) if piece.chunk not in opened.inline]
+    try:
+        yield from locate(access, opened, [piece.chunk for piece in pieces])
+    except ChunkNotFound:
+        return  # told by the read that needs it
+    for piece in pieces:
+        first, last = max(offset - piece.offset, 0), min(offset + length - piece.offset, piece.length)
+        begin, end = granules_around(first, last - first, piece.length)
+        read_ahead(access.descriptors, opened.grants[piece.chunk], begin, end)
+
+
 def _locate(opened: Opened, chunks: list[ChunkId]) -> Steps[None]:
     opened.grants.update((yield from _ask_for_places(dict.fromkeys(chunks, opened))))
 
@@ -228,6 +245,8 @@ def _submit_local(access: Access, group: Sequence[Wanted], pipeline: Pipeline) -
             yield from _fetch_again(access, want)
 
     grants = [want.opened.grants[want.piece.chunk] for want in group]
+    for grant in grants:
+        read_ahead(access.descriptors, grant, 0, grant.logical_bytes)
     yield from pipeline.submit(Work(_fetch_group, (access, group, grants)), done)
 
 

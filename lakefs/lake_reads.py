@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from lakefs.errors import InvalidArgument, LakeError
+from lakefs.fetching import bring_on
 from lakefs.getting import close_object, get_many, get_many_into, open_object, read_range, read_whole
 from lakefs.lake_uploads import Progress
 from lakefs.names import parse_object_name
@@ -66,8 +67,12 @@ class ReadSteps(ABC):
         return open_object(self.access(None), parse_object_name(name))
 
     def read(self, opened: Opened, offset: int, length: int) -> Steps[bytes]:
-        """A range of an opened object, cut at its end, checked."""
-        return read_range(self.access(None), opened, offset, length)
+        """A range of an opened object, cut at its end, checked.  What a reader in order reads next is brought in."""
+        access = self.access(None)
+        begin, wanted = opened.window.after(offset, length, opened.stat.size_bytes)
+        if wanted:
+            yield from bring_on(access, opened, begin, wanted)
+        return (yield from read_range(access, opened, offset, length))
 
     def close(self, opened: Opened) -> Steps[None]:
         """Close an opened object."""

@@ -91,6 +91,14 @@ HOT_INDEX_SLOTS_MAX: Final = 1 << 32
 HOT_INDEX_ATTEMPTS: Final = 8
 """Looks of a reader at a part of the table that changes under it; then the engine is asked."""
 
+# --- reading ahead -----------------------------------------------------------------------------------
+READ_AHEAD_WINDOW_BYTES_MIN: Final = 4 * MIB
+"""Brought in before a reader that goes on from where it was: a chunk, 1.4 ms of a disk that reads 3 GB/s."""
+READ_AHEAD_WINDOW_BYTES_MAX: Final = 32 * MIB
+"""Of such a reader, after three doublings: what a disk reads in 10 ms, more than a thread's pause."""
+READ_AHEAD_BYTES_MAX: Final = 128 * MIB
+"""Waiting to be brought in for one client: six groups of 16 MiB in flight, and one reader's window."""
+
 # --- segments ----------------------------------------------------------------------------------------
 LARGE_SEGMENT_BYTES: Final = 1 * GIB
 SMALL_SEGMENT_BYTES: Final = 256 * MIB

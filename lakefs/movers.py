@@ -30,6 +30,7 @@ from lakefs.ids import Buffer, ChunkId, SegmentId, chunk_id_of, id_text, kind_of
 from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.memory_advice import populate
 from lakefs.page_cache import is_cached, is_in_memory
+from lakefs.read_ahead import ReadAhead
 from lakefs.sockets import after
 from lakefs.wire.messages import Grant
 
@@ -69,6 +70,8 @@ class SegmentDescriptors:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: OrderedDict[SegmentId, _Held] = OrderedDict()
+        self.ahead = ReadAhead(self.use)
+        """What brings in places of these segments before they are read."""
 
     def missing(self, segments: set[SegmentId]) -> list[SegmentId]:
         """Those of `segments` that no descriptor is held for."""
@@ -117,7 +120,7 @@ class SegmentDescriptors:
         """Whether the page cache has the place, or nobody knows; False also when no descriptor is held.
 
         To be asked before `read_cached` of what may be long: that would have the kernel fetch it page by page (see
-        `bring_in`).  In the loop's thread only.
+        `bring_in`).
         """
         with self._lock:
             held = self._open.get(segment)
@@ -125,6 +128,7 @@ class SegmentDescriptors:
 
     def close(self) -> None:
         """Close all; those that a fetch uses when it is done."""
+        self.ahead.forget()
         with self._lock:
             for held in self._open.values():
                 held.dropped = True
@@ -258,6 +262,16 @@ def bring_in(descriptor: int, offset: int, length: int) -> None:
     """
     if length >= BRING_IN_FROM:
         populate(descriptor, offset, length)
+
+
+def read_ahead(descriptors: SegmentDescriptors, grant: Grant, begin: int, end: int) -> None:
+    """Have [begin, end) of a granted chunk brought in behind the caller's back, with its vector of CRCs.
+
+    As `bring_in_granules`, but it does not block, and it needs a descriptor that is held: else nothing happens.
+    """
+    if grant.medium == MEDIUM_SEGMENT and end - begin >= BRING_IN_FROM:
+        stop = grant.stored_bytes + _vector_bytes(grant) if end >= grant.logical_bytes else end
+        descriptors.ahead.want(SegmentId(grant.segment), grant.offset + begin, stop - begin)
 
 
 def check_digest(chunk: ChunkId, payload: memoryview) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
 from lakefs.ids import ChunkId
 from lakefs.movers import MEDIUM_SEGMENT, Check, SegmentDescriptors
 from lakefs.names import Name
+from lakefs.read_ahead import ReadAheadWindow
 from lakefs.wire.messages import Grant, ObjectStat, OpenedObject
 
 
@@ -48,6 +49,8 @@ class Opened:
     pieces: list[Piece]
     grants: dict[ChunkId, Grant]
     inline: dict[ChunkId, bytes]
+    window: ReadAheadWindow = field(default_factory=ReadAheadWindow)
+    """What its reader is going to read."""
 
     def overlapping(self, offset: int, length: int) -> list[Piece]:
         """Pieces that hold bytes of [offset, offset + length)."""

@@ -20,19 +20,19 @@ _libc = ctypes.CDLL(None)
 _syscall = _libc.syscall
 _syscall.argtypes = (ctypes.c_long, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
 _syscall.restype = ctypes.c_long
-_range = (ctypes.c_uint64 * 2)()  # offset, length
-_counts = (ctypes.c_uint64 * 5)()  # pages in the cache, dirty, written back, evicted, evicted of late
-_RANGE_AT: Final = ctypes.addressof(_range)
-_COUNTS_AT: Final = ctypes.addressof(_counts)
+_Asked = ctypes.c_uint64 * 7
+"""Offset, length; then the answer: pages in the cache, dirty, written back, evicted, evicted of late."""
+_COUNTS_AT: Final = 16
 
 
 def is_cached(descriptor: int, offset: int, length: int) -> bool | None:
-    """Whether every page of [offset, offset + length) is there; None when that cannot be known.  In one thread only."""
-    _range[0], _range[1] = offset, length
-    if _syscall(_CACHESTAT, descriptor, _RANGE_AT, _COUNTS_AT, 0) != 0:
+    """Whether every page of [offset, offset + length) is there; None when that cannot be known."""
+    asked = _Asked(offset, length)
+    address = ctypes.addressof(asked)
+    if _syscall(_CACHESTAT, descriptor, address, address + _COUNTS_AT, 0) != 0:
         return None
     pages = (offset + length - 1) // _PAGE - offset // _PAGE + 1
-    return _counts[0] >= pages
+    return asked[2] >= pages
 
 
 def is_in_memory(descriptor: int) -> bool:
