@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from bench.measure import Scenario
-from bench.sampled import Sampled
+from bench.sampled import ALONE, Sampled
 
 WHOLE_RUN_S: Final = 3600
 UNTIMED_S: Final = 60.0
 """A scenario that is not in the table is taken to need so long."""
 
 EXPECTED_S: Final[Mapping[str, float]] = {
-    "put-large": 95, "get-large": 55, "startup": 15, "grant-blake3": 10, "grant-crc32c": 10,
-    "put-small": 15, "put-small-one": 10, "space": 20, "gc-latency": 50, "gc-reclaim": 50,
+    "startup": 15, "grant-blake3": 10, "grant-crc32c": 10,
+    "space": 20, "gc-latency": 50, "gc-reclaim": 50,
     "scrub": 35, "scrub-memory": 25, "scrub-small": 30, "dedup-model": 20,
     "mount-read": 50, "mount-reread": 75, "mount-tensors": 25, "mount-tensors-cold": 25, "mount-write": 100,
     "mount-random": 25, "mount-cp": 80, "mount-git": 80, "mount-tar": 30, "mount-find": 20, "mount-du": 20,
@@ -35,7 +35,6 @@ EXPECTED_S: Final[Mapping[str, float]] = {
     "mixed": 200,
 }  # fmt: skip
 
-_ALONE: Final = "what is timed is the program itself, on both sides: there is no generator beside it"
 _CPU: Final = (
     "the server's own CPU time counts, whatever the generator's speed; its share of a core is recorded"
 )
@@ -43,9 +42,7 @@ _SHARED: Final = (
     "one generator for all sides; its share of a core is recorded; `null-http` says how far it goes"
 )
 GENERATORS: Final[Mapping[str, str]] = {
-    "": _ALONE,
-    "put-small": "one client with 64 in flight; its CPU, 8 us a put, is a tenth of the engine's",
-    "put-small-one": "one client, one put after the other: the round trip itself is what is timed",
+    "": ALONE,
     "mount-": "the same program on both sides, on the mount and on the peer",
     "peers-": "the same program on every mount",
     "s3-": _CPU,

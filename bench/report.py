@@ -35,7 +35,7 @@ PLOTS: Final = "plots"
 SECTIONS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     (
         "Reading from Python",
-        ("get-", "grant-", "lookup", "locate", "map-", "local-", "chunks-", "loader", "read-"),
+        ("get-", "grant-", "lookup", "locate", "map-", "local-", "chunks-", "loader", "read-", "locate"),
     ),
     ("Writing", ("put-", "seal", "dedup-", "space")),
     ("Key-value blocks: the hot path against its peers", ("kv-", "pool-", "index-", "hot-")),

@@ -41,6 +41,9 @@ class Unit:
     higher_is_better: bool
 
 
+ALONE: Final = "what is timed is the program itself, on all sides: there is no generator beside it"
+"""What a scenario without a generator says of it."""
+
 FIGURES: Final[Mapping[str, Unit]] = {
     "operations_per_s": Unit("operations/s", "op/s", higher_is_better=True),
     "bytes_per_s": Unit("bytes/s", "B/s", higher_is_better=True),

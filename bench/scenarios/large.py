@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,8 +17,9 @@ import blake3
 
 import lakefs
 from bench.content import renew_file, write_file
-from bench.measure import Bench, Figure, Paired, Scenario, Sides, Single, at_least, at_most, timed
+from bench.measure import Bench, Figure, Scenario, Single, at_least, at_most, timed
 from bench.process import EngineProcess, MemoryWatch
+from bench.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
 from lakefs.file_getting import GetOptions, get_to_file
 from lakefs.names import Name
 from lakefs.trees import Observer
@@ -27,53 +29,88 @@ QUICK: Final = 24 << 20
 MEMORY_LIMIT: Final = float(256 << 20)
 
 
+DD: Final = "dd conv=fsync"
+COPY: Final = "cp, then BLAKE3 of it"
+
+
 @contextmanager
-def put_sides(bench: Bench) -> Iterator[Sides]:
+def put_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
     """`put` of a file that the store has never seen, against dd with fsync; both from the page cache."""
     size = bench.scale.pick(FULL, QUICK)
-    source, copy = bench.folder / "source", bench.folder / "copy"
+    source = bench.folder / "source"
     write_file(source, size)
+    yield [
+        Entrant(OURS, partial(_putting, bench, source, size)),
+        Entrant(DD, partial(_dd, bench, source, size)),
+    ]
+
+
+@contextmanager
+def _putting(bench: Bench, source: Path, size: int) -> Iterator[Side]:
     with EngineProcess(bench.folder) as engine, engine.connect() as lake:
 
         def prepare() -> None:
-            copy.unlink(missing_ok=True)
             if lake.exists("bench/x"):
                 lake.remove("bench/x")
                 lake.gc()
             renew_file(source)
 
-        def ours() -> float:
-            before = engine.cpu_s()
+        def run() -> Run:
             elapsed_s = timed(lambda: lake.put("bench/x", source))
-            cpu.append(engine.cpu_s() - before)
-            return size / elapsed_s
+            return Run(1, size, elapsed_s=elapsed_s, stored_bytes=size)
 
-        def theirs() -> float:
-            command = ["dd", f"if={source}", f"of={copy}", "bs=4M", "conv=fsync", "status=none"]
-            return size / timed(lambda: subprocess.run(command, check=True))
-
-        cpu: list[float] = []
-        per_gib = (1 << 30) / size
-        yield Sides(ours, theirs, prepare, lambda: {"engine CPU s/GiB": per_gib * sum(cpu) / len(cpu)})
+        yield Side(run, prepare, lambda: [engine.pid])
 
 
 @contextmanager
-def get_sides(bench: Bench) -> Iterator[Sides]:
+def _dd(bench: Bench, source: Path, size: int) -> Iterator[Side]:
+    copy = bench.folder / "copy"
+    command = ["dd", f"if={source}", f"of={copy}", "bs=4M", "conv=fsync", "status=none"]
+
+    def prepare() -> None:
+        copy.unlink(missing_ok=True)
+        renew_file(source)
+
+    def run() -> Run:
+        elapsed_s = timed(lambda: subprocess.run(command, check=True))
+        return Run(1, size, elapsed_s=elapsed_s, stored_bytes=size)
+
+    yield Side(run, prepare)
+
+
+@contextmanager
+def get_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
     """A verified `get` into a new file, against cp and a hash of the same bytes; all of it in the page cache."""
     size = bench.scale.pick(FULL, QUICK)
-    source, target = bench.folder / "source", bench.folder / "target"
+    source = bench.folder / "source"
     write_file(source, size)
+    yield [
+        Entrant(OURS, partial(_getting, bench, source, size)),
+        Entrant(COPY, partial(_copying, bench, source, size)),
+    ]
+
+
+@contextmanager
+def _getting(bench: Bench, source: Path, size: int) -> Iterator[Side]:
+    target = bench.folder / "target"
     with EngineProcess(bench.folder) as engine, engine.connect() as lake:
         lake.put("bench/x", source)
 
-        def ours() -> float:
-            return timed(lambda: _get(lake, target))
+        def run() -> Run:
+            return Run(1, size, elapsed_s=timed(lambda: _get(lake, target)))
 
-        def theirs() -> float:
-            copied_s = timed(lambda: subprocess.run(["cp", source, target], check=True))
-            return copied_s + timed(lambda: hash_file(source))
+        yield Side(run, lambda: target.unlink(missing_ok=True), lambda: [engine.pid])
 
-        yield Sides(ours, theirs, lambda: target.unlink(missing_ok=True))
+
+@contextmanager
+def _copying(bench: Bench, source: Path, size: int) -> Iterator[Side]:
+    target = bench.folder / "copy"
+
+    def run() -> Run:
+        copied_s = timed(lambda: subprocess.run(["cp", source, target], check=True))
+        return Run(1, size, elapsed_s=copied_s + timed(lambda: hash_file(source)))
+
+    yield Side(run, lambda: target.unlink(missing_ok=True))
 
 
 def hash_file(path: Path) -> bytes:
@@ -113,19 +150,24 @@ def measure_memory(bench: Bench) -> dict[str, float]:
 
 
 SCENARIOS: Final[tuple[Scenario, ...]] = (
-    Paired(
+    Sampled(
         "put-large",
-        "put of 4 GiB, durable / dd conv=fsync",
-        "B/s",
-        at_least(0.8, "x"),
+        "put of 4 GiB, durable",
+        "bytes_per_s",
         put_sides,
+        generator=ALONE,
+        expected_s=95,
+        targets=(Target("bytes_per_s", at_least(0.8, "x"), DD),),
+        stores=True,
     ),
-    Paired(
+    Sampled(
         "get-large",
-        "get of 4 GiB, hot, verified BLAKE3 / cp, then a BLAKE3 of it",
-        "s",
-        at_most(1.25, "x"),
+        "get of 4 GiB, hot, verified BLAKE3, to a new file",
+        "bytes_per_s",
         get_sides,
+        generator=ALONE,
+        expected_s=55,
+        targets=(Target("bytes_per_s", at_least(0.8, "x"), COPY),),
     ),
 )
 MEMORY_SCENARIOS: Final[tuple[Scenario, ...]] = (

@@ -4,70 +4,91 @@ from __future__ import annotations
 
 import itertools
 import os
-import statistics
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import Final
 
 from bench.content import payload
-from bench.measure import Bench, Paired, Scenario, Sides, at_least, at_most, timed
+from bench.measure import Bench, Scenario, at_least, at_most
 from bench.process import EngineProcess
+from bench.sampled import OURS, Entrant, Run, Sampled, Side, Target, one_by_one
 
 SIZE: Final = 4096
 IN_FLIGHT: Final = 64
+APPEND: Final = "append + fdatasync, one at a time"
 
 
 @contextmanager
-def rate_sides(bench: Bench) -> Iterator[Sides]:
+def rate_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
     """Puts of distinct objects, each under a name of its own, 64 in flight."""
-    count = bench.scale.pick(8192, 256)
-    appends = bench.scale.pick(1024, 64)
-    numbers = itertools.count()
-    cpu: list[float] = []
-    with EngineProcess(bench.folder) as engine, engine.connect() as lake:
-
-        def ours() -> float:
-            objects = [(f"bench/k{next(numbers):08}", payload(SIZE)) for _ in range(count)]
-            before = engine.cpu_s()
-            elapsed_s = timed(lambda: lake.put_many(objects, in_flight=IN_FLIGHT))
-            cpu.append((engine.cpu_s() - before) / count)
-            return count / elapsed_s
-
-        def theirs() -> float:
-            return 1 / statistics.fmean(append_synced(bench.folder / "log", appends))
-
-        yield Sides(ours, theirs, figures=lambda: {"engine CPU us/put": 1e6 * statistics.median(cpu)})
+    yield [
+        Entrant(OURS, partial(_many, bench, bench.scale.pick(8192, 256))),
+        Entrant(APPEND, partial(_appends, bench, bench.scale.pick(1024, 64))),
+    ]
 
 
 @contextmanager
-def latency_sides(bench: Bench) -> Iterator[Sides]:
-    """One put after the other, the median of each round."""
+def latency_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
+    """One put after the other."""
     count = bench.scale.pick(300, 20)
+    yield [Entrant(OURS, partial(_singly, bench, count)), Entrant(APPEND, partial(_appends, bench, count))]
+
+
+@contextmanager
+def _many(bench: Bench, count: int) -> Iterator[Side]:
     numbers = itertools.count()
+    objects: list[tuple[str, bytes]] = []
     with EngineProcess(bench.folder) as engine, engine.connect() as lake:
 
-        def ours() -> float:
-            content = [payload(SIZE) for _ in range(count)]
-            return statistics.median(
-                timed(lambda one=one: lake.put(f"bench/k{next(numbers):08}", one))  # type: ignore[misc]
-                for one in content
-            )
+        def prepare() -> None:
+            objects[:] = [(f"bench/k{next(numbers):08}", payload(SIZE)) for _ in range(count)]
 
-        def theirs() -> float:
-            return statistics.median(append_synced(bench.folder / "log", count))
+        def run() -> Run:
+            begin = time.perf_counter()
+            lake.put_many(objects, in_flight=IN_FLIGHT)
+            elapsed_s = time.perf_counter() - begin
+            return Run(count, count * SIZE, elapsed_s=elapsed_s, stored_bytes=count * SIZE)
 
-        yield Sides(ours, theirs)
+        yield Side(run, prepare, lambda: [engine.pid])
 
 
-def append_synced(path: Path, count: int) -> list[float]:
-    """Seconds of each append of 4 KiB with fdatasync, one at a time, to a file that is new."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        return [timed(lambda: _append(descriptor, payload(SIZE))) for _ in range(count)]
-    finally:
-        os.close(descriptor)
+@contextmanager
+def _singly(bench: Bench, count: int) -> Iterator[Side]:
+    numbers = itertools.count()
+    objects: list[tuple[str, bytes]] = []
+    with EngineProcess(bench.folder) as engine, engine.connect() as lake:
+
+        def prepare() -> None:
+            objects[:] = [(f"bench/k{next(numbers):08}", payload(SIZE)) for _ in range(count)]
+
+        def run() -> Run:
+            puts = (partial(lake.put, name, content) for name, content in objects)
+            return one_by_one(puts, bytes_each=SIZE, stored=True)
+
+        yield Side(run, prepare, lambda: [engine.pid])
+
+
+@contextmanager
+def _appends(bench: Bench, count: int) -> Iterator[Side]:
+    """To a file that is new each round."""
+    path = bench.folder / "log"
+    content: list[bytes] = []
+
+    def prepare() -> None:
+        path.unlink(missing_ok=True)
+        content[:] = [payload(SIZE) for _ in range(count)]
+
+    def run() -> Run:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            appends = (partial(_append, descriptor, one) for one in content)
+            return one_by_one(appends, bytes_each=SIZE, stored=True)
+        finally:
+            os.close(descriptor)
+
+    yield Side(run, prepare)
 
 
 def _append(descriptor: int, content: bytes) -> None:
@@ -76,18 +97,24 @@ def _append(descriptor: int, content: bytes) -> None:
 
 
 SCENARIOS: Final[tuple[Scenario, ...]] = (
-    Paired(
+    Sampled(
         "put-small",
-        "4 KiB durable puts, own names, 64 in flight / append + fdatasync one at a time",
-        "op/s",
-        at_least(5, "x"),
+        "4 KiB durable puts, own names, 64 in flight",
+        "operations_per_s",
         rate_sides,
+        generator="one client with 64 in flight; its CPU for a put stands beside the engine's, and is a fraction of it",
+        expected_s=15,
+        targets=(Target("operations_per_s", at_least(5, "x"), APPEND),),
+        stores=True,
     ),
-    Paired(
+    Sampled(
         "put-small-one",
-        "one 4 KiB durable put / one append + fdatasync",
-        "s",
-        at_most(2.5, "x"),
+        "4 KiB durable puts, one by one",
+        "p50_us",
         latency_sides,
+        generator="one client, one put after the other: the round trip itself is what is timed",
+        expected_s=10,
+        targets=(Target("p50_us", at_most(2.5, "x"), APPEND),),
+        stores=True,
     ),
 )

@@ -14,7 +14,15 @@ from bench.scenarios import SCENARIOS
 from tests.e2e import test_bench_peers, test_bench_s3
 from tests.e2e.served import ROOT, environment
 
-TRIED = ("put-small-one", "startup", "open-get-4k", "open-s3-get-4k", "loader", "s3-processes-get-4k")
+TRIED = (
+    "put-small-one",
+    "grant-crc32c",
+    "startup",
+    "open-get-4k",
+    "open-s3-get-4k",
+    "loader",
+    "s3-processes-get-4k",
+)
 """One of each kind that no other test runs; python -m bench.run --quick runs all."""
 
 
@@ -88,6 +96,7 @@ def test_a_scenario_of_each_kind_runs(tmp_path: Path) -> None:
         assert all(
             figures[figure] > 0 for figure in ("operations_per_s", "bytes_per_s", "p999_us", "server_cpu_us")
         )
+    assert found["scenarios"]["put-small-one"]["sides"]["ours"]["median"].get("device_bytes_per_byte", 2) > 1
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
