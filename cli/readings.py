@@ -49,6 +49,7 @@ def readings(engine: RunningEngine) -> list[Reading]:
         ),
         *gc_readings(store),
         *scrub_readings(store),
+        *hot_index_readings(store),
         Reading("lake_overlay_entries", "Entries not yet in the index", lambda: metadata("overlay_entries")),
         Reading(
             "lake_journal_bytes",
@@ -59,6 +60,32 @@ def readings(engine: RunningEngine) -> list[Reading]:
         Reading("lake_buffers_in_use", "Payload buffers in use", lambda: float(store.buffers.in_use)),
         Reading(
             "lake_reserve_bytes", "Room held for journal and index", lambda: float(store.reserve.held_bytes)
+        ),
+    ]
+
+
+def hot_index_readings(store: Store) -> list[Reading]:
+    """What `/metrics` says of the hot index; zeros where there is none."""
+
+    def statistic(name: str) -> float:
+        return float(store.hot_index.statistics()[name]) if store.hot_index is not None else 0.0
+
+    return [
+        Reading("lake_hot_index_entries", "Chunks in the hot index", lambda: statistic("entries")),
+        Reading("lake_hot_index_entries_max", "Chunks it has room for", lambda: statistic("entries_max")),
+        Reading("lake_hot_index_bytes", "Memory of the hot index", lambda: statistic("bytes")),
+        Reading(
+            "lake_hot_index_refused_total",
+            "Chunks that the hot index had no room for",
+            lambda: statistic("refused"),
+            counter=True,
+        ),
+        Reading(
+            "lake_hot_index_looked_up_total",
+            "Chunks that the engine looked up in it for clients",
+            lambda: {"found": statistic("found"), "missed": statistic("missed")},
+            "outcome",
+            counter=True,
         ),
     ]
 

@@ -37,27 +37,12 @@ from cli.s3_options import s3_options
 @click.option(
     "--io-uring", metavar="auto|off", help="auto: read the disk through io_uring where there is one."
 )
+@click.option(
+    "--hot-index", metavar="auto|off|memory|PATH", help="Where local clients look up places; a path is kept."
+)
+@click.option("--hot-index-entries", metavar="N", help="Chunks it has room for; 0: it grows by itself.")
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
-def serve(
-    data: str | None,
-    socket: str | None,
-    socket_group: str | None,
-    native: str | None,
-    s3: str | None,
-    s3_region: str | None,
-    s3_domains: str | None,
-    s3_tls_cert: str | None,
-    s3_tls_key: str | None,
-    s3_access_log: str | None,
-    s3_access_log_sample: str | None,
-    admin: str | None,
-    log_level: str | None,
-    upload_expiry: str | None,
-    scrub_interval: str | None,
-    scrub_rate: str | None,
-    io_uring: str | None,
-    file: str | None,
-) -> None:
+def serve(file: str | None, **settings: str | None) -> None:
     """Run an engine.
 
     Prints where it listens, then serves until SIGTERM or SIGINT; requests that have begun are finished.  Port 0
@@ -73,26 +58,7 @@ def serve(
     from engine.process import run_engine
     from lakefs.config import load
 
-    flags = {
-        "data": data,
-        "socket": socket,
-        "socket_group": socket_group,
-        "native": native,
-        "s3": s3,
-        "s3_region": s3_region,
-        "s3_domains": s3_domains,
-        "s3_tls_cert": s3_tls_cert,
-        "s3_tls_key": s3_tls_key,
-        "s3_access_log": s3_access_log,
-        "s3_access_log_sample": s3_access_log_sample,
-        "admin": admin,
-        "log_level": log_level,
-        "upload_expiry": upload_expiry,
-        "scrub_interval": scrub_interval,
-        "scrub_rate": scrub_rate,
-        "io_uring": io_uring,
-    }
-    config = load(file=file, flags=flags)
+    config = load(file=file, flags=settings)
     log_to_stderr(config.log_level)
     faces = (serve_s3_port, serve_admin_port, notify_manager)
     run_loop(partial(run_engine, config, printer=say, faces=faces))

@@ -32,7 +32,7 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
-from engine.format import RECORD_HEADER
+from engine.format import RECORD_HEADER, Mutation, Table
 from engine.journal import Journal
 from engine.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.tables import Tables, TableTransaction
@@ -45,6 +45,8 @@ from lakefs.ports import Offload
 T = TypeVar("T")
 Observer = Callable[[Sequence, list[object]], None]
 """Called on the loop with a sequence and notes, in the order of commits; must not block, await or raise."""
+RecordObserver = Callable[[list[Mutation]], None]
+"""The same with records."""
 
 VISIBLE_LINGER_S: Final = 0.05
 """How long a group stays open for more when nobody waits for it.  What is visible is durable within a second."""
@@ -92,6 +94,7 @@ class _Group:
     body_bytes: int = 0
     record_count: int = 0
     notes: list[object] = field(default_factory=list)
+    watched: list[Mutation] = field(default_factory=list)
     since: float = 0.0
     """When it got its first mutation."""
     waiters: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
@@ -131,6 +134,8 @@ class Committer:
         """Called on the loop when a group has become durable."""
         self._joined_observers: list[Observer] = []
         self._durable_observers: list[Observer] = []
+        self._watched_tables: frozenset[Table] = frozenset()
+        self._record_observer: RecordObserver | None = None
 
     # --- decisions ---------------------------------------------------------------------------------------
 
@@ -205,6 +210,13 @@ class Committer:
     def on_durable(self, observer: Observer) -> None:
         """Call `observer` with a group's notes once it is durable, before its waiters run."""
         self._durable_observers.append(observer)
+
+    def on_durable_records(self, tables: frozenset[Table], observer: RecordObserver | None) -> None:
+        """Call `observer` with a group's mutations of these tables once it is durable, before its waiters run.
+
+        There is one; of what joined a group before this call nothing is told.
+        """
+        self._watched_tables, self._record_observer = tables, observer
 
     # --- groups ------------------------------------------------------------------------------------------
 
@@ -297,6 +309,8 @@ class Committer:
             parts += (pack(table, op, len(key), len(value)), key, value)
         group.body_bytes += body_bytes
         group.record_count += len(mutations)
+        if self._watched_tables:
+            group.watched += [mutation for mutation in mutations if mutation[1] in self._watched_tables]
         self._tables.overlay.current.publish(group.sequence, mutations)
         transaction.settle_counters(group.sequence)
         if transaction.notes:
@@ -350,6 +364,8 @@ class Committer:
             return
         self._appending = None
         self.durable_sequence = group.sequence
+        if group.watched and self._record_observer is not None:
+            self._record_observer(group.watched)
         if group.notes:
             for observer in self._durable_observers:
                 observer(group.sequence, group.notes)

@@ -17,7 +17,7 @@ It does not hold the store's lock or superblock: `engine.store` writes `clean_se
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -26,8 +26,8 @@ import trio
 
 from engine.applier import Applier
 from engine.checkpoint import Checkpoint, remove_superseded, write_checkpoint
-from engine.commit import Committer, Observer, PayloadSource
-from engine.format import StoreIdentity
+from engine.commit import Committer, PayloadSource
+from engine.format import StoreIdentity, Table
 from engine.index import Index, IndexPages, remove_index, replace_index
 from engine.index_check import Verification
 from engine.journal import Journal, no_reserve
@@ -78,6 +78,9 @@ class Metadata:
             self._tables, self._committer, offload, release_reserve, self._after_apply, sizes
         )
         self._committer.after_group = self._after_group
+        self.on_joined: Final = self._committer.on_joined
+        self.on_durable: Final = self._committer.on_durable
+        self.on_durable_records: Final = self._committer.on_durable_records
         self._applied_sequence = recovered.index.applied
         self._pages = IndexPages()
         self._count_pages()
@@ -175,13 +178,10 @@ class Metadata:
         """Have the payload that is placed there written, and synced, before each group of the journal."""
         self._committer.write_first(payload)
 
-    def on_joined(self, observer: Observer) -> None:
-        """Call `observer(sequence, notes)` in the step in which a decision with notes joins its group."""
-        self._committer.on_joined(observer)
-
-    def on_durable(self, observer: Observer) -> None:
-        """Call `observer(sequence, notes)` for each durable group with notes, in order, before its waiters run."""
-        self._committer.on_durable(observer)
+    def record_count(self, table: Table) -> int:
+        """Records of a table in the index; what only the overlay has is not counted.  IndexDamaged."""
+        with closing(self._tables.index.snapshot()) as snapshot:
+            return snapshot.stats(table)[0]
 
     def stats(self) -> dict[str, Any]:
         """Counts for people and scripts; JSON-able."""

@@ -22,6 +22,7 @@ import structlog
 import trio
 
 from engine.disk import LocalDisk, make_folders
+from engine.hot_index_life import run_hot_index
 from engine.local import open_local_store
 from engine.native_token import native_token
 from engine.server import Server
@@ -91,6 +92,7 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
             server = Server(service, network, token=token, connections_max=connections)
             engine = RunningEngine(config, store, service, server)
             async with trio.open_nursery() as nursery:
+                await nursery.start(run_hot_index, store, config.hot_index, config.hot_index_entries)
                 await _start_faces(engine, nursery, printer, faces)
                 nursery.start_soon(_collect_now_and_then, store)
                 nursery.start_soon(_scrub_now_and_then, store, config.scrub_interval)

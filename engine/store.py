@@ -16,7 +16,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ from engine.format import ReadOnlyFeature
 from engine.full_disk import telling_full, write_superblock
 from engine.gc import Collector
 from engine.holds import Holds
+from engine.hot_index import HotIndex
+from engine.index_upkeep import keep_index_whole
 from engine.lendings import Lendings
 from engine.manifests import Manifests
 from engine.metadata import Metadata, open_metadata
@@ -52,7 +54,7 @@ from engine.upload_expiry import UploadExpiry
 from engine.watch import Watchers
 from lakefs.buffers import BufferPool
 from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
-from lakefs.ids import SegmentId
+from lakefs.ids import SegmentId, Sequence
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, GC_GRACE_S, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Clock, Disk, IoQueue, Offload
 from lakefs.version import VERSION
@@ -92,6 +94,12 @@ class Store:
     """Set while nobody walks through the index; `index_damage` is why it could not be made whole then."""
     index_damage: LakeError | None = None
     lent: Lendings = field(init=False)
+    hot_index: HotIndex | None = None
+    clean_before: int | None = None
+    """Where the last boot stopped cleanly."""
+    at_clean_stop: list[Callable[[Sequence], None]] = field(default_factory=list)
+    """Called in a thread with the last sequence, before the superblock says "clean"."""
+    leaving: AsyncExitStack = field(default_factory=AsyncExitStack)
     _superblock_lock: trio.Lock = field(default_factory=trio.Lock)
 
     def __post_init__(self) -> None:
@@ -156,6 +164,7 @@ class Store:
             "gc_running": self.collector.running,
             "scrub": self.scrubber.status(),
             "compaction_running": self.compactor.running,
+            "hot_index": self.hot_index.statistics() if self.hot_index is not None else {"state": "off"},
         }
 
     async def begin_to_use(self, feature: ReadOnlyFeature) -> None:
@@ -227,12 +236,16 @@ async def open_store(
         for warning in opened.warnings:
             _log.warning(warning)
         with plain_errors(), while_locked():
-            async with _running(
-                disk, clock, offload, opened, grace_s, upload_expiry_s, sizes, index_committed, io_queue
-            ) as store:
+            async with (
+                _running(
+                    disk, clock, offload, opened, grace_s, upload_expiry_s, sizes, index_committed, io_queue
+                ) as store,
+                store.leaving,
+            ):
+                store.clean_before = opened.superblock.clean_sequence
                 async with trio.open_nursery() as nursery:
                     if verify_index:
-                        nursery.start_soon(_keep_index_whole, store)
+                        nursery.start_soon(keep_index_whole, store)
                     else:
                         store.index_looked_at.set()
                     yield store
@@ -403,36 +416,6 @@ async def _segment_id(metadata: Metadata) -> SegmentId:
     return segment
 
 
-async def _keep_index_whole(store: Store) -> None:
-    """Verify the index behind start-up, and whenever a read met damage in it; rebuild it on a mismatch."""
-    while True:
-        store.index_suspect = trio.Event()
-        try:
-            await store.metadata.verify_index()
-        except IndexDamaged as error:
-            _log.error("the index is damaged and is being rebuilt from the journal", error=error.message)
-            await _rebuild_index(store)
-        else:
-            store.index_verified = True
-            store.index_damage = None
-        store.index_looked_at.set()
-        await store.index_suspect.wait()
-        store.index_looked_at = trio.Event()
-        store.index_verified = False
-
-
-async def _rebuild_index(store: Store) -> None:
-    store.index_damage = None
-    try:
-        await store.metadata.rebuild_online()
-    except LakeError as error:
-        store.index_damage = error
-        _log.error("the index cannot be rebuilt; what it cannot answer stays an error", error=error.message)
-    else:
-        store.index_verified = True
-        _log.warning("the index has been rebuilt")
-
-
 async def _stop(store: Store) -> None:
     """The clean stop; when a part of it fails the store is left as after a crash, and that is said."""
     try:
@@ -443,6 +426,8 @@ async def _stop(store: Store) -> None:
         clean_sequence = await store.metadata.close()
         if clean_sequence is None:
             return
+        for keep in store.at_clean_stop:
+            await store.offload.run(keep, clean_sequence)
         clean = replace(store.superblock, clean_sequence=clean_sequence)
         await store.offload.run(write_superblock, store.disk, clean, store.reserve)
     except LakeError as error:

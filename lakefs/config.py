@@ -21,6 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from lakefs.config_values import (
+    Address as Address,
+    duration_text as duration_text,
+    parse_address as parse_address,
+    parse_duration as parse_duration,
+    parse_size as parse_size,
+)
 from lakefs.errors import ConfigError, InvalidArgument
 from lakefs.limits import S3_DOMAINS_MAX, SCRUB_INTERVAL_S, SCRUB_RATE_BYTES_PER_S, UPLOAD_EXPIRY_S
 
@@ -40,27 +47,11 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 """`sun_path` has 108 bytes and ends with a zero."""
 SLIP_SIMILARITY: Final = 0.8
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-_SIZE: Final = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?\s*(?:([kmgtp])(?:i?b)?|b)?", re.ASCII | re.IGNORECASE)
 _REGION: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SAMPLE: Final = re.compile(r"1(?:/([1-9]\d{0,8}))?", re.ASCII)
 _DOMAIN: Final = re.compile(
     r"(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 )
-_DURATION: Final = re.compile(r"(\d{1,9})\s*([smhd])?", re.ASCII)
-_DURATION_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_SIZE_SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where to listen: host and port; port 0 lets the system pick one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        """`HOST:PORT`, an IPv6 host in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -93,6 +84,10 @@ class Config:
     """Bytes per second that a scrub reads; 0: as fast as it goes."""
     io_uring: bool
     """Whether the disk is read through io_uring where the kernel allows it."""
+    hot_index: str
+    """`auto`, `off`, `memory` or an absolute path."""
+    hot_index_entries: int
+    """Chunks that the hot index has room for; 0: it sizes itself."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each setting came from, for people: `default`, `LAKE_DATA`, `--data`, or the file's path."""
 
@@ -116,6 +111,8 @@ class Config:
             "scrub_interval": duration_text(self.scrub_interval),
             "scrub_rate": str(self.scrub_rate),
             "io_uring": "auto" if self.io_uring else "off",
+            "hot_index": self.hot_index,
+            "hot_index_entries": str(self.hot_index_entries),
         }
 
 
@@ -158,6 +155,8 @@ def load(
         "scrub_interval": SCRUB_INTERVAL_S,
         "scrub_rate": SCRUB_RATE_BYTES_PER_S,
         "io_uring": True,
+        "hot_index": "auto",
+        "hot_index_entries": 0,
     }
     if (values.get("s3_tls_cert") is None) != (values.get("s3_tls_key") is None):
         raise ConfigError("TLS needs both: s3_tls_cert and s3_tls_key", subject="s3_tls_cert")
@@ -189,50 +188,6 @@ def default_socket(data: Path, environ: Mapping[str, str] | None = None, *, uid:
         return SYSTEM_SOCKET
     run_folder = environ.get("XDG_RUNTIME_DIR", "")
     return (Path(run_folder) if run_folder.startswith("/") else data) / "lake.sock"
-
-
-def parse_address(text: str) -> Address:
-    """`HOST:PORT`, `[IPV6]:PORT`, either with `tcp://` before it.  InvalidArgument."""
-    host, colon, port_text = text.removeprefix("tcp://").rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    bare = host[1:-1] if bracketed else host
-    if not colon or not bare or (":" in bare) != bracketed or any(c.isspace() or c in "/[]" for c in bare):
-        raise InvalidArgument(f"{text!r} is not an address; give HOST:PORT, as 127.0.0.1:9001 or [::1]:9001")
-    is_number = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
-    if not is_number or int(port_text) > 65535:
-        raise InvalidArgument(f"{text!r} is not an address: the port must be a number from 0 to 65535")
-    return Address(bare, int(port_text))
-
-
-def parse_size(text: str) -> int:
-    """Bytes: a number with an optional unit, `4096`, `64K`, `1.5GiB`; units are powers of 1,024.  InvalidArgument."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise InvalidArgument(f"{text!r} is not a size; give a number and a unit, as 64K, 512MiB or 1.5G")
-    whole, fraction, unit = match[1], match[2] or "", match[3] or ""
-    scaled, rest = divmod(int(whole + fraction) << _SIZE_SHIFTS[unit.lower()], int(f"1{'0' * len(fraction)}"))
-    if rest and not unit:
-        raise InvalidArgument(f"{text!r} is not a size: a byte has no fractions")
-    return scaled
-
-
-def parse_duration(text: str) -> float:
-    """Seconds: a whole number with a unit, `90s`, `30m`, `12h`, `7d`; `0` needs none.  InvalidArgument."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None or not (match[2] or int(match[1]) == 0):
-        raise InvalidArgument(
-            f"{text!r} is not a time; give a number and a unit, as 90s, 30m, 12h or 7d, or 0"
-        )
-    return float(int(match[1]) * _DURATION_UNITS.get(match[2] or "s", 1))
-
-
-def duration_text(duration_s: float) -> str:
-    """A time as `parse_duration` takes it, in the largest unit that is exact."""
-    whole = int(duration_s)
-    if not whole:
-        return "0"
-    unit = next(unit for unit, length in reversed(_DURATION_UNITS.items()) if whole % length == 0)
-    return f"{whole // _DURATION_UNITS[unit]}{unit}"
 
 
 @dataclass(frozen=True)
@@ -365,6 +320,16 @@ def _log_destination(text: str) -> str:
     return text.lower() if text.lower() in ("off", "stderr") else str(_path(text))
 
 
+def _hot_index(text: str) -> str:
+    return text.lower() if text.lower() in ("auto", "off", "memory") else str(_path(text))
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,12}", text.strip(), re.ASCII):
+        raise InvalidArgument(f"{text!r} is no count; give a whole number, as 10000000")
+    return int(text)
+
+
 def _sample(text: str) -> int:
     match = _SAMPLE.fullmatch(text.strip())
     if match is None:
@@ -429,6 +394,8 @@ _SETTINGS: Final[Mapping[str, Callable[[str], object]]] = {
     "scrub_interval": parse_duration,
     "scrub_rate": parse_size,
     "io_uring": _auto_or_off,
+    "hot_index": _hot_index,
+    "hot_index_entries": _count,
 }
 SETTING_NAMES: Final = tuple(_SETTINGS)
 """Keys of the file; flags of the same name with `-`, variables `LAKE_` and upper case."""

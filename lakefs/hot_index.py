@@ -27,12 +27,12 @@ from typing import Final
 
 from lakefs.errors import PermissionDenied, StoreDamaged
 from lakefs.hot_table import HotTable
-from lakefs.hot_table_format import HEADER_PAGE_BYTES, Found, TableHeader, table_bytes, unpack_header
+from lakefs.hot_table_format import HEADER_PAGE_BYTES, MAGIC, Found, TableHeader, table_bytes, unpack_header
 
 F_GET_SEALS: Final = 1034
 F_SEAL_SHRINK: Final = 0x0002
-_MAP_SHARED_VALIDATE: Final = 0x03
-_MAP_SYNC: Final = 0x80000
+MAP_SHARED_VALIDATE: Final = 0x03
+MAP_SYNC: Final = 0x80000
 """Given by DAX file systems and devices only."""
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -57,6 +57,11 @@ class HotIndexReader:
         self._table = HotTable(self._memory, self.header.capacity)
         self.find = self._table.find
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the engine still uses this table; else it is empty, and OpenHotIndex gives the new one."""
+        return self._memory[: len(MAGIC)] == MAGIC
+
     def find_many(self, chunks: Sequence[bytes]) -> list[Found | None]:
         """`find` of each, in order; a quarter of its time for each chunk, from batches of a dozen on."""
         return self._table.find_many(chunks if isinstance(chunks, list) else list(chunks))
@@ -73,7 +78,7 @@ def _safe_map_flags(descriptor: int) -> int:
     except OSError:
         pass  # no memfd
     is_ours = status.st_uid in (0, os.geteuid()) and not status.st_mode & _OTHERS_WRITE
-    flags = _MAP_SHARED_VALIDATE | _MAP_SYNC
+    flags = MAP_SHARED_VALIDATE | MAP_SYNC
     if stat.S_ISREG(status.st_mode) and is_ours:
         try:
             mmap.mmap(descriptor, HEADER_PAGE_BYTES, flags, mmap.PROT_READ).close()

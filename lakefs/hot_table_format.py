@@ -40,6 +40,8 @@ VACANT: Final = 0
 """Kind of an empty slot."""
 DEAD: Final = 255
 """Kind of an entry that was removed where too much would have moved."""
+SUPERSEDED: Final = bytes(len(MAGIC))
+"""In the place of the magic: the engine has another table now, and this one is being emptied."""
 NOT_CLEAN: Final = (1 << 64) - 1
 """Clean sequence of a table that is in use."""
 

@@ -88,6 +88,10 @@ VERIFY_BATCH: Final = 4096
 HOT_INDEX_SLOTS_MIN: Final = 1 << 10
 HOT_INDEX_SLOTS_MAX: Final = 1 << 32
 """Of one table; at 64 bytes each 256 GiB.  Bits of a home that come from the first 8 bytes of a digest."""
+HOT_INDEX_ENTRIES_MIN: Final = 200_000
+"""What a table has room for at the least, where nothing was said: 16 MiB.  It grows by itself."""
+HOT_INDEX_MEMORY_SHARE: Final = 16
+"""A table takes at most 1/16 of the memory: on 32 GiB 2 GiB, 26 million chunks."""
 HOT_INDEX_ATTEMPTS: Final = 8
 """Looks of a reader at a part of the table that changes under it; then the engine is asked."""
 

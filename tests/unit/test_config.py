@@ -49,6 +49,8 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "scrub_interval": "14d",
         "scrub_rate": "67108864",
         "io_uring": "auto",
+        "hot_index": "auto",
+        "hot_index_entries": "0",
     }
 
 

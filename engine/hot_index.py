@@ -1,0 +1,292 @@
+"""The hot index's owner: the one writer of the table that clients read places of chunks from.
+
+    start   a table is made, or the kept one is taken again; behind it all records are walked and put in
+    life    each durable group's records go in and out, before its waiters run
+    growth  a table that is full, and sized by itself, is replaced by one of twice the size, filled behind
+    stop    a kept table gets the last sequence of the clean stop, after which nothing was written
+
+Rules kept here:
+- An entry is put when its record is durable, so an answer from the table needs no waiting.
+- An entry goes in the step in which the group that frees, moves or quarantines its chunk has become durable: before
+  whoever waits for that group punches the place.
+- Only what the record says of a raw chunk of the default domain goes in; what is not there is asked of the store.
+- A kept table is taken again when store, boot and sequence are those of the last clean stop, and every entry is
+  whole; else it is made anew.  While it is in use, its header says so.
+- Table full, memory short, files that cannot be used by themselves: counted or said, never an error of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+import trio
+
+from engine.format import (
+    CHECKSUM_CRC32C_GRANULE,
+    CHUNK_RECORD,
+    Mutation,
+    Op,
+    StoreIdentity,
+    Table,
+    chunk_id_of_key,
+)
+from engine.metadata import Metadata
+from engine.pace import Pace, Writers
+from engine.tiers import Backing, memory_bytes, open_backing
+from lakefs.errors import EngineBusy, LakeError, StoreDamaged
+from lakefs.hot_table import IS_NATIVE, HotTable
+from lakefs.hot_table_format import (
+    HEADER_PAGE_BYTES,
+    NOT_CLEAN,
+    SUPERSEDED,
+    Found,
+    TableHeader,
+    entries_max,
+    table_bytes,
+    unpack_header,
+)
+from lakefs.ids import BootId, ChunkId, Sequence
+from lakefs.limits import GC_BATCH, HOT_INDEX_MEMORY_SHARE, HOT_INDEX_SLOTS_MIN
+from lakefs.ports import Offload
+
+SEGMENT_TIER: Final = 1
+WATCHED: Final = frozenset((Table.CHUNKS, Table.QUARANTINE))
+_KEYS_END: Final = b"\xff"
+_PLAIN_KEY: Final = (b"\0\0", 255)
+"""Default domain, whole chunk."""
+_log: Final = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Counts:
+    """Since the start."""
+
+    refused: int = 0
+    grown: int = 0
+    found: int = 0
+    missed: int = 0
+    lent: int = 0
+
+
+@dataclass
+class HotIndex:
+    """One table and what keeps it true.  Used on the loop."""
+
+    metadata: Metadata
+    is_quarantined: Callable[[ChunkId], bool]
+    offload: Offload
+    identity: StoreIdentity
+    backing: Backing
+    table: HotTable
+    is_growing: bool
+    """Whether its size is its own choice."""
+    state: str = "filling"
+    """`filling`, `ready`, `full`, or `partly filled` when the index could not be walked."""
+    was_kept: bool = False
+    """Whether the table is that of the last clean stop."""
+    counts: _Counts = field(default_factory=_Counts)
+    _full: trio.Event = field(default_factory=trio.Event)
+
+    # --- asking ------------------------------------------------------------------------------------
+
+    def find_many(self, chunks: list[ChunkId]) -> list[Found | None]:
+        """Durable places of those that are known here."""
+        found = self.table.find_many(chunks)
+        missed = found.count(None)
+        self.counts.missed += missed
+        self.counts.found += len(found) - missed
+        return found
+
+    def statistics(self) -> dict[str, Any]:
+        """For people and scripts; JSON-able."""
+        return {
+            "state": self.state,
+            "backing": self.backing.kind,
+            "note": self.backing.note,
+            "native": IS_NATIVE,
+            "was_kept": self.was_kept,
+            "entries": self.table.count,
+            "entries_max": entries_max(self.table.capacity),
+            "bytes": table_bytes(self.table.capacity),
+            "refused": self.counts.refused,
+            "grown": self.counts.grown,
+            "found": self.counts.found,
+            "missed": self.counts.missed,
+            "lent": self.counts.lent,
+        }
+
+    # --- writing -----------------------------------------------------------------------------------
+
+    def put(self, chunk: bytes, place: Found) -> bool:
+        """The chunk is at this place, durably; False when the table does not take it."""
+        if self.table.put(chunk, *place):
+            return True
+        self.counts.refused += 1
+        if self.table.count + self.table.dead >= entries_max(self.table.capacity):
+            self.state = "full"
+            self._full.set()
+        return False
+
+    def remove(self, chunk: bytes) -> None:
+        """The chunk is not at any place that the table could tell."""
+        self.table.remove(chunk)
+
+    def records_durable(self, mutations: list[Mutation]) -> None:
+        """A group is durable: what it says of chunks is so now."""
+        for op, table, key, value in mutations:
+            if table is Table.CHUNKS and op is not Op.DELETE:
+                self._put_record(key, value)
+            elif table is Table.CHUNKS or op is not Op.DELETE:
+                self.table.remove(chunk_id_of_key(key))
+
+    def _put_record(self, key: bytes, value: bytes) -> None:
+        """What the record says; nothing when the table cannot say it, or the chunk is damaged."""
+        chunk = chunk_id_of_key(key)
+        place = _place_in(key, value)
+        if place is None or self.is_quarantined(chunk) or not self.put(chunk, place):
+            self.table.remove(chunk)
+
+    # --- life --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Fill the table, and grow it when it is full; until cancelled."""
+        if self.state == "filling":
+            await self._fill()
+        while self.is_growing:
+            await self._full.wait()
+            if not await self._grow():
+                return
+            await self._fill()
+
+    async def _fill(self) -> None:
+        """Walk all chunk records; what changes meanwhile is put by its group."""
+        pace = Pace(Writers(self.metadata))
+        start = b""
+        try:
+            while True:
+                start, seen, is_done = self._fill_page(start)
+                if self._full.is_set():
+                    return
+                if is_done:
+                    break
+                await self.metadata.wait_durable(seen)
+                await pace.rest()
+        except LakeError as error:
+            self.state = "partly filled"
+            _log.warning("the hot index is not filled", reason=error.message)
+            return
+        self.state = "ready"
+
+    def _fill_page(self, start: bytes) -> tuple[bytes, Sequence, bool]:
+        """Put the next records, up to one that is not durable.
+
+        Where to go on, what to wait for, and whether there are no more.
+        """
+        durable = self.metadata.durable_sequence
+        with self.metadata.view() as view:
+            for count, (key, value) in enumerate(view.scan(Table.CHUNKS, start, _KEYS_END)):
+                if view.sequence > durable or count == GC_BATCH:
+                    return start, view.sequence, False
+                self._put_record(key, value)
+                start = key + b"\0"
+            return start, view.sequence, True
+
+    async def _grow(self) -> bool:
+        """Take a table of twice the size; the old one is emptied, so that its readers come and ask."""
+        capacity = self.table.capacity * 2
+        try:
+            if capacity > capacity_allowed():
+                raise EngineBusy("memory allows no larger one")
+            backing = await self.offload.run(open_backing, "memory", table_bytes(capacity))
+        except LakeError as error:
+            _log.warning("the hot index is full", entries=self.table.count, reason=error.message)
+            return False
+        old, old_table = self.backing, self.table
+        self.backing, self.table = backing, HotTable(backing.memory, capacity)
+        self.state, self._full = "filling", trio.Event()
+        self.counts.grown += 1
+        self._write_header()
+        old.memory[: len(SUPERSEDED)] = SUPERSEDED
+        try:
+            await self.offload.run(old_table.clear)
+        finally:
+            del old_table
+            old.close()
+        return True
+
+    # --- kept tables -------------------------------------------------------------------------------
+
+    def begin(self, clean_before: Sequence | None) -> None:
+        """Take what is kept, or an empty table; from now on the header says that it is in use.  Blocks.  DiskFailed.
+
+        `clean_before`: where the last boot stopped cleanly, if it did.
+        """
+        self.was_kept = self._is_good(clean_before)
+        if self.was_kept:
+            self.state = "ready"
+        elif self.backing.is_old:
+            self.backing.erase()
+        self._write_header()
+        if self.backing.is_kept:
+            self.backing.mark_in_use()
+
+    def _write_header(self, clean_sequence: int = NOT_CLEAN) -> None:
+        header = self._header(self.identity.boot_id, clean_sequence).pack()
+        self.backing.memory[: len(header)] = header
+
+    def _header(self, boot_id: BootId, clean_sequence: int) -> TableHeader:
+        return TableHeader(
+            self.table.capacity, self.identity.store_id, boot_id, clean_sequence, self.table.count
+        )
+
+    def _is_good(self, clean_before: Sequence | None) -> bool:
+        """Whether the table is the one of the last clean stop, whole."""
+        if not self.backing.is_old or clean_before is None:
+            return False
+        try:
+            header = unpack_header(self.backing.memory[:HEADER_PAGE_BYTES])
+        except StoreDamaged as error:
+            _log.info("the kept hot index is made anew", reason=error.message)
+            return False
+        if header.capacity != self.table.capacity or not self.table.audit():
+            return False
+        return header == self._header(BootId(self.identity.boot_before), clean_before)
+
+    def keep(self, clean_sequence: Sequence) -> None:
+        """The store stops cleanly here: note it, for the next start.  Blocks."""
+        if self.state != "ready":
+            return
+        self._write_header(clean_sequence)
+        try:
+            self.backing.save()
+        except LakeError as error:
+            _log.warning("the hot index is not kept", reason=error.message)
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        self.metadata.on_durable_records(frozenset(), None)
+        del self.table
+        self.backing.close()
+
+
+def capacity_allowed() -> int:
+    """The largest table within the memory's share."""
+    capacity = HOT_INDEX_SLOTS_MIN
+    while table_bytes(2 * capacity) <= memory_bytes() // HOT_INDEX_MEMORY_SHARE:
+        capacity *= 2
+    return capacity
+
+
+def _place_in(key: bytes, value: bytes) -> Found | None:
+    """What a chunk record says, when a table can say it."""
+    if (key[1:3], key[35]) != _PLAIN_KEY or len(value) != CHUNK_RECORD.size:
+        return None
+    version, codec, cipher, kind, _, _, segment, offset, stored, logical, crc = CHUNK_RECORD.unpack(value)
+    if (version, codec, cipher, kind) != (1, 0, 0, CHECKSUM_CRC32C_GRANULE):
+        return None
+    if stored != logical or offset >= 1 << 32:
+        return None
+    return SEGMENT_TIER, segment, offset, stored, crc

@@ -1,0 +1,229 @@
+"""Where tables and arenas of fast memory live: anonymous memory, DAX files, DAX devices, plain files.
+
+Which one serves follows from the setting and from what the machine has:
+
+    memory          sealed memory, on reserved huge pages when there are any; gone with the process
+    a DAX file      mapped where it is (fsdax, MAP_SYNC: a store is durable once the caches are flushed); kept
+    a DAX device    the same, of the whole device (devdax: persistent memory, CXL); kept
+    any other file  sealed memory, read from the file at the start and written to it at a clean stop
+
+Rules kept here:
+- A mapping is only ever of what nobody can cut under it, and never of a file on a disk: an error of that disk would be
+  SIGBUS in the engine and in every reader.
+- A kept backing is locked while it is used; another engine that wants it is refused.
+- Memory is taken within a share of what machine and control group (cgroup v2) have, whatever is asked for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from engine.sealed_memory import HUGE_BYTES, SealedMemory
+from lakefs.errors import ConfigError, DiskFailed, StoreLocked
+from lakefs.hot_index import MAP_SHARED_VALIDATE, MAP_SYNC
+from lakefs.limits import PAGE_BYTES
+
+_FILE_MODE: Final = 0o600
+_COPY_BYTES: Final = 8 << 20
+
+
+@dataclass
+class Backing:
+    """Memory of a tier.  `memory` is writable; `descriptor` is read-only, to hand out, None when it may not be."""
+
+    kind: str
+    """For people: `memory`, `huge pages`, `DAX file`, `DAX device`, `file`."""
+    memory: memoryview
+    descriptor: int | None
+    note: str = ""
+    """What was wished for and is not there."""
+    file: int | None = None
+    """The locked file or device behind it."""
+    is_mapped: bool = False
+    """Whether `memory` is that file's own."""
+    is_old: bool = False
+    """Whether there was something in it before, which may be of use."""
+    _sealed: SealedMemory | None = None
+
+    def erase(self) -> None:
+        """All zeros; blocks."""
+        nothing = bytes(_COPY_BYTES)
+        for begin in range(0, len(self.memory), _COPY_BYTES):
+            piece = self.memory[begin : begin + _COPY_BYTES]
+            piece[:] = nothing[: len(piece)]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is there after a restart."""
+        return self.file is not None
+
+    def save(self) -> None:
+        """What is in memory is in the file, and durable, on return.  Blocks.  DiskFailed."""
+        if self.file is None:
+            return
+        try:
+            if self.is_mapped:
+                self._flush()
+                return
+            os.ftruncate(self.file, len(self.memory))
+            position = 0
+            while position < len(self.memory):
+                piece = self.memory[position : position + _COPY_BYTES]
+                position += os.pwrite(self.file, piece, position)
+            os.fsync(self.file)
+        except OSError as error:
+            raise DiskFailed(f"the hot index cannot be written to its file: {error.strerror}") from error
+
+    def mark_in_use(self) -> None:
+        """What the first page says is in the file, durably: a crash from now on is seen.  Blocks.  DiskFailed."""
+        assert self.file is not None
+        try:
+            if self.is_mapped:
+                self._flush()
+            else:
+                os.ftruncate(self.file, 0)
+                os.fsync(self.file)
+        except OSError as error:
+            raise DiskFailed(f"the file of the hot index: {error.strerror}") from error
+
+    def _flush(self) -> None:
+        mapping = self.memory.obj
+        assert isinstance(mapping, mmap.mmap)
+        mapping.flush()
+
+    def close(self) -> None:
+        """Let go of memory, descriptors and lock."""
+        with suppress(BufferError):
+            self.memory.release()
+        if self._sealed is not None:
+            self._sealed.close()
+        elif self.descriptor is not None:
+            os.close(self.descriptor)
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+
+
+def open_backing(setting: str, size_bytes: int) -> Backing:
+    """Memory for a tier, by its setting: `auto` or `memory`, or a path.  Blocks.
+
+    ConfigError: the path cannot be used.  StoreLocked: another engine uses it.  EngineBusy: there is no memory.
+    """
+    if setting in ("auto", "memory"):
+        return _in_memory(size_bytes)
+    file = _opened(Path(setting))
+    try:
+        return _on_file(Path(setting), file, size_bytes)
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def memory_bytes(*, groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """What this process may use: the machine's memory, or less where a control group says so."""
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return most
+    named = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
+    if named is None:
+        return most
+    folder = groups / named
+    while True:
+        with suppress(OSError, ValueError):  # no limit at this level, or none of ours to read
+            most = min(most, int((folder / "memory.max").read_text()))
+        if folder == groups or groups not in folder.parents:
+            return most
+        folder = folder.parent
+
+
+def _in_memory(size_bytes: int) -> Backing:
+    whole = -(-size_bytes // HUGE_BYTES) * HUGE_BYTES
+    sealed = SealedMemory("hot-index", whole)
+    note = "" if sealed.on_huge_pages else "no huge pages are set aside (sysctl vm.nr_hugepages)"
+    kind = "huge pages" if sealed.on_huge_pages else "memory"
+    return Backing(kind, sealed.view, sealed.descriptor, note, _sealed=sealed)
+
+
+def _opened(path: Path) -> int:
+    """The file or device, locked."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, _FILE_MODE)
+    except OSError as error:
+        raise ConfigError(f"hot_index: {path}: {error.strerror}", subject=str(path)) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        raise StoreLocked(
+            f"{path} is the hot index of another engine that runs; give each engine its own",
+            subject=str(path),
+        ) from error
+    return file
+
+
+def _on_file(path: Path, file: int, size_bytes: int) -> Backing:
+    found = os.fstat(file)
+    if stat.S_ISCHR(found.st_mode):
+        length = _device_bytes(found.st_rdev)
+        if length < size_bytes:
+            raise ConfigError(f"hot_index: {path} is no DAX device of {size_bytes} bytes", subject=str(path))
+        memory = mmap.mmap(file, length // HUGE_BYTES * HUGE_BYTES)
+        lent = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return Backing("DAX device", memoryview(memory), lent, "", file, is_mapped=True, is_old=True)
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"hot_index: {path} is neither a file nor a DAX device", subject=str(path))
+    dax = _mapped_dax(file, found.st_size, size_bytes)
+    if dax is not None:
+        lent = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return Backing("DAX file", dax, lent, "", file, is_mapped=True, is_old=found.st_size > 0)
+    inside = _in_memory(max(size_bytes, min(found.st_size, 2 * size_bytes)))
+    inside.kind, inside.file = "file", file
+    inside.note = "; ".join(filter(None, ["no DAX file system: kept in memory while in use", inside.note]))
+    inside.is_old = _read_into(inside.memory, file, found.st_size)
+    return inside
+
+
+def _device_bytes(device: int) -> int:
+    """Length of a DAX device; 0 of any other."""
+    with suppress(OSError, ValueError):
+        return int(Path(f"/sys/dev/char/{os.major(device)}:{os.minor(device)}/size").read_text())
+    return 0
+
+
+def _mapped_dax(file: int, old_bytes: int, size_bytes: int) -> memoryview | None:
+    """The file mapped with MAP_SYNC; None where it does not lie in DAX memory."""
+    flags = MAP_SHARED_VALIDATE | MAP_SYNC
+    wanted = max(size_bytes, old_bytes)
+    try:
+        if old_bytes < wanted:
+            os.posix_fallocate(file, 0, max(wanted, PAGE_BYTES))
+        return memoryview(mmap.mmap(file, wanted, flags))
+    except (OSError, ValueError):
+        if not old_bytes:
+            os.ftruncate(file, 0)
+        return None
+
+
+def _read_into(memory: memoryview, file: int, length: int) -> bool:
+    """Read the file; whether it is there and fits."""
+    if not 0 < length <= len(memory):
+        return False
+    position = 0
+    while position < length:
+        try:
+            count = os.preadv(file, [memory[position : min(length, position + _COPY_BYTES)]], position)
+        except OSError:
+            return False
+        if not count:
+            return False
+        position += count
+    return True

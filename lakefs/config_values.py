@@ -1,0 +1,73 @@
+"""Values of settings as people write them: addresses, sizes, times.
+
+Each function takes text and gives a value, or InvalidArgument with a sentence that says what to give instead.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from lakefs.errors import InvalidArgument
+
+_SIZE: Final = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?\s*(?:([kmgtp])(?:i?b)?|b)?", re.ASCII | re.IGNORECASE)
+_DURATION: Final = re.compile(r"(\d{1,9})\s*([smhd])?", re.ASCII)
+_DURATION_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_SIZE_SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen: host and port; port 0 lets the system pick one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """`HOST:PORT`, an IPv6 host in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """`HOST:PORT`, `[IPV6]:PORT`, either with `tcp://` before it.  InvalidArgument."""
+    host, colon, port_text = text.removeprefix("tcp://").rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if bracketed else host
+    if not colon or not bare or (":" in bare) != bracketed or any(c.isspace() or c in "/[]" for c in bare):
+        raise InvalidArgument(f"{text!r} is not an address; give HOST:PORT, as 127.0.0.1:9001 or [::1]:9001")
+    is_number = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
+    if not is_number or int(port_text) > 65535:
+        raise InvalidArgument(f"{text!r} is not an address: the port must be a number from 0 to 65535")
+    return Address(bare, int(port_text))
+
+
+def parse_size(text: str) -> int:
+    """Bytes: a number with an optional unit, `4096`, `64K`, `1.5GiB`; units are powers of 1,024.  InvalidArgument."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidArgument(f"{text!r} is not a size; give a number and a unit, as 64K, 512MiB or 1.5G")
+    whole, fraction, unit = match[1], match[2] or "", match[3] or ""
+    scaled, rest = divmod(int(whole + fraction) << _SIZE_SHIFTS[unit.lower()], int(f"1{'0' * len(fraction)}"))
+    if rest and not unit:
+        raise InvalidArgument(f"{text!r} is not a size: a byte has no fractions")
+    return scaled
+
+
+def parse_duration(text: str) -> float:
+    """Seconds: a whole number with a unit, `90s`, `30m`, `12h`, `7d`; `0` needs none.  InvalidArgument."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not (match[2] or int(match[1]) == 0):
+        raise InvalidArgument(
+            f"{text!r} is not a time; give a number and a unit, as 90s, 30m, 12h or 7d, or 0"
+        )
+    return float(int(match[1]) * _DURATION_UNITS.get(match[2] or "s", 1))
+
+
+def duration_text(duration_s: float) -> str:
+    """A time as `parse_duration` takes it, in the largest unit that is exact."""
+    whole = int(duration_s)
+    if not whole:
+        return "0"
+    unit = next(unit for unit, length in reversed(_DURATION_UNITS.items()) if whole % length == 0)
+    return f"{whole // _DURATION_UNITS[unit]}{unit}"

@@ -1,0 +1,53 @@
+"""What must hold of a hot index at any instant: it says nothing that the durable records do not say."""
+
+from __future__ import annotations
+
+from engine.format import Table, chunk_id_of_key, unpack_chunk_record
+from engine.store import Store
+from lakefs.hot_table_format import (
+    DEAD,
+    ENTRIES_OFFSET,
+    ENTRY_BYTES,
+    PROBE_SLOTS,
+    VACANT,
+    Found,
+    unpack_entry,
+)
+
+
+def entries_of(store: Store) -> dict[bytes, Found]:
+    """All that the table says."""
+    index = store.hot_index
+    assert index is not None
+    assert index.table.audit(), "an entry is torn, or not where it belongs"
+    found: dict[bytes, Found] = {}
+    for slot in range(index.table.capacity + PROBE_SLOTS):
+        begin = ENTRIES_OFFSET + slot * ENTRY_BYTES
+        entry = unpack_entry(bytes(index.backing.memory[begin : begin + ENTRY_BYTES]))
+        if entry.kind not in (VACANT, DEAD):
+            found[entry.chunk] = entry.found
+    return found
+
+
+def check_hot_index(store: Store) -> None:
+    """Every entry names a live record with the same place; once it is ready, every good chunk is in it.
+
+    To be called while nothing is on its way to the journal: entries follow what is durable.
+    """
+    entries = entries_of(store)
+    with store.metadata.view() as view:
+        records = {
+            chunk_id_of_key(key): unpack_chunk_record(value)
+            for key, value in view.scan(Table.CHUNKS, b"", b"\xff")
+        }
+        if view.sequence > store.metadata.durable_sequence:
+            return
+    for chunk, found in entries.items():
+        assert chunk in records, f"the hot index names {chunk.hex()}, which has no record"
+        record = records[chunk_id_of_key(chunk[:1] + b"\0\0" + chunk[1:])]
+        assert found == (1, record.segment, record.offset, record.stored_bytes, record.crc)
+        assert not store.chunks.is_quarantined(chunk_id_of_key(chunk[:1] + b"\0\0" + chunk[1:]))
+    assert store.hot_index is not None
+    if store.hot_index.state == "ready" and not store.hot_index.counts.refused:
+        missing = [c for c in records if c not in entries and not store.chunks.is_quarantined(c)]
+        assert not missing, f"{len(missing)} chunks are not in the hot index"
