@@ -90,12 +90,12 @@ class Segments:
         """Places that are not given back, though nothing lives there."""
         self._files = ReadFiles(disk, self._register, identity.store_id)
         self._direct_files = ReadFiles(disk, self._register, identity.store_id, direct=True)
-        self.slots = SlotReader(offload, self._files, self._direct_files)
+        queue = io_queue or OffloadQueue(offload)
+        self.slots = SlotReader(offload, queue, self._files, self._direct_files)
         """Reads into memory that clients lend."""
         self.punch_count = 0
         """Goes up before anything is given back: while it stays, what was read is what lay there."""
         self._reader = SegmentReader(disk, offload, self._register, self._files, self.small.unwritten)
-        queue = io_queue or OffloadQueue(offload)
         self._batches = BatchReader(self._reader, self._files, queue, offload)
         self._medium = MediumCheck(disk, self._register, self.small.unwritten)
 

@@ -2,7 +2,8 @@
 
 Rules kept here:
 - What is in the page cache is copied from there: without waiting for the medium on the loop (`read_cached`), or in
-  threads.  What is not is read past the page cache where offset and address allow it: a client's pool is the cache.
+  threads.  What is not is read past the page cache where offset and address allow it, through io_uring when there is
+  one: a client's pool is the cache.
 - The rest of a last page, and checksums that lie behind a payload, are read into pages of the engine's own; the kernel
   copies the payload's part of them on.  Those pages are a memfd: the mapping of a client's memory is never touched by
   user space (`engine.lent_memory`), and its file is never made longer.
@@ -28,7 +29,7 @@ from lakefs.errors import CorruptionError, LakeError, OperationalError, StoreDam
 from lakefs.ids import SegmentId
 from lakefs.limits import CHUNK_BYTES, PAGE_BYTES
 from lakefs.page_cache import is_cached
-from lakefs.ports import DiskFile, FileRead, Offload
+from lakefs.ports import DiskFile, FileRead, IoQueue, Offload
 
 LOADS_PER_ROUND: Final = 64
 """Payloads read from the medium at a time for one request: their last pages and checksums take 512 KiB at most."""
@@ -61,9 +62,10 @@ class SlotLoad:
 class SlotReader:
     """Reads of one store's segments into lent memory.  Any number at once."""
 
-    def __init__(self, offload: Offload, files: ReadFiles, direct_files: ReadFiles) -> None:
+    def __init__(self, offload: Offload, queue: IoQueue, files: ReadFiles, direct_files: ReadFiles) -> None:
         self._offload = offload
-        self._queue = OffloadQueue(offload)
+        self._queue = queue
+        self._threads = OffloadQueue(offload)
         self._files = files
         self._direct = direct_files
 
@@ -109,19 +111,33 @@ class SlotReader:
 
     async def _read_all(self, reads: list[FileRead], owners: list[SlotLoad]) -> None:
         """Read at several places at once; who comes short or fails gets the error."""
-        shares = [
-            range(first, len(reads), _PARALLEL_READS) for first in range(min(_PARALLEL_READS, len(reads)))
-        ]
 
-        async def read_share(share: range) -> None:
-            counts = await self._queue.read_many([reads[index] for index in share])
-            for index, count in zip(share, counts, strict=True):
+        async def read_share(share: tuple[IoQueue, Sequence[int]]) -> None:
+            queue, indices = share
+            counts = await queue.read_many([reads[index] for index in indices])
+            for index, count in zip(indices, counts, strict=True):
                 if isinstance(count, LakeError):
                     owners[index].error = count
                 elif count < len(reads[index].buffer):
                     owners[index].error = _short(owners[index].record)
 
-        await run_all(read_share, shares)
+        await run_all(read_share, self._shares(reads))
+
+    def _shares(self, reads: Sequence[FileRead]) -> list[tuple[IoQueue, Sequence[int]]]:
+        """Who reads what at the same time.
+
+        A ring takes all that goes past the page cache; what may be copied from there is the threads', because a ring
+        would copy megabytes while the loop waits.
+        """
+        shares: list[tuple[IoQueue, Sequence[int]]] = []
+        for_threads: Sequence[int] = range(len(reads))
+        if self._queue.kind != self._threads.kind:
+            past_cache = [index for index, read in enumerate(reads) if read.file.direct]
+            for_threads = [index for index, read in enumerate(reads) if not read.file.direct]
+            if past_cache:
+                shares.append((self._queue, past_cache))
+        count = min(_PARALLEL_READS, len(for_threads))
+        return [*shares, *((self._threads, for_threads[first::count]) for first in range(count))]
 
 
 class _OpenFiles:

@@ -21,6 +21,7 @@ from engine.store import Store
 from lakefs.errors import ChunkDamaged, InvalidArgument
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import GRANULE_BYTES
+from lakefs.service import Body
 from lakefs.wire import messages as m
 
 KIB = 1 << 10
@@ -46,6 +47,13 @@ def names_of(payloads: Sequence[bytes]) -> list[tuple[str, str]]:
     return [("b", f"k{index}") for index in range(len(payloads))]
 
 
+def drop_pages(folder: Path) -> None:
+    for path in (folder / "segments").iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
 @asynccontextmanager
 async def cold(folder: Path, way: str) -> AsyncIterator[tuple[Store, EmbeddedEngine]]:
     """The store, nothing of its segments in memory."""
@@ -55,10 +63,7 @@ async def cold(folder: Path, way: str) -> AsyncIterator[tuple[Store, EmbeddedEng
         if isinstance(ring, str):
             pytest.skip(ring)
         ring.close()
-    for path in (folder / "segments").iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
+    drop_pages(folder)
     async with open_local_store(folder, io_uring=wanted) as store:
         yield store, EmbeddedEngine(Service(store))
 
@@ -185,5 +190,40 @@ def test_what_rotted_in_the_page_cache_only_is_read_past_it(
             assert piece.failure is None
             assert len(checks) == 1
             assert store.segments.read_statistics()["threads"] == 1
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_cold_chunks_are_loaded_into_lent_memory_and_memory_that_shrinks_is_an_error(
+    way: str, folder: Path, payloads: list[bytes]
+) -> None:
+    loaded = [payloads[-1], payloads[4], payloads[3]]
+    pool_bytes = 1 << 20
+    offsets = [0, 512 * KIB, 768 * KIB]
+
+    async def main() -> None:
+        async with cold(folder, way) as (store, _):
+            service = Service(store)
+            client = service.connected("test", descriptors=True, trusted=True)
+            descriptor = os.memfd_create("pool", os.MFD_CLOEXEC)
+            os.truncate(descriptor, pool_bytes)
+            lent = await service.serve(client, m.LendMemory(pool_bytes, True), Body(), [os.dup(descriptor)])
+            assert isinstance(lent.message, m.MemoryLent)
+            request = m.LoadSlots(
+                lent.message.memory, [bytes(data_chunk_id(payload)) for payload in loaded], offsets
+            )
+            reply = await service.serve(client, request, Body(), ())
+            assert isinstance(reply.message, m.SlotsLoaded)
+            assert reply.message.lengths == [len(payload) for payload in loaded]
+            for payload, offset in zip(loaded, offsets, strict=True):
+                assert os.pread(descriptor, len(payload), offset) == payload
+            os.truncate(descriptor, 0)
+            drop_pages(folder)
+            reply = await service.serve(client, request, Body(), ())
+            assert isinstance(reply.message, m.SlotsLoaded)
+            assert [failure is not None for failure in reply.message.failures] == [True] * 3
+            assert (await store.status())["state"] == "serving"
+            os.close(descriptor)
 
     trio.run(main)
