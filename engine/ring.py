@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from engine.tasks import plain_errors
 from lakefs.errors import LakeError
 from lakefs.limits import RING_ENTRIES
 from lakefs.ports import FileRead, IoQueue
@@ -194,12 +195,13 @@ async def running_ring_queue(ring: Ring, spare: IoQueue) -> AsyncIterator[RingQu
             await queue.run()
 
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(take)
-            try:
-                yield queue
-            finally:
-                taking.cancel()
+        with plain_errors():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take)
+                try:
+                    yield queue
+                finally:
+                    taking.cancel()
     finally:
         queue.close()
 
