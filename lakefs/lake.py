@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -21,14 +21,15 @@ from lakefs.errors import BucketNotFound, InvalidArgument, KeyNotFound, LakeErro
 from lakefs.ids import Buffer
 from lakefs.lake_reads import ReadSteps
 from lakefs.lake_uploads import Progress as Progress, PutData as PutData, UploadSteps
-from lakefs.limits import CHUNK_BYTES
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.names import Name, parse_name, parse_object_name
 from lakefs.opened import Access
 from lakefs.putting import put, put_stream
-from lakefs.service import Reply
-from lakefs.sources import BufferSource, FileSource
-from lakefs.steps import Pipeline, Send, Steps, send, work
+from lakefs.putting_many import put_many
+from lakefs.shared_memory import LentMemories, SharedMemory, Slot
+from lakefs.slot_putting import memory_source, return_memory
+from lakefs.sources import FileSource
+from lakefs.steps import Steps, send, work
 from lakefs.uploading import PutResult, Transfer, only_result, result_of
 from lakefs.wire.messages import (
     NO_CONDITION,
@@ -49,11 +50,9 @@ from lakefs.wire.messages import (
     Listed,
     ListNames,
     MakeFolder,
-    NameChange,
     NameResults,
     ObjectAttributes,
     ObjectStat,
-    PutObjects,
     Rename,
     ReportReply,
     RunFsck,
@@ -73,6 +72,7 @@ class LakeSteps(UploadSteps, ReadSteps):
     carries_descriptors: bool
     network: bool = False
     check: Check = Check.BLAKE3
+    lent: LentMemories = field(default_factory=LentMemories)
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -99,8 +99,8 @@ class LakeSteps(UploadSteps, ReadSteps):
             mtime_ns=time.time_ns(), content_type=content_type, user_metadata=user_metadata or {}
         )
         transfer = self.transfer(progress)
-        if isinstance(data, (bytes, bytearray, memoryview)):
-            source = BufferSource(data)
+        if isinstance(data, (bytes, bytearray, memoryview, Slot)):
+            source = memory_source(data)
             result = yield from put(
                 transfer, target, source, attributes, condition=condition, create_bucket=create_bucket
             )
@@ -118,7 +118,7 @@ class LakeSteps(UploadSteps, ReadSteps):
             )
         if getattr(data, "read", None) is None:
             kind = type(data).__name__
-            raise InvalidArgument(f"cannot put a {kind}; pass bytes, a pathlib.Path or a binary file")
+            raise InvalidArgument(f"cannot put a {kind}; pass bytes, a slot, a pathlib.Path or a binary file")
         return (
             yield from put_stream(
                 transfer, target, data, attributes, condition=condition, create_bucket=create_bucket
@@ -154,7 +154,11 @@ class LakeSteps(UploadSteps, ReadSteps):
             source.close()
 
     def put_many(
-        self, objects: Sequence[tuple[str, Buffer]], *, create_bucket: bool = True, in_flight: int = 256
+        self,
+        objects: Sequence[tuple[str, Buffer | Slot]],
+        *,
+        create_bucket: bool = True,
+        in_flight: int = 256,
     ) -> Steps[list[ObjectStat]]:
         """Store many small objects (each at most 4 MiB, one chunk) in few journal groups; durable on return.
 
@@ -162,26 +166,14 @@ class LakeSteps(UploadSteps, ReadSteps):
         synced.  Each name is atomic by itself.  The first failure is raised after all have been tried; what cannot
         be asked (InvalidName, InvalidArgument) is raised before anything is.
         """
-        now_ns = time.time_ns()
-        stats: list[ObjectStat] = []
-        failures: list[LakeError] = []
+        attributes = ObjectAttributes(mtime_ns=time.time_ns())
+        return put_many(
+            self.transfer(None), objects, attributes, create_bucket=create_bucket, in_flight=in_flight
+        )
 
-        def done(reply: Reply) -> None:
-            assert isinstance(reply.message, NameResults)
-            for item in reply.message.results:
-                try:
-                    stats.append(result_of(item))
-                except LakeError as error:
-                    failures.append(error)
-
-        pipeline = Pipeline(2)
-        parsed = [(_checked_object(name, payload), payload) for name, payload in objects]
-        for batch in _batches_by_size(parsed, max(1, in_flight // 2)):
-            yield from pipeline.submit(_put_objects(batch, now_ns, create_bucket), done)
-        yield from pipeline.drain()
-        if failures:
-            raise failures[0]
-        return stats
+    def return_memory(self, memory: SharedMemory) -> Steps[None]:
+        """End the lending of a shared memory, if the engine has it; it touches the memory no more on return."""
+        return return_memory(self.lent, memory)
 
     # --- names -----------------------------------------------------------------------------------
 
@@ -342,46 +334,13 @@ class LakeSteps(UploadSteps, ReadSteps):
 
     def transfer(self, progress: Progress | None) -> Transfer:
         """How this client moves bytes to the engine."""
-        transfer = Transfer(descriptors=self.carries_descriptors, network=self.network)
+        transfer = Transfer(descriptors=self.carries_descriptors, network=self.network, lent=self.lent)
         return replace(transfer, progress=progress) if progress else transfer
 
     def access(self, progress: Progress | None) -> Access:
         """How this client reads."""
         access = Access(self.descriptors, self.carries_descriptors, self.check)
         return replace(access, progress=progress) if progress else access
-
-
-PUT_MANY_BYTES = 4 << 20
-
-
-def _checked_object(name: str, payload: Buffer) -> Name:
-    """Where a small object goes.  InvalidName, InvalidArgument."""
-    if memoryview(payload).nbytes > CHUNK_BYTES:
-        raise InvalidArgument(f"{name} is longer than {CHUNK_BYTES} bytes; put it by itself", subject=name)
-    return parse_object_name(name)
-
-
-def _batches_by_size(
-    objects: Sequence[tuple[Name, Buffer]], count_max: int
-) -> Iterator[list[tuple[Name, memoryview]]]:
-    batch: list[tuple[Name, memoryview]] = []
-    size = 0
-    for name, payload in objects:
-        view = memoryview(payload).cast("B")
-        if batch and (size + len(view) > PUT_MANY_BYTES or len(batch) == count_max):
-            yield batch
-            batch, size = [], 0
-        batch.append((name, view))
-        size += len(view)
-    if batch:
-        yield batch
-
-
-def _put_objects(batch: Sequence[tuple[Name, memoryview]], now_ns: int, create_bucket: bool) -> Send:
-    attributes = ObjectAttributes(mtime_ns=now_ns)
-    changes = [NameChange(*name, b"", attributes, NO_CONDITION, create_bucket) for name, _ in batch]
-    payloads = [payload for _, payload in batch]
-    return Send(PutObjects([len(payload) for payload in payloads], changes), body=payloads)
 
 
 def _bucket_list(message: object) -> list[BucketStat]:

@@ -24,7 +24,9 @@ from lakefs.multipart import (
 )
 from lakefs.names import parse_name, parse_object_name
 from lakefs.opened import Access
-from lakefs.sources import BufferSource, FileSource
+from lakefs.shared_memory import Slot
+from lakefs.slot_putting import memory_source
+from lakefs.sources import FileSource
 from lakefs.steps import Steps, work
 from lakefs.uploading import Transfer
 from lakefs.wire.messages import (
@@ -41,8 +43,8 @@ from lakefs.wire.messages import (
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes of those that were already there), as increments."""
 
-PutData = Buffer | os.PathLike[str] | BinaryIO
-"""What can be put: a buffer, the path of a file, or a binary file object read to its end."""
+PutData = Buffer | Slot | os.PathLike[str] | BinaryIO
+"""What can be put: a buffer, a slot of shared memory, the path of a file, or a binary file object read to its end."""
 
 
 class UploadSteps(ABC):
@@ -86,8 +88,8 @@ class UploadSteps(ABC):
         UploadNotFound, InvalidArgument, RequestTooLarge (over 5 GiB), StoreFull, SourceChanged, LocalFileError.
         """
         transfer = self.transfer(progress)
-        if isinstance(data, (bytes, bytearray, memoryview)):
-            source = BufferSource(data)
+        if isinstance(data, (bytes, bytearray, memoryview, Slot)):
+            source = memory_source(data)
             return (yield from put_part(transfer, upload, number, source, md5=md5, checksums=checksums))
         if isinstance(data, os.PathLike):
             file = yield from work(FileSource, Path(data))
@@ -97,7 +99,7 @@ class UploadSteps(ABC):
                 file.close()
         if getattr(data, "read", None) is None:
             kind = type(data).__name__
-            raise InvalidArgument(f"cannot put a {kind}; pass bytes, a pathlib.Path or a binary file")
+            raise InvalidArgument(f"cannot put a {kind}; pass bytes, a slot, a pathlib.Path or a binary file")
         return (yield from put_part_stream(transfer, upload, number, data, checksums=checksums))
 
     def copy_part(

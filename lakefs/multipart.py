@@ -33,7 +33,7 @@ from lakefs.limits import CHUNK_BYTES, PART_CHUNKS_MAX
 from lakefs.manifest import CutKind
 from lakefs.names import Name
 from lakefs.opened import Access, Opened, Piece
-from lakefs.putting import store_by_body, store_by_descriptor
+from lakefs.putting import store_source
 from lakefs.sources import Source, read_stream
 from lakefs.steps import Pipeline, Steps, send, work
 from lakefs.uploading import (
@@ -143,10 +143,7 @@ def put_part(
         store = yield from open_upload(transfer, CutKind.FIXED)
         plan = CutPlan(source.size_bytes)
         try:
-            if transfer.descriptors and source.descriptor is not None and source.size_bytes:
-                yield from store_by_descriptor(store, source, plan)
-            else:
-                yield from store_by_body(store, source, plan)
+            yield from store_source(store, source, plan)
             source.verify_unchanged()
             return (yield from commit_part(store, upload, number, etag, checksums))
         except BaseException as error:
@@ -382,10 +379,10 @@ def _again_when_lost(attempt: Callable[[], Steps[T]]) -> Steps[T]:
 
 
 def _give_up(store: Upload, error: BaseException) -> Steps[None]:
-    """End the session of a failed step; one that was lost, or whose engine is gone, ends by itself."""
+    """End the session of a failed step; one whose engine is gone ends by itself."""
     if isinstance(error, SessionLost):
         store.untell()
-    elif not isinstance(error, EngineUnreachable):
+    if not isinstance(error, EngineUnreachable):
         yield from abandon_upload(store)
 
 

@@ -1,7 +1,8 @@
 """Put: bytes -> chunks -> manifest -> name, written once as steps.
 
 Shapes of a put, by what is cheapest for the engine and the wire:
-- one chunk: `PutObjects`, one round trip, one journal group;
+- one chunk: `PutObjects`, one round trip, one journal group (`PutSlots` from shared memory);
+- shared memory that was lent: the engine copies slots of it (`StoreSlots`);
 - a file, and a stream that carries descriptors: the engine reads the file itself (`StoreFromSource`);
 - anything else: chunks in bodies; where the wire is a network their ids are offered first.
 
@@ -17,11 +18,13 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import BinaryIO
 
-from lakefs.chunking import CutPlan, iter_extents, plan_file
+from lakefs.chunking import CutPlan, iter_extents, may_be_safetensors, plan_file
 from lakefs.errors import EngineUnreachable, SessionLost
 from lakefs.limits import CHUNK_BYTES
 from lakefs.manifest import CutKind
 from lakefs.names import Name
+from lakefs.service import Reply
+from lakefs.slot_putting import SlotSource, lend, send_slots, store_by_slots
 from lakefs.sources import BufferSource, Source, read_stream
 from lakefs.steps import Pipeline, Send, Steps, send, work
 from lakefs.uploading import (
@@ -47,6 +50,7 @@ from lakefs.wire.messages import (
     NameChange,
     ObjectAttributes,
     PutObjects,
+    PutSlots,
     SourceClose,
     SourceOpen,
     SourceOpened,
@@ -68,9 +72,7 @@ def put(
     SourceChanged, PreconditionFailed, StoreFull, SessionLost (after ATTEMPTS), and what names raise.
     """
     change = NameChange(name.bucket, name.key, b"", attributes, condition, create_bucket)
-    plan = yield from work(
-        plan_file, lambda offset, length: bytes(source.read_at(offset, length)), source.size_bytes
-    )
+    plan = yield from _plan(source)
     head = list(islice(plan.lengths(), 2))
     if len(head) <= 1:
         return (yield from _put_one_chunk(transfer, change, source))
@@ -123,12 +125,19 @@ def put_stream(
 
 
 def _put_one_chunk(transfer: Transfer, change: NameChange, source: Source) -> Steps[PutResult]:
-    payload = yield from work(source.read_at, 0, source.size_bytes)
-    source.verify_unchanged()
-    reply = yield from send(PutObjects([len(payload)], [change]), body=[payload])
+    reply: Reply | None = None
+    if isinstance(source, SlotSource):
+        slot = source.slot
+        reply = yield from send_slots(
+            transfer, slot.memory, lambda number: PutSlots(number, [slot.offset], [slot.length], [change])
+        )
+    if reply is None:
+        payload = yield from _read(source, 0, source.size_bytes)
+        source.verify_unchanged()
+        reply = yield from send(PutObjects([len(payload)], [change]), body=[payload])
     stat = only_result(reply)
-    transfer.progress(len(payload), 0)
-    return PutResult(stat, len(payload), len(payload))
+    transfer.progress(source.size_bytes, 0)
+    return PutResult(stat, source.size_bytes, source.size_bytes)
 
 
 def _put_many_chunks(
@@ -136,20 +145,50 @@ def _put_many_chunks(
 ) -> Steps[PutResult]:
     upload = yield from open_upload(transfer, plan.cut_kind)
     try:
-        if transfer.descriptors and source.descriptor is not None:
-            yield from store_by_descriptor(upload, source, plan)
-        else:
-            yield from store_by_body(upload, source, plan)
+        yield from store_source(upload, source, plan)
         source.verify_unchanged()
         return (yield from commit_upload(upload, change))
     except EngineUnreachable:
         raise  # it was waited for already, and the session ends by itself
     except SessionLost:
         upload.untell()
+        yield from abandon_upload(upload)  # it is there still when only a source, or lent memory, was lost
         raise
     except BaseException:
         yield from abandon_upload(upload)
         raise
+
+
+def store_source(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
+    """Store a source's chunks, in the way that costs the least here."""
+    transfer = upload.transfer
+    if isinstance(source, SlotSource):
+        number = yield from lend(transfer, source.slot.memory)
+        if number is not None:
+            yield from store_by_slots(upload, source.slot, number, plan)
+            return
+    if transfer.descriptors and source.descriptor is not None and source.size_bytes:
+        yield from store_by_descriptor(upload, source, plan)
+    else:
+        yield from store_by_body(upload, source, plan)
+
+
+def _read(source: Source, offset: int, length: int) -> Steps[memoryview]:
+    """Bytes of a source, in place from memory."""
+    if source.in_memory:
+        return source.read_at(offset, length)
+    return (yield from work(source.read_at, offset, length))
+
+
+def _plan(source: Source) -> Steps[CutPlan]:
+    """How a source is cut; looked at in place where that is a look at 9 bytes of memory."""
+
+    def read_at(offset: int, length: int) -> bytes:
+        return bytes(source.read_at(offset, length))
+
+    if source.in_memory and not may_be_safetensors(read_at, source.size_bytes):
+        return CutPlan(source.size_bytes)
+    return (yield from work(plan_file, read_at, source.size_bytes))
 
 
 def _batches(plan: CutPlan) -> Iterator[list[tuple[int, int]]]:
@@ -187,7 +226,7 @@ def store_by_body(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
     for batch in _batches(plan):
         payloads: list[memoryview] = []
         for offset, length in batch:
-            payloads.append((yield from work(source.read_at, offset, length)))
+            payloads.append((yield from _read(source, offset, length)))
         if upload.transfer.network:
             yield from pipeline.submit(*offer_payloads(upload, payloads, pipeline))
         else:

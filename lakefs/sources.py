@@ -29,6 +29,11 @@ class Source(Protocol):
         """A descriptor that the engine may read from itself, when there is one."""
         ...
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether `read_at` is a slice of memory, for which no thread is needed."""
+        ...
+
     def read_at(self, offset: int, length: int) -> memoryview:
         """Exactly `length` bytes; SourceChanged when there are fewer.  Blocks."""
         ...
@@ -46,6 +51,7 @@ class BufferSource:
     """A buffer in memory, which the caller leaves alone until the put has ended."""
 
     descriptor: int | None = None
+    in_memory = True
 
     def __init__(self, buffer: Buffer) -> None:
         self._view = memoryview(buffer).cast("B")
@@ -66,6 +72,8 @@ class BufferSource:
 
 class FileSource:
     """A regular file.  LocalFileError when it cannot be opened or is not regular."""
+
+    in_memory = False
 
     def __init__(self, path: str | Path, *, follow_symlinks: bool = True) -> None:
         self.path = os.fspath(path)

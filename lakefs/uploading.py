@@ -19,6 +19,7 @@ from lakefs.errors import LakeError
 from lakefs.ids import ChunkId, ChunkKind, SessionId, data_chunk_id
 from lakefs.manifest import CutKind, ManifestBuilder, ManifestTree
 from lakefs.service import Reply
+from lakefs.shared_memory import LentMemories
 from lakefs.steps import Pipeline, Send, Steps, Work, send
 from lakefs.wire.messages import (
     Commit,
@@ -48,12 +49,13 @@ WINDOW_REQUESTS = 6
 class Transfer:
     """How a client moves bytes: what its connection can do, and who is told of progress.
 
-    `progress(bytes_done, bytes_already_there)` is called with increments, from the driver's own thread; negative
-    ones when a put begins again.
+    `lent`: the memories that the engine was lent; without, none is.  `progress(bytes_done, bytes_already_there)` is
+    called with increments, from the driver's own thread; negative ones when a put begins again.
     """
 
     descriptors: bool
     network: bool = False
+    lent: LentMemories | None = None
     progress: Callable[[int, int], None] = lambda done, present: None
 
 

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from lakefs.client.blocking_driver import BlockingDriver
-from lakefs.errors import EngineUnreachable
+from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.file_getting import replace_file
 from lakefs.ids import Buffer
 from lakefs.lake import Progress, PutData
 from lakefs.multipart import ListedPart, UploadName
 from lakefs.names import parse_object_name
 from lakefs.opened import Opened
+from lakefs.shared_memory import SharedMemory, Slot
 from lakefs.trees import Observer
 from lakefs.uploading import PutResult
 from lakefs.wire.messages import (
@@ -43,14 +44,29 @@ class Lake(BlockingDriver):
     # --- writing -----------------------------------------------------------------------------------
 
     def put(self, name: str, data: PutData, **options: Any) -> PutResult:
-        """Store bytes, a file (`pathlib.Path`) or a binary stream under a name; durable on return."""
+        """Store bytes, a slot of shared memory, a file (`pathlib.Path`) or a binary stream; durable on return."""
         return self.run(self.steps.put(name, data, **options))
 
     def put_many(
-        self, objects: Sequence[tuple[str, Buffer]], *, create_bucket: bool = True, in_flight: int = 256
+        self,
+        objects: Sequence[tuple[str, Buffer | Slot]],
+        *,
+        create_bucket: bool = True,
+        in_flight: int = 256,
     ) -> list[ObjectStat]:
-        """Store many small objects (each at most 4 MiB); durable on return."""
+        """Store many small objects (each at most 4 MiB) from buffers or slots of shared memory; durable on return."""
         return self.run(self.steps.put_many(objects, create_bucket=create_bucket, in_flight=in_flight))
+
+    @contextlib.contextmanager
+    def shared_memory(self, size_bytes: int) -> Iterator[SharedMemory]:
+        """Memory to fill and to put slots of, which the engine copies itself; see `lakefs.shared_memory`."""
+        memory = SharedMemory(size_bytes)
+        try:
+            yield memory
+        finally:
+            with contextlib.suppress(LakeError):  # a lending ends with its connection
+                self.run(self.steps.return_memory(memory))
+            memory.close()
 
     # --- multipart uploads -------------------------------------------------------------------------
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, cast
 
 import trio
 
 from lakefs.client.trio_driver import CLEANUP_S, TrioDriver
+from lakefs.errors import LakeError
 from lakefs.ids import Buffer
 from lakefs.lake import Progress, PutData
 from lakefs.multipart import ListedPart, UploadName
 from lakefs.opened import Opened
+from lakefs.shared_memory import SharedMemory, Slot
 from lakefs.uploading import PutResult
 from lakefs.wire.messages import (
     AccessKeyStat,
@@ -40,14 +42,30 @@ class TrioLake(TrioDriver):
     # --- writing -----------------------------------------------------------------------------------
 
     async def put(self, name: str, data: PutData, **options: Any) -> PutResult:
-        """Store bytes, a file (`pathlib.Path`) or a binary stream under a name; durable on return."""
+        """Store bytes, a slot of shared memory, a file (`pathlib.Path`) or a binary stream; durable on return."""
         return await self.run(self.steps.put(name, data, **options))
 
     async def put_many(
-        self, objects: Sequence[tuple[str, Buffer]], *, create_bucket: bool = True, in_flight: int = 256
+        self,
+        objects: Sequence[tuple[str, Buffer | Slot]],
+        *,
+        create_bucket: bool = True,
+        in_flight: int = 256,
     ) -> list[ObjectStat]:
-        """Store many small objects (each at most 4 MiB); durable on return."""
+        """Store many small objects (each at most 4 MiB) from buffers or slots of shared memory; durable on return."""
         return await self.run(self.steps.put_many(objects, create_bucket=create_bucket, in_flight=in_flight))
+
+    @asynccontextmanager
+    async def shared_memory(self, size_bytes: int) -> AsyncIterator[SharedMemory]:
+        """Memory to fill and to put slots of, which the engine copies itself; see `lakefs.shared_memory`."""
+        memory = await self._offload.run(SharedMemory, size_bytes)
+        try:
+            yield memory
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S):
+                with suppress(LakeError):  # a lending ends with its connection
+                    await self.run(self.steps.return_memory(memory))
+            memory.close()
 
     # --- multipart uploads -------------------------------------------------------------------------
 
