@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from engine.ring import opened_ring, running_ring_queue
+from engine.tasks import plain_errors
 from lakefs.errors import LakeError
 from lakefs.ports import FileRead, IoQueue, Offload
 
@@ -45,8 +46,9 @@ async def open_io_queue(offload: Offload, *, wanted: bool = True) -> AsyncIterat
         threads.reason = opened
         yield threads
         return
-    async with running_ring_queue(opened, threads) as queue:
-        yield queue
+    with plain_errors():
+        async with running_ring_queue(opened, threads) as queue:
+            yield queue
 
 
 def _read_each(reads: Sequence[FileRead]) -> list[int | LakeError]:
