@@ -21,6 +21,7 @@ from typing import Any, Final
 from engine.access_key_requests import AccessKeyRequests
 from engine.buckets import find_bucket
 from engine.holds import Client
+from engine.hot_index_requests import HotIndexRequests
 from engine.loads import Loads
 from engine.memory_requests import MemoryRequests
 from engine.name_requests import NameRequests
@@ -104,6 +105,7 @@ class Service:
             m.CloseLeases: self._reads.close_leases,
             m.Locate: self._reads.locate,
             m.OpenSegments: self._reads.open_segments,
+            m.OpenHotIndex: HotIndexRequests(self._store).open,
             m.PinChunks: pins.pin,
             m.UnpinChunks: pins.unpin,
             m.ReadChunks: self._reads.read_chunks,

@@ -24,6 +24,7 @@ from lakefs.ids import Buffer
 from lakefs.service import Reply
 from lakefs.wire.messages import (
     LendMemory,
+    OpenHotIndex,
     OpenObjects,
     OpenSegments,
     PinChunks,
@@ -57,7 +58,15 @@ class Work:
 Effect = Send | Work
 
 
-_TAKING: Final = (SessionOpen, SourceOpen, LendMemory, OpenObjects, OpenSegments, PinChunks)
+_TAKING: Final = (
+    SessionOpen,
+    SourceOpen,
+    LendMemory,
+    OpenHotIndex,
+    OpenObjects,
+    OpenSegments,
+    PinChunks,
+)
 
 
 def takes(effect: Effect) -> bool:

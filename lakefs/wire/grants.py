@@ -1,4 +1,4 @@
-"""Grants, which say where chunks are, and the requests that keep chunks there."""
+"""Grants, which say where chunks are, and the requests that keep chunks there or tell of them at large."""
 
 from __future__ import annotations
 
@@ -47,3 +47,20 @@ class UnpinChunks(Request, frozen=True):
     OP = 46
     REPLY = Done
     chunks: list[bytes]
+
+
+class HotIndexOpened(Message, frozen=True):
+    """A read-only descriptor of the hot index comes with this frame; `entries`: chunks that it has room for."""
+
+    entries: int
+
+
+class OpenHotIndex(Request, frozen=True):
+    """Get the table of where chunks are, to be mapped and read without asking (`docs/format.md`, Hot index).
+
+    PermissionDenied over TCP; UnsupportedVersion when this engine shares none.  A table whose magic has become
+    zeros was replaced by a larger one: ask again.
+    """
+
+    OP = 47
+    REPLY = HotIndexOpened

@@ -36,6 +36,8 @@ from lakefs.wire.bucket_messages import (
 )
 from lakefs.wire.grants import (
     Grant as Grant,
+    HotIndexOpened as HotIndexOpened,
+    OpenHotIndex as OpenHotIndex,
     PinChunks as PinChunks,
     Pinned as Pinned,
     UnpinChunks as UnpinChunks,
