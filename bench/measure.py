@@ -49,6 +49,8 @@ class Scale:
 
     quick: bool
     rounds: int
+    profile: bool = False
+    """Whether a scenario that misses a goal looks where the time goes."""
 
     def pick(self, full: int, quick: int) -> int:
         """The size for this run."""

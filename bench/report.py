@@ -24,6 +24,7 @@ from typing import Any, Final
 from bench import svg
 from bench.measure import spread_values, three_digits
 from bench.process import ROOT
+from bench.profile import below_all, boxes, shares
 from bench.sampled import FIGURES
 
 OUT: Final = ROOT / "bench" / "out"
@@ -46,6 +47,8 @@ SECTIONS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     ("Upkeep, memory, growth", ("gc-", "scrub", "memory-", "mixed", "rename-", "list-", "startup")),
 )
 _OTHERS: Final = "More"
+TIPS: Final = 8
+"""Functions that a profile names."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ class Report:
             yield f"{result['table']['title']}:\n\n{_table(result['table']['lines'])}"
         if result.get("kind") == "sampled":
             yield from self._sampled_plots(found)
+            yield from self._profiles(found)
         else:
             details = [
                 f"- {_cell(row['what'])}: {_cell(row['detail'])}" for row in result["rows"] if row["detail"]
@@ -173,6 +177,21 @@ class Report:
             name = f"{found.name}-latency.svg"
             self.plots[name] = svg.percentiles(f"{result['title']}: latency", curves)
             yield f"![{found.name}: latency by percentile]({PLOTS}/{name})\n"
+
+    def _profiles(self, found: Found) -> Iterator[str]:
+        """A flame graph for each role, and what is at the tips of its flames."""
+        for role, stacks in found.result.get("profile", {}).items():
+            stacks = below_all(stacks)
+            name = f"{found.name}-{role}.svg"
+            self.plots[name] = svg.flames(f"{found.name}: the {role}'s time", list(boxes(stacks)))
+            yield f"![{found.name}: the {role}'s time]({PLOTS}/{name})\n"
+            lines = [[f"{role}, in itself", "with what it calls", ""]]
+            lines += [
+                [f"{own:.0%}", f"{all_:.0%}", f"`{frame}`"] for frame, all_, own in shares(stacks, TIPS)
+            ]
+            yield _table(lines)
+        if "no_profile" in found.result:
+            yield f"No profile: {_cell(found.result['no_profile'])}.\n"
 
 
 def _head(found: Sequence[Found]) -> str:

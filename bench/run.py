@@ -54,7 +54,9 @@ def main() -> int:
     target = options.json or OUT / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
     rounds = options.rounds or (2 if options.quick else ROUNDS_MIN)
     with tempfile.TemporaryDirectory(dir=options.dir or OUT, prefix="work-") as work:
-        whole = _Whole(Path(work), Scale(options.quick, rounds), target)
+        whole = _Whole(
+            Path(work), Scale(options.quick, rounds, not options.quick and not options.no_profile), target
+        )
         try:
             for name in names:
                 whole.take(name)
@@ -146,6 +148,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, metavar="N", help=f"default {ROUNDS_MIN}")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything work?")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="folder on the disk to measure")
+    parser.add_argument("--no-profile", action="store_true", help="do not look where the time of a miss goes")
     parser.add_argument("--record", action="store_true", help="add the figures to bench/trends")
     parser.add_argument("--plan", action="store_true", help="say how long it would take, and end")
     return parser.parse_args()

@@ -8,6 +8,8 @@ from the smallest to the largest.
 The first side is ours: its failure is the scenario's.  Another side that fails is out, with what it measured before; it
 stands in the result as one that could not run, with its reason.
 
+Where a goal is missed, what our processes do is sampled in some more rounds (`bench.profile`), for the report.
+
 That the generator of the load is not what limits a side is said by each scenario in `generator`: in words, or as the
 name of a side that serves nothing (a null server), whose rate is then set beside ours.
 """
@@ -15,7 +17,9 @@ name of a side that serves nothing (a null server), whose rate is then set besid
 from __future__ import annotations
 
 import math
+import os
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -25,6 +29,8 @@ from typing import Any, Final
 from bench.accounting import Device, Spent, account
 from bench.contest import CouldNotRun
 from bench.measure import Bench, Goal, Row, spread_of, three_digits
+from bench.peers.packages import PeerUnavailable
+from bench.profile import NoProfile, profiled
 from lakefs.histogram import Histogram
 
 OURS: Final = "ours"
@@ -145,7 +151,10 @@ class Sampled:
                 taken.enter(entrant, must=not number)
             for number in range(bench.scale.rounds):
                 taken.round(number)
-        return rows_of(self, taken), measured_of(self, taken)
+            rows, measured = rows_of(self, taken), measured_of(self, taken)
+            if bench.scale.profile and any(not row.met for row in rows):
+                measured |= taken.profile()
+        return rows, measured
 
 
 class Taken:
@@ -182,6 +191,20 @@ class Taken:
         for name in names[first:] + names[:first]:
             with self._tolerated(name):
                 self._once(name, self._sides[name])
+
+    def profile(self) -> dict[str, Any]:
+        """Where our processes spend their time in more rounds, which do not count; or why nobody can say."""
+        side = self._sides[self._ours]
+        roles = {"server": side.servers(), "client": side.clients() or [os.getpid()]}
+
+        def work() -> None:
+            side.prepare()
+            side.run()
+
+        try:
+            return {"profile": profiled(roles, work, fetch=True)}
+        except (NoProfile, PeerUnavailable, OSError, subprocess.SubprocessError) as reason:
+            return {"no_profile": str(reason)}
 
     def _once(self, name: str, side: Side) -> None:
         done: list[Run] = []

@@ -49,6 +49,16 @@ class Canvas:
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:.1f}" fill="{colour}"/>'
         )
 
+    def box(self, x: float, y: float, width: float, words: str, colour: str, told: str) -> None:
+        """A labelled rectangle of a flame graph; `told` shows when it is pointed at."""
+        room = int((width - 4) / 6.2)
+        label = words if len(words) <= room else f"{words[: room - 1]}…" if room > 3 else ""
+        self._parts.append(
+            f'<g><title>{escape(told)}</title><rect x="{x:.1f}" y="{y:.1f}" width="{max(width - 0.5, 0.5):.1f}" '
+            f'height="16" fill="{colour}"/>'
+            f'<text x="{x + 3:.1f}" y="{y + 12:.1f}" font-size="10">{escape(label)}</text></g>'
+        )
+
     def line(self, points: Sequence[tuple[float, float]], colour: str, width: float = 1) -> None:
         """Through all points."""
         where = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -153,6 +163,22 @@ def percentiles(title: str, curves: Sequence[tuple[str, Curve]]) -> str:
         canvas.line([(x_of(share), y_of(value)) for share, value in curve], colour, 2)
         canvas.bar(right + 16, TOP + LINE * number, 12, 12, colour)
         canvas.words(right + 34, TOP + LINE * number + 11, label)
+    return canvas.text()
+
+
+FLAMES: Final = ("#e69f00", "#eeb52e", "#f0c661", "#dd8f1d")
+
+
+def flames(title: str, boxes: Sequence[tuple[int, float, float, str]]) -> str:
+    """A flame graph: (depth, begin, width, frame) of each box; the frame's whole name shows when it is pointed at."""
+    seen = [box for box in boxes if box[2] * WIDTH >= 1]
+    depth = 1 + max((box[0] for box in seen), default=0)
+    height = TOP + 17 * depth + 10
+    canvas = Canvas(WIDTH, height, title)
+    for level, begin, width, frame in seen:
+        y = height - 10 - 17 * (level + 1)
+        colour = FLAMES[sum(frame.encode()) % len(FLAMES)]
+        canvas.box(begin * WIDTH, y, width * WIDTH, frame, colour, f"{frame}: {width:.1%}")
     return canvas.text()
 
 
