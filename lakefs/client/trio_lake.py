@@ -20,7 +20,7 @@ from lakefs.errors import LakeError
 from lakefs.ids import Buffer
 from lakefs.lake import Progress, PutData
 from lakefs.multipart import ListedPart, UploadName
-from lakefs.opened import Opened
+from lakefs.opened import Opened, Piece
 from lakefs.shared_memory import SharedMemory, Slot
 from lakefs.uploading import PutResult
 from lakefs.wire.messages import (
@@ -279,6 +279,11 @@ class OpenedObject:
     def stat(self) -> ObjectStat:
         """What the name was when it was opened."""
         return self._opened.stat
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The chunks of the content, in order, as far as the answer to the opening told them."""
+        return list(self._opened.pieces)
 
     async def read(self, offset: int = 0, length: int | None = None) -> bytes:
         """A range, to the end when no length is given; cut at the object's end, checked."""

@@ -41,6 +41,7 @@ from tests.sim.disk import SimDisk
 from tests.sim.history import History, SimFailure
 from tests.sim.model import Bound
 from tests.sim.name_customers import NameCustomer
+from tests.sim.pin_customers import PinCustomer
 from tests.sim.session_customers import SessionCustomer
 from tests.sim.sim_time import pause
 from tests.sim.upload_customers import UploadCustomer
@@ -88,7 +89,7 @@ class Weather:
         return self.cuts and isinstance(error, (EngineUnreachable, SessionLost))
 
 
-class Customer(NameCustomer, SessionCustomer, UploadCustomer, VersionCustomer):
+class Customer(NameCustomer, SessionCustomer, PinCustomer, UploadCustomer, VersionCustomer):
     """One client, doing operations of random kinds over one connection after the other."""
 
     def __init__(
@@ -122,6 +123,7 @@ class Customer(NameCustomer, SessionCustomer, UploadCustomer, VersionCustomer):
             (12, self.get),
             (3, self.get_many),
             (6, self.hold_open),
+            (4, self.pin),
             (10, self.remove),
             (8, self.move),
             (5, self.move_folder),

@@ -249,6 +249,7 @@ BUGS = [
     Bug("gc forgets what is found present while it runs", upkeep.drop_the_barrier, 40),
     Bug("gc forgets what an ended session held", upkeep.end_sessions_without_a_word_to_gc, 100),
     Bug("gc forgets what is open for reading", upkeep.forget_leases, 80),
+    Bug("what is pinned is punched", upkeep.forget_pins, 20),
     Bug("gc forgets the parts of uploads", upkeep.forget_parts, 20),
     Bug(
         "compaction frees the old place before the new one is durable", upkeep.free_the_old_place_at_once, 100

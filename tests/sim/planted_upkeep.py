@@ -15,6 +15,7 @@ from engine.extents import Extent
 from engine.format import ChunkRecord
 from engine.gc import Collector, _Cycle
 from engine.holds import Holds, Session
+from engine.pins import Pins
 from engine.scrub import Scrubber
 from engine.segments import Segments
 from engine.upload_expiry import UploadExpiry
@@ -69,6 +70,13 @@ def forget_leases() -> AbstractContextManager[Any]:
         return ()
 
     return mock.patch.object(Holds, "leased_blobs", leased_blobs)
+
+
+def forget_pins() -> AbstractContextManager[Any]:
+    def nothing(self: Pins, record: ChunkRecord) -> None:
+        return
+
+    return mock.patch.multiple(Pins, _enter=nothing, _leave=nothing)
 
 
 def forget_parts() -> AbstractContextManager[Any]:
