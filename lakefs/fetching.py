@@ -87,15 +87,26 @@ class BufferSink:
         return None
 
 
-class Wanted(NamedTuple):
-    """A whole chunk of an opened object, and where it goes."""
+class Places(Protocol):
+    """What is known of the places of chunks: of an opened object, or of chunks asked for by id."""
 
-    opened: Opened
+    @property
+    def name(self) -> object:
+        """What errors name."""
+
+    grants: dict[ChunkId, Grant]
+    inline: dict[ChunkId, bytes]
+
+
+class Wanted(NamedTuple):
+    """A whole chunk, what is known of its place, and where it goes."""
+
+    opened: Places
     piece: Piece
     sink: Sink
 
 
-def fetch_pieces(access: Access, opened: Opened, pieces: Sequence[Piece], sink: Sink) -> Steps[None]:
+def fetch_pieces(access: Access, opened: Places, pieces: Sequence[Piece], sink: Sink) -> Steps[None]:
     """Fetch whole chunks into the sink, several at once.  ChunkDamaged, ChunkNotFound, EngineUnreachable."""
     return fetch_wanted(access, [Wanted(opened, piece, sink) for piece in pieces])
 
@@ -120,7 +131,7 @@ def fetch_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
     yield from pipeline.drain()
 
 
-def locate(access: Access, opened: Opened, chunks: Sequence[ChunkId]) -> Steps[None]:
+def locate(access: Access, opened: Places, chunks: Sequence[ChunkId]) -> Steps[None]:
     """Have the grants of these chunks, and the descriptors of their segments.  ChunkNotFound, EngineUnreachable."""
     unknown = [
         chunk for chunk in dict.fromkeys(chunks) if chunk not in opened.grants and chunk not in opened.inline
@@ -147,11 +158,11 @@ def bring_on(access: Access, opened: Opened, offset: int, length: int) -> Steps[
         read_ahead(access.descriptors, opened.grants[piece.chunk], begin, end)
 
 
-def _locate(opened: Opened, chunks: list[ChunkId]) -> Steps[None]:
-    opened.grants.update((yield from _ask_for_places(dict.fromkeys(chunks, opened))))
+def _locate(opened: Places, chunks: list[ChunkId]) -> Steps[None]:
+    opened.grants.update((yield from ask_for_places(dict.fromkeys(chunks, opened))))
 
 
-def _ask_for_places(chunks: Mapping[ChunkId, Opened]) -> Steps[dict[ChunkId, Grant]]:
+def ask_for_places(chunks: Mapping[ChunkId, Places]) -> Steps[dict[ChunkId, Grant]]:
     """Grants of chunks, each wanted for an object.  ChunkNotFound."""
     reply = yield from send(Locate([bytes(chunk) for chunk in chunks]))
     assert isinstance(reply.message, Located)
@@ -179,7 +190,7 @@ def _locate_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
         if want.piece.chunk not in want.opened.grants and want.piece.chunk not in want.opened.inline
     }
     if unknown:
-        found = yield from _ask_for_places(unknown)
+        found = yield from ask_for_places(unknown)
         for want in wanted:
             if want.piece.chunk in found:
                 want.opened.grants[want.piece.chunk] = found[want.piece.chunk]
@@ -300,7 +311,7 @@ def _check_streamed(access: Access, want: Wanted, reply: Reply, memory: memoryvi
     want.sink.deliver(want.piece, memory)
 
 
-def _streamed_piece(opened: Opened, piece: Piece, reply: Reply) -> ReadPiece:
+def _streamed_piece(opened: Places, piece: Piece, reply: Reply) -> ReadPiece:
     """The only piece of an answer; its failure is raised with the object's name."""
     assert isinstance(reply.message, ReadChunksReply)
     (answer,) = reply.message.pieces

@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from lakefs.chunk_getting import get_chunks, get_chunks_into
 from lakefs.errors import InvalidArgument, LakeError
 from lakefs.fetching import bring_on
 from lakefs.getting import close_object, get_many, get_many_into, open_object, read_range, read_whole
+from lakefs.ids import ChunkId
 from lakefs.lake_uploads import Progress
 from lakefs.names import parse_object_name
 from lakefs.opened import Access, Opened
 from lakefs.steps import Steps
-from lakefs.writable_memory import WritableBuffer, writable_memory
+from lakefs.writable_memory import WritableBuffer, chunk_memories, writable_memory
 
 
 class ReadSteps(ABC):
@@ -61,6 +63,15 @@ class ReadSteps(ABC):
                 raise content
             good.append(content)
         return good
+
+    def get_chunks(self, chunks: Sequence[bytes]) -> Steps[list[bytes]]:
+        """Chunks by their ids, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
+        return get_chunks(self.access(None), [ChunkId(chunk) for chunk in chunks])
+
+    def get_chunks_into(self, chunks: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> Steps[list[int]]:
+        """Chunks by their ids, each into a buffer at least as long; their lengths.  As `get_many_into`."""
+        targets = chunk_memories(chunks, buffers)
+        return get_chunks_into(self.access(None), [ChunkId(chunk) for chunk in chunks], targets)
 
     def open(self, name: str) -> Steps[Opened]:
         """Open an object: its content stays readable, whole, until `close`, whatever happens to the name."""

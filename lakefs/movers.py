@@ -51,8 +51,8 @@ class Check(Enum):
     """Whole chunks are not checked: rot, and a place that the engine gave up while it was read, go unnoticed."""
 
 
-@dataclass
-class _Held:
+@dataclass(slots=True)
+class Held:
     """A descriptor, how it is read without a wait, and how many fetches use it."""
 
     descriptor: int
@@ -69,7 +69,7 @@ class SegmentDescriptors:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: OrderedDict[SegmentId, _Held] = OrderedDict()
+        self._open: OrderedDict[SegmentId, Held] = OrderedDict()
         self.ahead = ReadAhead(self.use)
         """What brings in places of these segments before they are read."""
 
@@ -84,25 +84,35 @@ class SegmentDescriptors:
             if segment in self._open:
                 os.close(descriptor)
                 return
-            self._open[segment] = _Held(descriptor, 0 if is_in_memory(descriptor) else os.RWF_NOWAIT)
+            self._open[segment] = Held(descriptor, 0 if is_in_memory(descriptor) else os.RWF_NOWAIT)
             self._evict()
 
     @contextmanager
     def use(self, segment: SegmentId) -> Iterator[int]:
         """The descriptor, kept open meanwhile.  StaleGrant when it is not held."""
-        with self._lock:
-            held = self._open.get(segment)
-            if held is None:
-                raise StaleGrant(f"no descriptor of segment {segment:x} is held", subject=f"{segment:x}")
-            self._open.move_to_end(segment)
-            held.users += 1
+        held = self.enter(segment)
+        if held is None:
+            raise StaleGrant(f"no descriptor of segment {segment:x} is held", subject=f"{segment:x}")
         try:
             yield held.descriptor
         finally:
-            with self._lock:
-                held.users -= 1
-                if held.dropped and not held.users:
-                    os.close(held.descriptor)
+            self.leave(held)
+
+    def enter(self, segment: SegmentId) -> Held | None:
+        """`use` without a context: the descriptor stays open until `leave`; None when it is not held."""
+        with self._lock:
+            held = self._open.get(segment)
+            if held is not None:
+                self._open.move_to_end(segment)
+                held.users += 1
+            return held
+
+    def leave(self, held: Held) -> None:
+        """The end of an `enter`."""
+        with self._lock:
+            held.users -= 1
+            if held.dropped and not held.users:
+                os.close(held.descriptor)
 
     def read_cached(self, segment: SegmentId, target: memoryview, offset: int) -> bool:
         """Fill `target` with what the page cache has; False when it lacks some, or no descriptor is held.
@@ -325,7 +335,7 @@ def _checked_vector(vector: memoryview, chunk: ChunkId, grant: Grant) -> bytes:
     return bytes(vector)
 
 
-def _pread_cached(held: _Held, target: memoryview, offset: int) -> int:
+def _pread_cached(held: Held, target: memoryview, offset: int) -> int:
     """Bytes of `target` that the page cache could fill, from its beginning on; does not wait for a disk."""
     try:
         return os.preadv(held.descriptor, [target], offset, held.nowait)

@@ -7,9 +7,11 @@ call that it was lent to has ended.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from lakefs.errors import InvalidArgument
+from lakefs.ids import id_text
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -51,8 +53,14 @@ def writable_memory(lent: WritableBuffer, name: str) -> memoryview:
 
     InvalidArgument: it is no memory, is read-only, is not contiguous, or lies in another device.
     """
-    if type(lent) is bytearray:
-        return memoryview(lent)
+    if (
+        type(lent) is memoryview
+        and lent.format == "B"
+        and lent.ndim == 1
+        and not lent.readonly
+        and lent.contiguous
+    ):
+        return lent
     try:
         view = memoryview(lent)  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError) as error:
@@ -64,6 +72,13 @@ def writable_memory(lent: WritableBuffer, name: str) -> memoryview:
     if not view.c_contiguous:
         raise _unusable(lent, name, "is not contiguous")
     return view.cast("B") if view.nbytes else memoryview(bytearray())
+
+
+def chunk_memories(chunks: Sequence[bytes], lent: Sequence[WritableBuffer]) -> list[memoryview]:
+    """The memory of each, wanted for the chunk of that id.  InvalidArgument."""
+    if len(chunks) != len(lent):
+        raise InvalidArgument(f"{len(chunks)} chunks and {len(lent)} buffers do not go together")
+    return [writable_memory(buffer, id_text(chunk)) for chunk, buffer in zip(chunks, lent, strict=True)]
 
 
 def _tensor_memory(tensor: Tensor, name: str) -> memoryview:

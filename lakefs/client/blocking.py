@@ -10,8 +10,10 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, cast
 
+from lakefs.client.blocking_chunks import Chunks
 from lakefs.client.blocking_driver import BlockingDriver
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.file_getting import replace_file
@@ -117,6 +119,11 @@ class Lake(BlockingDriver):
     def abort_upload(self, upload: UploadName) -> None:
         """End an upload and drop its parts; what has the name stays."""
         self.run(self.steps.abort_upload(upload))
+
+    @cached_property
+    def chunks(self) -> Chunks:
+        """Chunks by their ids: `lake.chunks.get(id)`, `get_into(id, buffer)`, `get_many_into(ids, buffers)`."""
+        return Chunks(self)
 
     # --- reading -----------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from lakefs.errors import EngineUnreachable
+from lakefs.hot_reads import HotIndex, HotReads
 from lakefs.lake import LakeSteps
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.service import BlockingEngineClient
@@ -45,6 +46,8 @@ class BlockingDriver:
         self._lock = threading.RLock()
         self._epoch = engine.epoch
         self._closed = False
+        self._hot: HotReads | None = None
+        self._hot_epoch = 0
         self.steps = LakeSteps(
             self._descriptors,
             engine.carries_descriptors,
@@ -119,9 +122,7 @@ class BlockingDriver:
             ticket = self._engine.start(effect.request, effect.body, effect.descriptors, into=effect.into)
             flight.sends[id(ticket)] = ticket
             return ticket
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="lake-work")
-        future = self._threads.submit(effect.call, *effect.args)
+        future = self.work_threads().submit(effect.call, *effect.args)
         flight.works.add(future)
         return future
 
@@ -137,6 +138,23 @@ class BlockingDriver:
         if self._engine.epoch != self._epoch:
             self._descriptors.close()
             self._epoch = self._engine.epoch
+
+    def hot_reads(self) -> HotReads | None:
+        """Reads that need no round trip; None when the engine shares no index."""
+        if self._closed or self._hot_epoch != self._engine.epoch:
+            return None
+        return self._hot
+
+    def use_hot_index(self, index: HotIndex) -> None:
+        """Read chunks by an index that the engine of this connection shares."""
+        self._hot = HotReads(index, self._descriptors, self.steps.check)
+        self._hot_epoch = self._engine.epoch
+
+    def work_threads(self) -> ThreadPoolExecutor:
+        """The threads that read and check; of a lake that is not closed."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="lake-work")
+        return self._threads
 
 
 def unwind(steps: Steps[T], error: BaseException) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import cached_property
 from types import TracebackType
 from typing import Any, cast
 
 import trio
 
+from lakefs.client.trio_chunks import TrioChunks
 from lakefs.client.trio_driver import CLEANUP_S, TrioDriver
 from lakefs.errors import LakeError
 from lakefs.ids import Buffer
@@ -118,6 +120,11 @@ class TrioLake(TrioDriver):
     async def abort_upload(self, upload: UploadName) -> None:
         """End an upload and drop its parts; what has the name stays."""
         await self.run(self.steps.abort_upload(upload))
+
+    @cached_property
+    def chunks(self) -> TrioChunks:
+        """Chunks by their ids: `await lake.chunks.get(id)`, `get_into(id, buffer)`, `get_many_into(ids, buffers)`."""
+        return TrioChunks(self)
 
     # --- reading -----------------------------------------------------------------------------------
 

@@ -1,0 +1,72 @@
+"""`lake.chunks` of the trio client: chunks by their ids, without a round trip where place and bytes are at hand.
+
+What is read so takes the loop's time, at most `AT_ONCE_BYTES` of it in a row; the rest is read and checked in threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from lakefs.fetching import AT_ONCE_BYTES
+from lakefs.hot_reads import NOT_READ
+from lakefs.ids import ChunkId
+from lakefs.writable_memory import WritableBuffer, chunk_memories
+
+if TYPE_CHECKING:
+    from lakefs.client.trio_driver import TrioDriver
+
+
+class TrioChunks:
+    """Chunks of a lake by id.  Made by `TrioLake.chunks`."""
+
+    def __init__(self, lake: TrioDriver) -> None:
+        self._lake = lake
+
+    async def get(self, chunk: bytes) -> bytes:
+        """A chunk, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
+        return (await self._lake.run(self._lake.steps.get_chunks([chunk])))[0]
+
+    async def get_many(self, chunks: Sequence[bytes]) -> list[bytes]:
+        """Chunks, checked, in order.  The first failure is raised."""
+        return await self._lake.run(self._lake.steps.get_chunks(chunks))
+
+    async def get_into(self, chunk: bytes, buffer: WritableBuffer) -> int:
+        """A chunk straight into a buffer, array or tensor at least as long; its length.
+
+        ChunkNotFound, ChunkDamaged, InvalidArgument; then, and when cancelled, the buffer may hold anything.
+        """
+        return (await self.get_many_into([chunk], [buffer]))[0]
+
+    async def get_many_into(self, chunks: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> list[int]:
+        """Chunks, each straight into a buffer, array or tensor at least as long; their lengths, in order.
+
+        ChunkNotFound, ChunkDamaged, InvalidArgument; then, and when cancelled, the buffers may hold anything.
+        """
+        targets = chunk_memories(chunks, buffers)
+        lengths = self._read_hot(chunks, targets)
+        left = [index for index, length in enumerate(lengths) if length == NOT_READ]
+        if not left:
+            await trio.lowlevel.checkpoint()
+            return lengths
+        wanted = [chunks[index] for index in left], [targets[index] for index in left]
+        found = await self._lake.run(self._lake.steps.get_chunks_into(*wanted))
+        for index, length in zip(left, found, strict=True):
+            lengths[index] = length
+        return lengths
+
+    def _read_hot(self, chunks: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
+        """Lengths of what was read at once, NOT_READ of the rest."""
+        lengths = [NOT_READ] * len(chunks)
+        hot = self._lake.hot_reads()
+        if hot is None:
+            return lengths
+        room = AT_ONCE_BYTES
+        found_all = hot.find_many(list(chunks))
+        for index, (chunk, found, target) in enumerate(zip(chunks, found_all, targets, strict=True)):
+            if found is not None and found[3] <= min(len(target), room):
+                lengths[index] = hot.read_found(ChunkId(chunk), found, target[: found[3]])
+                room -= found[3]
+        return lengths

@@ -1,0 +1,159 @@
+"""Reading chunks by their ids, with an index of places in this process and without, whichever driver and connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+import trio
+
+from lakefs.client.blocking_driver import BlockingDriver
+from lakefs.client.trio_driver import TrioDriver
+from lakefs.errors import ChunkNotFound, InvalidArgument
+from lakefs.hot_table import HotTable
+from lakefs.hot_table_format import table_bytes
+from lakefs.ids import EMPTY_CHUNK, ChunkId, data_chunk_id
+from lakefs.limits import HOT_INDEX_SLOTS_MIN
+from lakefs.movers import Check
+from lakefs.steps import send
+from lakefs.wire import messages as m
+from tests.contract.engines import Kind
+from tests.contract.test_lake import Driven, content_of, run
+
+SIZES = (5, 40_000, 65_536, 65_537, 300_000, 1_000_000)
+CONTENTS = [content_of(size) for size in SIZES]
+CHUNKS: list[bytes] = [data_chunk_id(content) for content in CONTENTS]
+
+
+async def chunks_of(lake: Driven, method: str, *args: object) -> Any:
+    """A method of `lake.chunks`, of either kind of lake."""
+    call = getattr(lake.lake.chunks, method)
+    if isinstance(lake.lake, TrioDriver):
+        return await call(*args)
+    return await trio.to_thread.run_sync(call, *args)
+
+
+async def stored(lake: Driven) -> None:
+    for chunk, content in zip(CHUNKS, CONTENTS, strict=True):
+        await lake.run(lake.steps.put(f"bkt/{chunk.hex()}", content))
+
+
+async def index_of(lake: Driven, chunks: Sequence[bytes] = CHUNKS) -> HotTable:
+    """An index that knows where these are, used by the lake from now on."""
+    reply = await lake.run(send(m.Locate(list(chunks))))
+    assert isinstance(reply.message, m.Located)
+    table = HotTable(bytearray(table_bytes(HOT_INDEX_SLOTS_MIN)), HOT_INDEX_SLOTS_MIN)
+    for chunk, grant in zip(chunks, reply.message.grants, strict=True):
+        assert table.put(chunk, grant.medium, grant.segment, grant.offset, grant.stored_bytes, grant.crc)
+    lake.lake.use_hot_index(table)
+    return table
+
+
+def without_requests(lake: Driven) -> Any:
+    """Whatever would ask the engine fails."""
+    driver = BlockingDriver if isinstance(lake.lake, BlockingDriver) else TrioDriver
+    return mock.patch.object(driver, "run", side_effect=AssertionError("the engine was asked"))
+
+
+async def read_all(lake: Driven) -> list[bytes]:
+    buffers = [bytearray(size + 1) for size in SIZES]
+    assert await chunks_of(lake, "get_many_into", CHUNKS, buffers) == list(SIZES)
+    return [bytes(buffer[:-1]) for buffer in buffers]
+
+
+def test_chunks_are_read_by_their_ids(kind: Kind) -> None:
+    async def body(lake: Driven) -> None:
+        await stored(lake)
+        assert await read_all(lake) == CONTENTS
+        assert await chunks_of(lake, "get_many", [*CHUNKS, CHUNKS[0], EMPTY_CHUNK]) == [
+            *CONTENTS,
+            CONTENTS[0],
+            b"",
+        ]
+        for chunk, content in zip(CHUNKS, CONTENTS, strict=True):
+            buffer = bytearray(len(content))
+            assert await chunks_of(lake, "get", chunk) == content
+            assert await chunks_of(lake, "get_into", chunk, buffer) == len(content)
+            assert buffer == content
+        for method, args in (("get", ()), ("get_into", (bytearray(9),))):
+            with pytest.raises(ChunkNotFound, match=data_chunk_id(b"none").hex()[2:]):
+                await chunks_of(lake, method, data_chunk_id(b"none"), *args)
+            with pytest.raises(InvalidArgument, match="no chunk's id"):
+                await chunks_of(lake, method, b"no id", *args)
+        with pytest.raises(InvalidArgument, match="has 40000 bytes"):
+            await chunks_of(lake, "get_many_into", CHUNKS[:2], [bytearray(5), bytearray(39_999)])
+        with pytest.raises(InvalidArgument, match="do not go together"):
+            await chunks_of(lake, "get_many_into", CHUNKS[:2], [bytearray(5)])
+
+    run(kind, body)
+
+
+@pytest.mark.parametrize("check", Check)
+def test_what_the_index_knows_and_the_page_cache_has_is_read_without_a_request(
+    kind: Kind, check: Check
+) -> None:
+    async def body(lake: Driven) -> None:
+        if not lake.steps.carries_descriptors:
+            return
+        object.__setattr__(lake.steps, "check", check)
+        await stored(lake)
+        assert await read_all(lake) == CONTENTS  # descriptors have come
+        await index_of(lake)
+        with without_requests(lake):
+            for chunk, content in zip(CHUNKS[:3], CONTENTS, strict=False):
+                buffer = bytearray(len(content))
+                assert await chunks_of(lake, "get_into", chunk, buffer) == len(content)
+                assert buffer == content
+            if isinstance(lake.lake, BlockingDriver):
+                assert await read_all(lake) == CONTENTS
+                assert [await chunks_of(lake, "get", chunk) for chunk in CHUNKS] == CONTENTS
+        assert await read_all(lake) == CONTENTS
+
+    run(kind, body)
+
+
+@pytest.mark.parametrize("check", [Check.BLAKE3, Check.CRC32C])
+def test_an_index_of_nonsense_costs_time_and_gives_no_wrong_bytes(kind: Kind, check: Check) -> None:
+    async def body(lake: Driven) -> None:
+        object.__setattr__(lake.steps, "check", check)
+        await stored(lake)
+        assert await read_all(lake) == CONTENTS
+        table = await index_of(lake)
+        good = {chunk: table.find(chunk) for chunk in CHUNKS}
+        for change in (
+            lambda tier, segment, offset, length, crc: (tier, segment, offset + 1, length, crc),
+            lambda tier, segment, offset, length, crc: (tier, segment + 77, offset, length, crc),
+            lambda tier, segment, offset, length, crc: (tier, segment, offset, length - 1, crc),
+            lambda tier, segment, offset, length, crc: (tier, segment, offset, length + 1, crc),
+            lambda tier, segment, offset, length, crc: (tier, segment, 4_000_000_000, length, crc),
+            lambda tier, segment, offset, length, crc: (9, segment, offset, length, crc),
+            lambda tier, segment, offset, length, crc: (tier, segment, offset, 0, crc),
+        ):
+            for chunk, found in good.items():
+                assert found is not None
+                assert table.put(chunk, *change(*found))
+            assert await read_all(lake) == CONTENTS
+            assert await chunks_of(lake, "get", CHUNKS[2]) == CONTENTS[2]
+
+    run(kind, body)
+
+
+def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Kind) -> None:
+    async def body(lake: Driven) -> None:
+        if not lake.steps.carries_descriptors:
+            return
+        object.__setattr__(lake.steps, "check", Check.NONE)
+        await stored(lake)
+        assert await read_all(lake) == CONTENTS
+        table = await index_of(lake)
+        hot = lake.lake.hot_reads()
+        assert hot is not None
+        chunk = ChunkId(CHUNKS[2])
+        found = table.find(chunk)
+        assert found is not None
+        assert table.remove(chunk)
+        assert hot.read_found(chunk, found, memoryview(bytearray(found[3]))) < 0
+
+    run(kind, body)
