@@ -87,7 +87,7 @@ def address_of(memory: memoryview) -> int:
 
 
 class LakeClient(KvClient):
-    """Our blocking client: `get_into` for one block, `get_many` and a copy for more, `put_many`."""
+    """Our blocking client: `get_many_into`, `put_many`; with BLAKE3."""
 
     check = Check.BLAKE3
 
@@ -100,12 +100,9 @@ class LakeClient(KvClient):
         return f"kv-{type(self).__name__.lower()}/{key:x}"
 
     def get(self, keys: Sequence[int], first: int) -> None:
-        """One by one into the slot; many as new bytes, which are then copied there."""
-        if len(keys) == 1:
-            self.lake.get_into(self.name(keys[0]), self.slot(first))
-            return
-        for index, content in enumerate(self.lake.get_many([self.name(key) for key in keys])):
-            self.slot(first + index)[:] = content
+        """Straight into the slots."""
+        slots = [self.slot(first + index) for index in range(len(keys))]
+        self.lake.get_many_into([self.name(key) for key in keys], slots)
 
     def put(self, keys: Sequence[int], first: int) -> None:
         """Durable when it returns."""
@@ -126,6 +123,12 @@ class LakeClientCrc(LakeClient):
     """The same with CRC32C."""
 
     check = Check.CRC32C
+
+
+class LakeClientUnverified(LakeClient):
+    """The same with no check."""
+
+    check = Check.NONE
 
 
 # --- peers -----------------------------------------------------------------------------------------
@@ -337,6 +340,7 @@ class Nothing(KvClient):
 CLIENTS: Final[dict[str, Callable[[Spec], KvClient]]] = {
     "lake": LakeClient,
     "lake-crc": LakeClientCrc,
+    "lake-none": LakeClientUnverified,
     "openlake": OpenLake,
     "mooncake": Mooncake,
     "files": PlainFiles,

@@ -7,6 +7,7 @@ from typing import Final
 from bench.measure import Scenario
 from bench.scenarios import (
     client,
+    cold,
     dedup,
     gc,
     kv,
@@ -35,6 +36,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         *large.SCENARIOS,
         *startup.SCENARIOS,
         *client.SCENARIOS,
+        *cold.SCENARIOS,
         *kv.SCENARIOS,
         *small.SCENARIOS,
         *requests.SCENARIOS,

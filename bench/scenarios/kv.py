@@ -35,6 +35,7 @@ PEERS: Final = (
 GETS: Final = (
     KvSide(OURS, "lake", "engine"),
     KvSide(OURS_CRC, "lake-crc", "engine"),
+    KvSide("ours, unverified", "lake-none", "engine"),
     *PEERS,
     KvSide("files", "files", "folder"),
     KvSide(COPY, "copies", "folder"),
@@ -68,7 +69,7 @@ def _scenario(name: str, moved: Moved, *targets: Target) -> Scenario:
         GETS if moved.what == "get" else PUTS,
         targets=targets,
         generator=NOTHING,
-        expected_s=60,
+        expected_s=35,
     )
 
 

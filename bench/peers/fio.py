@@ -1,0 +1,75 @@
+"""fio as a side: what the disk does below everybody, in fio's own count.
+
+Each run is one job on one file.  Times are fio's, without its start; CPU is that of its process.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from bench.contest import CouldNotRun
+from bench.sampled import Run
+
+TIMEOUT_S: Final = 120.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is read or written: `pattern` of fio's, blocks, how many are in flight, and of how many bytes in all.
+
+    `sync_each`: blocks between two fdatasync, 0 for none.  `direct`: past the page cache.
+    """
+
+    pattern: Literal["read", "write", "randread"]
+    block_bytes: int
+    size_bytes: int
+    depth: int = 1
+    sync_each: int = 0
+    direct: bool = True
+
+    def arguments(self, path: Path) -> list[str]:
+        """The command line."""
+        engine = "psync" if self.depth == 1 else "io_uring"
+        return [
+            "fio", "--name=job", f"--filename={path}", f"--rw={self.pattern}", f"--bs={self.block_bytes}",
+            f"--filesize={path.stat().st_size if path.exists() else self.size_bytes}",
+            f"--io_size={self.size_bytes}", f"--direct={int(self.direct)}", f"--ioengine={engine}",
+            f"--iodepth={self.depth}", f"--fdatasync={self.sync_each}", "--invalidate=1", "--thread",
+            "--overwrite=0", "--fallocate=none", "--randrepeat=0", "--norandommap", "--refill_buffers",
+            "--output-format=json",
+        ]  # fmt: skip
+
+
+def fio(path: Path, job: Job) -> Callable[[], Run]:
+    """A round: the job once.  CouldNotRun when there is no fio, or it fails."""
+
+    def run() -> Run:
+        if shutil.which("fio") is None:
+            raise CouldNotRun("there is no program fio: apt-get install fio")
+        try:
+            done = subprocess.run(
+                job.arguments(path), capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise CouldNotRun(f"fio: {error}") from error
+        return _run_of(json.loads(done.stdout)["jobs"][0]["write" if job.pattern == "write" else "read"], job)
+
+    return run
+
+
+def _run_of(found: dict[str, Any], job: Job) -> Run:
+    count, moved = int(found["total_ios"]), int(found["io_bytes"])
+    percentiles = found["clat_ns"].get("percentile", {})
+    more = {
+        name: percentiles[share] / 1e3
+        for name, share in (("p50_us", "50.000000"), ("p99_us", "99.000000"), ("p999_us", "99.900000"))
+        if share in percentiles
+    }
+    stored = moved if job.pattern == "write" else 0
+    return Run(count, moved, elapsed_s=moved / found["bw_bytes"], stored_bytes=stored, more=more)
