@@ -26,8 +26,6 @@ EXPECTED_S: Final[Mapping[str, float]] = {
     "peers-read": 25, "peers-read-first": 15, "peers-reread": 25, "peers-random": 20, "peers-tensors": 15,
     "peers-tensors-first": 15, "peers-write": 35, "peers-cp": 25, "peers-copy": 25, "peers-git": 35,
     "peers-tar": 25, "peers-find": 20, "peers-du": 20, "peers-memory": 20,
-    "s3-get-4k": 20, "s3-put-4k": 35, "s3-get-1m": 15, "s3-get-64m": 40, "s3-put-1m": 20, "s3-put-1m-signed": 20,
-    "s3-put-64m": 50, "s3-put-64m-signed": 50, "s3-range-4k": 25, "s3-list": 100,
     "s3-rate-get-4k": 60, "s3-rate-get-1m": 60, "s3-rate-get-64m": 120, "s3-rate-put-4k": 60, "s3-rate-put-1m": 70,
     "s3-rate-put-64m": 240, "s3-crowd": 45, "s3-memory": 60,
     "s3-processes-get-4k": 30, "s3-processes-get-1m": 20, "s3-processes-put-4k": 35,

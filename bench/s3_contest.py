@@ -2,9 +2,9 @@
 
 Requests are signed and contents made before; connections are kept from round to round; the first round is a warm-up and
 not counted.  A peer that is not here, does not answer as it should, or whose content does not hold takes no part
-(`could not run`); ours must.  The figure of a `CpuRow` is the CPU time that all processes of a server took while the
-requests of a round were answered, divided by their number; the result is the median of the rounds' ratios.  On a busy
-machine CPU time is worth more than the clock, though it grows there too.
+(`could not run`); ours must.  What is compared is the CPU time that all processes of a server took while the requests
+of a round were answered, divided by their number.  On a busy machine CPU time is worth more than the clock, though it
+grows there too.
 """
 
 from __future__ import annotations
@@ -15,16 +15,21 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from bench.measure import Bench, Goal, Row, spread_of, three_digits
 from bench.s3_load import Load, Outcome, WrongAnswer
 from bench.s3_requests import Request, Signer
 from bench.s3_sides import Server, nginx, openlaked, ours
 from bench.s3_stores import StoreUnavailable
+from bench.sampled import Entrant, Run, Sampled, Side, Target
+from lakefs.histogram import Histogram
 
 OURS: Final = "ours"
 CONNECTIONS: Final = 8
+GENERATOR: Final = (
+    "the server's own CPU time counts, whatever the generator's speed; its share of a core stands beside it"
+)
 GIVEN_UP_S: Final = 120.0
 """A round that takes longer is not waited for."""
 _FAILED: Final = (StoreUnavailable, WrongAnswer, OSError)
@@ -149,42 +154,62 @@ def told(name: str, rounds: Sequence[Figures]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class CpuRow:
-    """One operation.  `goals`: by peer, ours / theirs; a peer without one is shown for comparison."""
+def contest_of(
+    name: str,
+    title: str,
+    goals: Mapping[str, Goal | None],
+    set_up: Callable[[Bench], AbstractContextManager[Work]],
+    *,
+    expected_s: float,
+    stores: bool,
+) -> Sampled:
+    """One operation on ours and these peers; a peer without a goal is shown for comparison.
 
-    name: str
-    title: str
-    goals: Mapping[str, Goal | None]
-    set_up: Callable[[Bench], AbstractContextManager[Work]]
+    What counts is the CPU time that all processes of a server take for a request.
+    """
 
-    def run(self, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
-        """A row for each peer, and all that was measured."""
+    @contextmanager
+    def sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
         made = servers(bench)
-        with self.set_up(bench) as work:
-            sides = {name: partial(prepared, made[name], work) for name in (OURS, *self.goals)}
-            results, absent = race(sides, bench.scale.rounds, work.renew)
-        rows = [
-            compared_row(self.name, self.title, goal, results, name)
-            if name in results
-            else absent_row(self.name, f"{self.title} / {name}", goal, absent[name])
-            for name, goal in self.goals.items()
-        ]
-        rounds = {name: [asdict(figures) for figures in found] for name, found in results.items()}
-        return rows, {"unit": "us of server CPU an operation", **rounds, "could_not_run": absent}
+        with set_up(bench) as work:
+            yield [Entrant(who, partial(_side, made[who], work)) for who in (OURS, *goals)]
+
+    targets = [Target("server_cpu_us", goal, who) for who, goal in goals.items() if goal is not None]
+    return Sampled(
+        name, title, "server_cpu_us", sides, GENERATOR, expected_s=expected_s, targets=targets, stores=stores
+    )
 
 
 @contextmanager
-def prepared(
-    make: Callable[[], AbstractContextManager[Server]], work: Work
-) -> Iterator[Callable[[], Figures]]:
-    """A side that is filled, warm, and has been compared."""
-    with make() as server:
+def _side(make: Callable[[], AbstractContextManager[Server]], work: Work) -> Iterator[Side]:
+    """A server that is filled; what its first round has stored or got is compared with what it should be."""
+    requests: list[Request] = []
+    unchecked = [work.check]
+    with make() as server, Load(server.endpoint, CONNECTIONS) as load:
         work.fill(server)
-        with Load(server.endpoint, CONNECTIONS) as load:
-            once(server, load, work)
-            work.check(server)
-            yield lambda: once(server, load, work)
+
+        def prepare() -> None:
+            work.renew()
+            requests[:] = work.requests(server, Signer(server.endpoint))
+
+        def run() -> Run:
+            outcome = load.run(requests, give_up_s=GIVEN_UP_S)
+            if outcome.unfinished_s:
+                raise WrongAnswer(
+                    f"{outcome.count} of {len(requests)} requests were answered in {GIVEN_UP_S:.0f} s"
+                )
+            if unchecked:
+                unchecked.pop()(server)
+            return Run(
+                outcome.count,
+                outcome.moved_bytes,
+                Histogram.of_seconds(outcome.latencies_s),
+                outcome.elapsed_s,
+                stored_bytes=sum(len(request.body) for request in requests),
+                more={"generator, share of a core": outcome.own_cpu_s / outcome.elapsed_s},
+            )
+
+        yield Side(run, prepare, server.pids)
 
 
 def compared_row(

@@ -288,7 +288,10 @@ def rows_of(scenario: Sampled, taken: Taken) -> list[Row]:
 
 def absent_row(scenario: Sampled, what: str, reason: str) -> Row:
     """What could not be run, and why."""
-    return Row(scenario.name, what, 0, "", "-", met=True, spread="", could_not_run=reason)
+    goals = [target.goal.text for target in scenario.targets if what.endswith(f" / {target.against}")]
+    return Row(
+        scenario.name, what, 0, "", goals[0] if goals else "-", met=True, spread="", could_not_run=reason
+    )
 
 
 def _ran(taken: Taken, target: Target) -> bool:
