@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from engine.process import RunningEngine
@@ -50,6 +51,7 @@ def readings(engine: RunningEngine) -> list[Reading]:
         *gc_readings(store),
         *scrub_readings(store),
         *hot_index_readings(store),
+        *dram_readings(store),
         Reading("lake_overlay_entries", "Entries not yet in the index", lambda: metadata("overlay_entries")),
         Reading(
             "lake_journal_bytes",
@@ -158,5 +160,28 @@ def scrub_readings(store: Store) -> list[Reading]:
         ),
         Reading(
             "lake_quarantined_chunks", "Chunks known to be damaged", lambda: float(len(store.quarantine))
+        ),
+    ]
+
+
+def dram_readings(store: Store) -> list[Reading]:
+    """What `/metrics` says of the DRAM tier; zeros where there is none."""
+
+    def figure(name: str) -> Callable[[], float]:
+        return lambda: float(store.dram.statistics().get(name, 0))
+
+    return [
+        Reading("lake_dram_limit_bytes", "Memory that the DRAM tier may take", figure("limit_bytes")),
+        Reading("lake_dram_memory_bytes", "Memory of the DRAM tier's slabs", figure("memory_bytes")),
+        Reading("lake_dram_payload_bytes", "Payload in the DRAM tier", figure("payload_bytes")),
+        Reading("lake_dram_pinned_bytes", "Memory that readers have pinned", figure("pinned_bytes")),
+        Reading("lake_dram_chunks", "Chunks in the DRAM tier", figure("chunks")),
+        Reading("lake_dram_hits_total", "Chunks that were found there", figure("hits"), counter=True),
+        Reading("lake_dram_misses_total", "Chunks that were not", figure("misses"), counter=True),
+        Reading(
+            "lake_dram_filled_bytes_total", "Payload bytes brought in", figure("filled_bytes"), counter=True
+        ),
+        Reading(
+            "lake_dram_demotions_total", "Chunks that went for others", figure("demotions"), counter=True
         ),
     ]

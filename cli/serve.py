@@ -41,6 +41,9 @@ from cli.s3_options import s3_options
     "--hot-index", metavar="auto|off|memory|PATH", help="Where local clients look up places; a path is kept."
 )
 @click.option("--hot-index-entries", metavar="N", help="Chunks it has room for; 0: it grows by itself.")
+@click.option(
+    "--dram-tier-bytes", metavar="SIZE", help="Memory for what is read often, as 8G; auto; 0 for none."
+)
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
 def serve(file: str | None, **settings: str | None) -> None:
     """Run an engine.

@@ -96,6 +96,7 @@ class Arena:
         self.classes: Final = [SlotClass(size) for size in SLOT_SIZES if size <= slab_bytes]
         self._make_memory = make_memory
         self.slabs: Final[dict[int, Slab]] = {}
+        self._grows = True
         self._home: dict[int, SlotClass] = {}
         count = -(-slabs_max * slab_bytes // UNIT_BYTES)
         size = -(-count * GENERATION_BYTES // PAGE_BYTES) * PAGE_BYTES
@@ -115,7 +116,11 @@ class Arena:
     @property
     def is_full(self) -> bool:
         """Whether no further slab may be made."""
-        return len(self.slabs) >= self.slabs_max
+        return not self._grows or len(self.slabs) >= self.slabs_max
+
+    def stop_growing(self) -> None:
+        """Make no more slabs: memory could not be had."""
+        self._grows = False
 
     def class_for(self, extent_bytes: int) -> SlotClass | None:
         """The class with the shortest slots that are long enough; None when none is."""

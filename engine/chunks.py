@@ -29,6 +29,13 @@ from lakefs.ids import EMPTY_CHUNK, ChunkId, Sequence, chunk_id_of, id_text, kin
 from lakefs.ports import Offload
 
 
+@dataclass(frozen=True)
+class ChunkFreed:
+    """Goes with the transaction that removes a chunk's record; its place is punched when that is durable."""
+
+    chunk: ChunkId
+
+
 def find_chunk(view: View, chunk: ChunkId) -> ChunkRecord | None:
     """The chunk's record, or None."""
     value = view.get(Table.CHUNKS, chunk_key(chunk))

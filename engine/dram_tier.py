@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from engine.admission import READS_FOR_ADMISSION, Admission
 from engine.arena import Arena, Slab, Slot, SlotClass
+from engine.extents import vector_bytes
 from engine.sealed_memory import SealedMemory
 from lakefs.ids import ChunkId
 from lakefs.limits import DRAM_PAYLOAD_BYTES_MIN, KIB
@@ -51,10 +52,8 @@ Demoted = Callable[[ChunkId], None]
 class DramTier:
     """The tier of one engine."""
 
-    def __init__(self, arena: Arena, asked_bytes: int = 0) -> None:
-        """`asked_bytes`: what was asked for, when the arena was clamped to less."""
+    def __init__(self, arena: Arena) -> None:
         self.arena: Final = arena
-        self._asked_bytes = asked_bytes
         self._slots: dict[ChunkId, Slot] = {}
         self._filling: dict[ChunkId, Slot] = {}
         self._pinned: dict[int, Slot] = {}
@@ -134,10 +133,10 @@ class DramTier:
         if slot.forgotten:
             self.arena.give_free(slot)
 
-    def payload(self, placement: Placement) -> memoryview:
-        """The payload and its vector at a place that is pinned."""
-        slab = self.arena.slabs[placement.slab]
-        return slab.view[placement.offset : placement.offset + placement.stored_bytes]
+    def extent(self, placement: Placement) -> memoryview:
+        """Payload and vector at a place that is pinned, or was found in this step."""
+        end = placement.offset + placement.stored_bytes + vector_bytes(placement.stored_bytes)
+        return self.arena.slabs[placement.slab].view[placement.offset : end]
 
     # --- bringing in -------------------------------------------------------------------------------
 
@@ -297,7 +296,6 @@ class DramTier:
         """Figures for status and metrics; JSON-able.  Counts grow only."""
         return {
             "limit_bytes": self.arena.slabs_max * self.arena.slab_bytes,
-            "asked_bytes": self._asked_bytes,
             "memory_bytes": self.arena.memory_bytes,
             "huge_pages": any(slab.memory.on_huge_pages for slab in self.arena.slabs.values()),
             "chunks": len(self._slots),

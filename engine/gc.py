@@ -30,7 +30,7 @@ from itertools import islice
 
 import trio
 
-from engine.chunks import find_chunk
+from engine.chunks import ChunkFreed, find_chunk
 from engine.failpoints import reached
 from engine.format import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.holds import Holds
@@ -250,7 +250,9 @@ class Collector:
                     cycle.note_live(record)
                     continue
                 txn.delete(Table.CHUNKS, key)
-                self._quarantine.drop_in(txn, chunk_id_of_key(key))
+                chunk = chunk_id_of_key(key)
+                self._quarantine.drop_in(txn, chunk)
+                txn.note(ChunkFreed(chunk))
                 freed.append(record)
             return freed
 

@@ -22,6 +22,7 @@ import structlog
 import trio
 
 from engine.disk import LocalDisk, make_folders
+from engine.dram_sizes import memory_bytes, tier_bytes
 from engine.hot_index_life import run_hot_index
 from engine.local import open_local_store
 from engine.native_token import native_token
@@ -81,7 +82,10 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
     connections = _connections_max(_raise_descriptor_limit())
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with open_local_store(
-            config.data, upload_expiry_s=config.upload_expiry, io_uring=config.io_uring
+            config.data,
+            upload_expiry_s=config.upload_expiry,
+            dram_tier_bytes=_dram_tier_bytes(config.dram_tier_bytes),
+            io_uring=config.io_uring,
         ) as store:
             store.scrubber.rate_bytes_per_s = config.scrub_rate
             if config.io_uring and (reason := store.segments.read_statistics()["reason"]):
@@ -167,6 +171,13 @@ async def _scrub_now_and_then(store: Store, interval_s: float) -> None:
         except LakeError as error:
             _log.error("scrub failed", error=error.message)
             await trio.sleep(GC_INTERVAL_S)
+
+
+def _dram_tier_bytes(asked: int | None) -> int:
+    size, warning = tier_bytes(asked, memory_bytes())
+    if warning:
+        _log.warning(warning)
+    return size
 
 
 def _make_data_folder(data: Path) -> None:

@@ -49,7 +49,7 @@ class Quarantined:
 
 
 @dataclass(frozen=True)
-class _Noted:
+class ChunkQuarantined:
     """Goes with the transaction that notes a chunk."""
 
     chunk: ChunkId
@@ -90,7 +90,7 @@ class Quarantine:
             if present is None or unpack_chunk_record(present) != record:
                 return False  # freed, or stored anew meanwhile
             txn.put(Table.QUARANTINE, key, value)
-            txn.note(_Noted(chunk))
+            txn.note(ChunkQuarantined(chunk))
             return True
 
         try:
@@ -139,7 +139,7 @@ class Quarantine:
     def _joined(self, _: Sequence, notes: list[object]) -> None:
         """The set changes in the step in which the table does, and not when a decision fails."""
         for note in notes:
-            if isinstance(note, _Noted):
+            if isinstance(note, ChunkQuarantined):
                 self._chunks.add(note.chunk)
             elif isinstance(note, _Dropped):
                 self._chunks.discard(note.chunk)

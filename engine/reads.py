@@ -1,4 +1,4 @@
-"""Requests that read: open, locate, descriptors, and streamed ranges.
+"""Requests that read: open, locate, and descriptors; streamed ranges are the business of `chunk_reads`.
 
 The engine answers where bytes are; clients that hold descriptors fetch and check them themselves.  Payloads under
 64 KiB come inline, checked by CRC32C here and by digest there; clients without descriptors get ranges streamed.
@@ -30,7 +30,6 @@ from engine.name_refusals import is_a_marker
 from engine.names import require
 from engine.object_stat import to_object_stat
 from engine.puts import failure_of, versions_of
-from engine.segments import Range, RangeRead
 from engine.store import Store
 from engine.versions import version_id
 from engine.views import View
@@ -48,15 +47,14 @@ from lakefs.errors import (
     StaleGrant,
 )
 from lakefs.hot_table_format import Found
-from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, id_text, kind_of
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, GRANULE_BYTES, SMALL_PAYLOAD_BYTES
+from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, kind_of
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, SMALL_PAYLOAD_BYTES
+from lakefs.movers import MEDIA_DRAM
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
 
 NO_GRANT = m.Grant(0)
 SEGMENTS_PER_REQUEST_MAX = 64
-READ_ATTEMPTS = 4
-"""A chunk is moved by compaction at most once in minutes."""
 LAYOUT_MAX = 4096
 """Chunks of one object's layout."""
 LAYOUTS_MAX = 32_768
@@ -98,6 +96,7 @@ class Reads:
         self._store = store
         self._metadata = store.metadata
         self._segments = store.segments
+        self._dram = store.dram
 
     # --- opening -----------------------------------------------------------------------------------
 
@@ -112,7 +111,7 @@ class Reads:
             ]
             is_complete = not any(isinstance(item, _Opening) and item.needs_layout for item in opening)
             if is_complete:
-                _grant_all(view, opening, request)
+                self._grant_all(view, client, opening, request)
             sequence = view.sequence
         tried = is_complete and len(opening) == 1 and sequence <= self._metadata.durable_sequence
         if tried:
@@ -124,7 +123,7 @@ class Reads:
             if not is_complete:
                 await self._add_layouts(opening, min(request.layout_max, LAYOUT_MAX))
                 with self._metadata.view() as view:
-                    _grant_all(view, opening, request)
+                    self._grant_all(view, client, opening, request)
                     sequence = max(sequence, view.sequence)
             parts = await self._inline(opening, min(request.inline_bytes, BODY_BYTES_MAX), tried=tried)
             if request.durable:
@@ -141,7 +140,9 @@ class Reads:
         """The answer about one small object whose payload is in memory; what most requests ask for."""
         if isinstance(item, LakeError) or item.small is None or item.lengths[0] > request.inline_bytes:
             return None
-        payload = self._segments.small_at_once(item.small)
+        payload = self._dram.small_at_once(item.chunks[0], item.small)
+        if payload is None:
+            payload = self._segments.small_at_once(item.small)
         if payload is None:
             return None
         item.grants = [_inline_grant(item.small, 0, len(payload))]
@@ -211,7 +212,9 @@ class Reads:
                 chosen.append((index, item, item.small))
         if not chosen:
             return []
-        payloads = await self._segments.read_small([record for _, _, record in chosen], tried=tried)
+        payloads = await self._small_payloads(
+            [(item.chunks[0], record) for _, item, record in chosen], tried=tried
+        )
         parts: list[bytes] = []
         offset = 0
         for (index, item, record), payload in zip(chosen, payloads, strict=True):
@@ -224,6 +227,19 @@ class Reads:
             parts.append(payload)
             offset += len(payload)
         return parts
+
+    async def _small_payloads(
+        self, wanted: Seq[tuple[ChunkId, ChunkRecord]], *, tried: bool
+    ) -> list[bytes | LakeError]:
+        """Checked payloads from the arena where it has them, the others in one go from the segments."""
+        found: list[bytes | LakeError | None] = [self._dram.small_at_once(*each) for each in wanted]
+        missing = [index for index, payload in enumerate(found) if payload is None]
+        if missing:
+            records = [wanted[index][1] for index in missing]
+            read = await self._segments.read_small(records, tried=tried)
+            for index, payload in zip(missing, read, strict=True):
+                found[index] = payload
+        return [payload for payload in found if payload is not None]
 
     # --- places ------------------------------------------------------------------------------------
 
@@ -242,7 +258,44 @@ class Reads:
                     grants[index] = grant_of(find_chunk(view, chunks[index]))
                 sequence = view.sequence
             await self._metadata.wait_durable(sequence)
+        if self._dram.tier is not None:
+            grants = [
+                self._kept(client, chunk, grant, request.media)
+                for chunk, grant in zip(chunks, grants, strict=True)
+            ]
         return Reply(m.Located(grants))
+
+    def _kept(self, client: Client, chunk: ChunkId, grant: m.Grant, media: int) -> m.Grant:
+        """The chunk's place in the arena, for who can read it there, or its grant; asking is taken for reading."""
+        if grant.medium == NO_GRANT.medium or self._dram.tier is None:
+            return grant
+        self._dram.note_read(chunk, grant.stored_bytes)
+        if not (media & MEDIA_DRAM and client.descriptors and client.trusted):
+            return grant
+        return self._dram.grant(chunk, grant.logical_bytes) or grant
+
+    def _grant_all(
+        self, view: View, client: Client, opening: Seq[_Opening | LakeError], request: m.OpenObjects
+    ) -> None:
+        """Places of all chunks, or of those that the request asks for."""
+        for item in opening:
+            if not isinstance(item, _Opening):
+                continue
+            first, behind = 0, len(item.chunks)
+            if request.grants_bytes > 0 and behind > 1:
+                ends = list(accumulate(item.lengths))
+                first = bisect_right(ends, request.grants_from)
+                behind = bisect_left(ends, request.grants_from + request.grants_bytes) + 1
+            wanted = item.chunks[first:behind]
+            records = [find_chunk(view, chunk) for chunk in wanted]
+            media = request.media
+            if len(item.chunks) == 1 and item.lengths[0] < SMALL_PAYLOAD_BYTES:
+                item.small, media = records[0], 0  # it most likely comes along
+            item.grants = [NO_GRANT] * len(item.chunks)
+            item.grants[first:behind] = [
+                self._kept(client, chunk, grant_of(record), media)
+                for chunk, record in zip(wanted, records, strict=True)
+            ]
 
     async def open_segments(self, client: Client, request: m.OpenSegments, body: Body, _: Seq[int]) -> Reply:
         if not (client.descriptors and client.trusted):
@@ -263,95 +316,6 @@ class Reads:
                 continue
             found.append(segment)
         return Reply(m.SegmentsOpened(found), descriptors=descriptors)
-
-    # --- streamed ranges ---------------------------------------------------------------------------
-
-    async def read_chunks(self, client: Client, request: m.ReadChunks, body: Body, _: Seq[int]) -> Reply:
-        chunks = checked_chunks(request.chunks)
-        if not len(chunks) == len(request.offsets) == len(request.lengths):
-            raise InvalidArgument("chunks, offsets and lengths go together")
-        with self._metadata.view() as view:
-            records = [find_chunk(view, chunk) for chunk in chunks]
-            sequence = view.sequence
-        await self._metadata.wait_durable(sequence)
-        planned = _planned(chunks, records, request)
-        found = iter(await self._segments.read_ranges([item for item in planned if isinstance(item, tuple)]))
-        pieces: list[m.ReadPiece] = []
-        parts: list[bytes | bytearray | memoryview] = []
-        for chunk, item in zip(chunks, planned, strict=True):
-            read = item if isinstance(item, LakeError) else next(found)
-            if isinstance(item, tuple) and isinstance(read, LakeError):
-                read = await self._read_elsewhere(chunk, item, read)
-            if isinstance(read, LakeError):
-                pieces.append(m.ReadPiece(0, 0, b"", failure_of(read)))
-                continue
-            begin, payload, crcs = read
-            pieces.append(m.ReadPiece(begin, len(payload), crcs))
-            parts.append(payload)
-        return Reply(m.ReadChunksReply(pieces), Body(parts))
-
-    async def _read_elsewhere(self, chunk: ChunkId, wanted: Range, error: LakeError) -> RangeRead | LakeError:
-        """A piece that could not be read, looked for again when the chunk was moved meanwhile; else what that means."""
-        record, offset, length = wanted
-        for _ in range(READ_ATTEMPTS):
-            told = await self._store.chunks.judged(chunk, record, error)
-            if not isinstance(told, StaleGrant):
-                return told
-            with self._metadata.view() as view:
-                now = find_chunk(view, chunk)
-            if now is None:
-                return told
-            record = now
-            [read] = await self._segments.read_ranges([(record, offset, length)])
-            if not isinstance(read, LakeError):
-                return read
-            error = read
-        return told
-
-
-def _planned(
-    chunks: Seq[ChunkId], records: Seq[ChunkRecord | None], request: m.ReadChunks
-) -> list[Range | LakeError]:
-    """What to read of each chunk, while there is room in one body; or why it cannot be."""
-    planned: list[Range | LakeError] = []
-    room = BODY_BYTES_MAX
-    for chunk, record, offset, length in zip(chunks, records, request.offsets, request.lengths, strict=True):
-        if record is None:
-            missing = f"chunk {id_text(chunk)} is not in the store"
-            planned.append(ChunkNotFound(missing, subject=id_text(chunk)))
-            continue
-        end = record.logical_bytes if length == 0 else offset + length
-        if not 0 <= offset < end <= record.logical_bytes:
-            outside = f"range {offset}+{length} is outside a chunk of {record.logical_bytes} bytes"
-            planned.append(InvalidArgument(outside))
-            continue
-        first, behind = offset // GRANULE_BYTES, -(-end // GRANULE_BYTES)
-        widened = min(behind * GRANULE_BYTES, record.logical_bytes) - first * GRANULE_BYTES
-        if widened > room:
-            planned.append(
-                RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes")
-            )
-            continue
-        room -= widened
-        planned.append((record, offset, end - offset))
-    return planned
-
-
-def _grant_all(view: View, opening: Seq[_Opening | LakeError], request: m.OpenObjects) -> None:
-    """Places of all chunks, or of those that the request asks for."""
-    for item in opening:
-        if not isinstance(item, _Opening):
-            continue
-        first, behind = 0, len(item.chunks)
-        if request.grants_bytes > 0 and behind > 1:
-            ends = list(accumulate(item.lengths))
-            first = bisect_right(ends, request.grants_from)
-            behind = bisect_left(ends, request.grants_from + request.grants_bytes) + 1
-        records = [find_chunk(view, chunk) for chunk in item.chunks[first:behind]]
-        item.grants = [NO_GRANT] * len(item.chunks)
-        item.grants[first:behind] = map(grant_of, records)
-        if len(item.chunks) == 1 and item.lengths[0] < SMALL_PAYLOAD_BYTES:
-            item.small = records[0]
 
 
 def _places(opening: Seq[_Opening | LakeError]) -> list[Place]:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from engine.access_key_requests import AccessKeyRequests
 from engine.buckets import find_bucket
+from engine.chunk_reads import ChunkReads
 from engine.holds import Client
 from engine.hot_index_requests import HotIndexRequests
 from engine.loads import Loads
@@ -29,6 +30,7 @@ from engine.payloads import ReceivedBody
 from engine.pin_requests import PinRequests
 from engine.puts import Puts
 from engine.reads import Reads
+from engine.slab_requests import SlabRequests
 from engine.slots import SlotRequests
 from engine.store import Store
 from engine.upload_requests import UploadRequests
@@ -64,6 +66,7 @@ class Service:
             m.SourceOpen: self._puts.source_open,
             m.SourceClose: self._puts.source_close,
             m.StoreFromSource: self._puts.store_from_source,
+            **SlabRequests(store).handlers,
             m.Commit: self._puts.commit,
             m.PutObjects: self._puts.put_objects,
             m.StatNames: names.stat_names,
@@ -108,7 +111,7 @@ class Service:
             m.OpenHotIndex: HotIndexRequests(self._store).open,
             m.PinChunks: pins.pin,
             m.UnpinChunks: pins.unpin,
-            m.ReadChunks: self._reads.read_chunks,
+            m.ReadChunks: ChunkReads(self._store).read_chunks,
         }
 
     # --- EngineService -----------------------------------------------------------------------------

@@ -31,6 +31,8 @@ from engine.chunks import Chunks
 from engine.collect_report import CollectReport, CollectTotals
 from engine.compaction import Compactor
 from engine.damage_report import damage_report
+from engine.dram import Dram
+from engine.dram_tier import DramTier
 from engine.format import ReadOnlyFeature
 from engine.full_disk import telling_full, write_superblock
 from engine.gc import Collector
@@ -46,15 +48,16 @@ from engine.quarantine import Quarantine
 from engine.recovery import INDEX_FOLDER
 from engine.reserve import Reserve
 from engine.scrub import Scrubber
+from engine.segment_opening import abandoned, segments_of
 from engine.segments import Segments
-from engine.sizes import DEFAULT_STORE_SIZES, SegmentSizes, StoreSizes
+from engine.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.superblock import OpenedStore, Superblock
 from engine.tasks import plain_errors
 from engine.upload_expiry import UploadExpiry
 from engine.watch import Watchers
 from lakefs.buffers import BufferPool
 from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
-from lakefs.ids import SegmentId, Sequence
+from lakefs.ids import Sequence
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, GC_GRACE_S, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Clock, Disk, IoQueue, Offload
 from lakefs.version import VERSION
@@ -100,10 +103,12 @@ class Store:
     at_clean_stop: list[Callable[[Sequence], None]] = field(default_factory=list)
     """Called in a thread with the last sequence, before the superblock says "clean"."""
     leaving: AsyncExitStack = field(default_factory=AsyncExitStack)
+    dram: Dram = field(init=False)
     _superblock_lock: trio.Lock = field(default_factory=trio.Lock)
 
     def __post_init__(self) -> None:
         self.lent = Lendings(self.offload)
+        self.dram = _dram(self, None)
 
     def hello(self, *, descriptors: bool) -> HelloReply:
         """What a client is told when it connects."""
@@ -161,6 +166,7 @@ class Store:
             "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
             "lent_memory": self.lent.statistics(),
             "pins": self.segments.pins.statistics(),
+            "dram": self.dram.statistics(),
             "gc_running": self.collector.running,
             "scrub": self.scrubber.status(),
             "compaction_running": self.compactor.running,
@@ -219,6 +225,7 @@ async def open_store(
     index_committed: Callable[[], None] | None = None,
     while_locked: Callable[[], AbstractContextManager[None]] = nullcontext,
     io_queue: IoQueue | None = None,
+    tier: DramTier | None = None,
 ) -> AsyncIterator[Store]:
     """Open the store on a disk, and stop it cleanly at the end.
 
@@ -227,6 +234,7 @@ async def open_store(
     `upload_expiry_s`: age at which gc removes unfinished uploads, 0: never.
     `index_committed` runs in a thread after each commit of the index; `while_locked` is entered when the lock is
     held, before anything is recovered.  `io_queue` reads many places at once; by default `offload` does.
+    `tier` is its owner's to close.
     """
     with telling_full():
         opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create))
@@ -244,6 +252,9 @@ async def open_store(
             ):
                 store.clean_before = opened.superblock.clean_sequence
                 async with trio.open_nursery() as nursery:
+                    if tier is not None:
+                        store.dram = _dram(store, tier)
+                        nursery.start_soon(store.dram.run)
                     if verify_index:
                         nursery.start_soon(keep_index_whole, store)
                     else:
@@ -291,11 +302,11 @@ async def _running(
             await metadata.close(clean=False)  # or the index stays open, and the opening cannot be tried anew
             reserve.close()
             raise
-    segments = _segments(
+    segments = segments_of(
         disk, offload, opened, metadata, replace(sizes.segments, headroom=reserve.headroom_bytes), io_queue
     )
     metadata.write_first(segments.small)
-    async with _abandoned(segments), trio.open_nursery() as nursery:
+    async with abandoned(segments), trio.open_nursery() as nursery:
         await nursery.start(metadata.run)
         try:
             await segments.open()
@@ -387,33 +398,8 @@ def _put_together(
     )
 
 
-@asynccontextmanager
-async def _abandoned(segments: Segments) -> AsyncIterator[None]:
-    """Whatever is open of the segments is closed behind the block, when nobody writes to them any more."""
-    try:
-        yield
-    finally:
-        segments.abandon()
-
-
-def _segments(
-    disk: Disk,
-    offload: Offload,
-    opened: OpenedStore,
-    metadata: Metadata,
-    sizes: SegmentSizes,
-    io_queue: IoQueue | None,
-) -> Segments:
-    identity = opened.superblock.identity
-    return Segments(
-        disk, offload, identity, lambda: _segment_id(metadata), sizes, metadata.owed_bytes, io_queue
-    )
-
-
-async def _segment_id(metadata: Metadata) -> SegmentId:
-    segment, sequence = await metadata.commit(lambda txn: txn.new_segment_id())
-    await metadata.wait_durable(sequence)
-    return segment
+def _dram(store: Store, tier: DramTier | None) -> Dram:
+    return Dram(tier, store.metadata, store.segments, store.quarantine, store.offload)
 
 
 async def _stop(store: Store) -> None:

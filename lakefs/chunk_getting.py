@@ -44,7 +44,7 @@ def get_chunks_into(
 
     ChunkNotFound, ChunkDamaged, InvalidArgument: the memory is too short, or an id is none.
     """
-    places = yield from _located(chunks)
+    places = yield from _located(access, chunks)
     wanted: list[Wanted] = []
     for place, target in zip(places, targets, strict=True):
         length = place.length
@@ -60,7 +60,7 @@ def get_chunks_into(
 
 def get_chunks(access: Access, chunks: Sequence[ChunkId]) -> Steps[list[bytes]]:
     """Chunks as bytes, in order.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
-    places = yield from _located(chunks)
+    places = yield from _located(access, chunks)
     found = [NewBytes(place.length) for place in places]
     wanted = [_wanted(place, new.view) for place, new in zip(places, found, strict=True)]
     yield from _fetch(access, wanted)
@@ -68,7 +68,7 @@ def get_chunks(access: Access, chunks: Sequence[ChunkId]) -> Steps[list[bytes]]:
     return [new.take() for new in found]
 
 
-def _located(chunks: Sequence[ChunkId]) -> Steps[list[ChunkPlace]]:
+def _located(access: Access, chunks: Sequence[ChunkId]) -> Steps[list[ChunkPlace]]:
     places: dict[ChunkId, ChunkPlace] = {}
     for chunk in chunks:
         if not is_well_formed(chunk):
@@ -77,7 +77,7 @@ def _located(chunks: Sequence[ChunkId]) -> Steps[list[ChunkPlace]]:
     unknown = [chunk for chunk in places if chunk != EMPTY_CHUNK]
     for start in range(0, len(unknown), LOCATE_BATCH):
         batch = unknown[start : start + LOCATE_BATCH]
-        found = yield from ask_for_places({chunk: places[chunk] for chunk in batch})
+        found = yield from ask_for_places({chunk: places[chunk] for chunk in batch}, access.media)
         for chunk, grant in found.items():
             places[chunk].grants[chunk] = grant
     return [places[chunk] for chunk in chunks]

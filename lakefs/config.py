@@ -88,6 +88,8 @@ class Config:
     """`auto`, `off`, `memory` or an absolute path."""
     hot_index_entries: int
     """Chunks that the hot index has room for; 0: it sizes itself."""
+    dram_tier_bytes: int | None
+    """Memory of the DRAM tier; 0: none; None: a share of what there is."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each setting came from, for people: `default`, `LAKE_DATA`, `--data`, or the file's path."""
 
@@ -113,6 +115,7 @@ class Config:
             "io_uring": "auto" if self.io_uring else "off",
             "hot_index": self.hot_index,
             "hot_index_entries": str(self.hot_index_entries),
+            "dram_tier_bytes": "auto" if self.dram_tier_bytes is None else str(self.dram_tier_bytes),
         }
 
 
@@ -157,6 +160,7 @@ def load(
         "io_uring": True,
         "hot_index": "auto",
         "hot_index_entries": 0,
+        "dram_tier_bytes": None,
     }
     if (values.get("s3_tls_cert") is None) != (values.get("s3_tls_key") is None):
         raise ConfigError("TLS needs both: s3_tls_cert and s3_tls_key", subject="s3_tls_cert")
@@ -312,6 +316,10 @@ def _address_or_off(text: str) -> Address | None:
     return None if text.lower() == "off" else parse_address(text)
 
 
+def _size_or_auto(text: str) -> int | None:
+    return None if text.lower() == "auto" else parse_size(text)
+
+
 def _path_or_none(text: str) -> Path | None:
     return _path(text) if text else None
 
@@ -396,6 +404,7 @@ _SETTINGS: Final[Mapping[str, Callable[[str], object]]] = {
     "io_uring": _auto_or_off,
     "hot_index": _hot_index,
     "hot_index_entries": _count,
+    "dram_tier_bytes": _size_or_auto,
 }
 SETTING_NAMES: Final = tuple(_SETTINGS)
 """Keys of the file; flags of the same name with `-`, variables `LAKE_` and upper case."""

@@ -1,6 +1,7 @@
 """Fetching chunks: grants -> bytes, checked, written once as steps.
 
-Each chunk is fetched by the best mover there is: from the segment file by descriptor (`movers`), inline with the
+Each chunk is fetched by the best mover there is: from the segment file by descriptor or from the engine's DRAM tier by
+mapping (`movers`), inline with the
 answer to `OpenObjects`, or streamed (`ReadChunks`).  Whatever moved it, the bytes are checked here, by BLAKE3
 against the chunk's id unless the caller asked for CRC32C, or for bytes unverified; a range of a chunk is checked by
 granule.
@@ -13,13 +14,14 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from lakefs.errors import ChunkNotFound, CorruptionError, StaleGrant
 from lakefs.ids import ChunkId, SegmentId
-from lakefs.limits import GRANULE_BYTES
+from lakefs.limits import GRANULE_BYTES, SLABS_PER_REQUEST_MAX
 from lakefs.movers import (
+    MEDIUM_DRAM,
     Check,
     check_digest,
     check_granules,
@@ -39,10 +41,12 @@ from lakefs.wire.messages import (
     Locate,
     Located,
     OpenSegments,
+    OpenSlabs,
     ReadChunks,
     ReadChunksReply,
     ReadPiece,
     SegmentsOpened,
+    SlabsOpened,
 )
 
 WINDOW = 6
@@ -137,10 +141,10 @@ def locate(access: Access, opened: Places, chunks: Sequence[ChunkId]) -> Steps[N
         chunk for chunk in dict.fromkeys(chunks) if chunk not in opened.grants and chunk not in opened.inline
     ]
     if unknown:
-        yield from _locate(opened, unknown)
+        yield from _locate(opened, unknown, access.media)
     if access.can_use_descriptors:
         grants = (opened.grants[chunk] for chunk in chunks if chunk in opened.grants)
-        yield from _need_descriptors(access, {SegmentId(grant.segment) for grant in grants})
+        yield from _need_descriptors(access, grants)
 
 
 def bring_on(access: Access, opened: Opened, offset: int, length: int) -> Steps[None]:
@@ -158,13 +162,13 @@ def bring_on(access: Access, opened: Opened, offset: int, length: int) -> Steps[
         read_ahead(access.descriptors, opened.grants[piece.chunk], begin, end)
 
 
-def _locate(opened: Places, chunks: list[ChunkId]) -> Steps[None]:
-    opened.grants.update((yield from ask_for_places(dict.fromkeys(chunks, opened))))
+def _locate(opened: Places, chunks: list[ChunkId], media: int) -> Steps[None]:
+    opened.grants.update((yield from ask_for_places(dict.fromkeys(chunks, opened), media)))
 
 
-def ask_for_places(chunks: Mapping[ChunkId, Places]) -> Steps[dict[ChunkId, Grant]]:
+def ask_for_places(chunks: Mapping[ChunkId, Places], media: int) -> Steps[dict[ChunkId, Grant]]:
     """Grants of chunks, each wanted for an object.  ChunkNotFound."""
-    reply = yield from send(Locate([bytes(chunk) for chunk in chunks]))
+    reply = yield from send(Locate([bytes(chunk) for chunk in chunks], media))
     assert isinstance(reply.message, Located)
     grants = dict(zip(chunks, reply.message.grants, strict=True))
     for chunk, grant in grants.items():
@@ -172,7 +176,17 @@ def ask_for_places(chunks: Mapping[ChunkId, Places]) -> Steps[dict[ChunkId, Gran
     return grants
 
 
-def _need_descriptors(access: Access, segments: set[SegmentId]) -> Steps[None]:
+def _need_descriptors(access: Access, grants: Iterable[Grant]) -> Steps[None]:
+    """Have the descriptors of the segments that grants point to, and the slabs."""
+    segments: set[SegmentId] = set()
+    slabs: set[int] = set()
+    for grant in grants:
+        if grant.medium == MEDIUM_DRAM:
+            slabs.add(grant.segment)
+        else:
+            segments.add(SegmentId(grant.segment))
+    if slabs:
+        yield from _need_slabs(access, slabs)
     missing = access.descriptors.missing(segments)
     for start in range(0, len(missing), DESCRIPTORS_PER_REQUEST):
         wanted = missing[start : start + DESCRIPTORS_PER_REQUEST]
@@ -180,6 +194,15 @@ def _need_descriptors(access: Access, segments: set[SegmentId]) -> Steps[None]:
         assert isinstance(reply.message, SegmentsOpened)
         for segment, descriptor in zip(reply.message.segments, reply.descriptors, strict=True):
             access.descriptors.add(SegmentId(segment), descriptor)
+
+
+def _need_slabs(access: Access, slabs: set[int]) -> Steps[None]:
+    missing = access.descriptors.slabs.missing(slabs)
+    for start in range(0, len(missing), SLABS_PER_REQUEST_MAX):
+        reply = yield from send(OpenSlabs(missing[start : start + SLABS_PER_REQUEST_MAX]))
+        assert isinstance(reply.message, SlabsOpened)
+        opened = reply.message
+        access.descriptors.slabs.add(opened.slabs, reply.descriptors, opened.slab_bytes)
 
 
 def _locate_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
@@ -190,13 +213,13 @@ def _locate_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
         if want.piece.chunk not in want.opened.grants and want.piece.chunk not in want.opened.inline
     }
     if unknown:
-        found = yield from ask_for_places(unknown)
+        found = yield from ask_for_places(unknown, access.media)
         for want in wanted:
             if want.piece.chunk in found:
                 want.opened.grants[want.piece.chunk] = found[want.piece.chunk]
     if access.can_use_descriptors:
         grants = (want.opened.grants.get(want.piece.chunk) for want in wanted)
-        yield from _need_descriptors(access, {SegmentId(grant.segment) for grant in grants if grant})
+        yield from _need_descriptors(access, (grant for grant in grants if grant))
 
 
 def _not_at_once(access: Access, wanted: Sequence[Wanted]) -> list[Wanted]:
@@ -332,9 +355,9 @@ def _deliver_inline(want: Wanted) -> None:
 def _fetch_again(access: Access, want: Wanted) -> Steps[None]:
     """After a failed check: locate anew and read once more; then let the engine read, which knows what damage is."""
     chunk = want.piece.chunk
-    yield from _locate(want.opened, [chunk])
+    yield from _locate(want.opened, [chunk], 0)
     grant = want.opened.grants[chunk]
-    yield from _need_descriptors(access, {SegmentId(grant.segment)})
+    yield from _need_descriptors(access, [grant])
     try:
         yield from work(_fetch_local, access, want, grant)
     except StaleGrant:
@@ -355,9 +378,9 @@ def fetch_part(access: Access, opened: Opened, piece: Piece, offset: int, length
         grant = opened.grants[piece.chunk]
         return (yield from work(fetch_range, access.descriptors, piece.chunk, grant, offset, length))
     except StaleGrant:
-        yield from _locate(opened, [piece.chunk])
+        yield from _locate(opened, [piece.chunk], 0)
         grant = opened.grants[piece.chunk]
-        yield from _need_descriptors(access, {SegmentId(grant.segment)})
+        yield from _need_descriptors(access, [grant])
     try:
         return (yield from work(fetch_range, access.descriptors, piece.chunk, grant, offset, length))
     except StaleGrant:

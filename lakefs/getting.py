@@ -49,6 +49,7 @@ def open_objects(
             lease=lease,
             durable=durable,
             versions=[version] if version else [],
+            media=access.media,
         )
         reply = yield from send(request)
         assert isinstance(reply.message, OpenResults)

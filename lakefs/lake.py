@@ -21,7 +21,7 @@ from lakefs.errors import BucketNotFound, InvalidArgument, KeyNotFound, LakeErro
 from lakefs.ids import Buffer
 from lakefs.lake_reads import ReadSteps
 from lakefs.lake_uploads import Progress as Progress, PutData as PutData, UploadSteps
-from lakefs.movers import Check, SegmentDescriptors
+from lakefs.movers import MEDIA_DRAM, Check, SegmentDescriptors
 from lakefs.names import Name, parse_name, parse_object_name
 from lakefs.opened import Access
 from lakefs.putting import put, put_stream
@@ -339,7 +339,8 @@ class LakeSteps(UploadSteps, ReadSteps):
 
     def access(self, progress: Progress | None) -> Access:
         """How this client reads."""
-        access = Access(self.descriptors, self.carries_descriptors, self.check)
+        media = MEDIA_DRAM if self.carries_descriptors else 0
+        access = Access(self.descriptors, self.carries_descriptors, self.check, media)
         return replace(access, progress=progress) if progress else access
 
 

@@ -139,8 +139,6 @@ DRAM_FILLS_QUEUED_MAX: Final = 256
 """Chunks that wait to be brought in; more are left to their next read.  50 KB of references."""
 DRAM_FILLERS: Final = 2
 """Chunks that are brought in at the same time: two of the engine's threads at most."""
-NOTED_READS_MAX: Final = 4096
-"""Chunks of one NoteReads: 8 ms of the loop at most."""
 SLABS_PER_REQUEST_MAX: Final = 63
 """Their descriptors and that of the generations are one frame's."""
 

@@ -31,12 +31,16 @@ from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.memory_advice import populate
 from lakefs.page_cache import is_cached, is_in_memory
 from lakefs.read_ahead import ReadAhead
+from lakefs.slabs import Slabs
 from lakefs.sockets import after
 from lakefs.wire.messages import Grant
 
 MEDIUM_NONE = 0
 MEDIUM_SEGMENT = 1
 MEDIUM_INLINE = 2
+MEDIUM_DRAM = 3
+MEDIA_DRAM = 1
+"""Bit of a request's `media`: grants of `MEDIUM_DRAM` are understood."""
 DESCRIPTORS_MAX = 512
 BRING_IN_FROM = 256 * KIB
 """Shorter reads may be random ones, for which reading more would be a waste."""
@@ -72,6 +76,8 @@ class SegmentDescriptors:
         self._open: OrderedDict[SegmentId, Held] = OrderedDict()
         self.ahead = ReadAhead(self.use)
         """What brings in places of these segments before they are read."""
+        self.slabs = Slabs()
+        """Of the same engine's DRAM tier: where grants of `MEDIUM_DRAM` point."""
 
     def missing(self, segments: set[SegmentId]) -> list[SegmentId]:
         """Those of `segments` that no descriptor is held for."""
@@ -137,7 +143,8 @@ class SegmentDescriptors:
             return held is not None and is_cached(held.descriptor, offset, length) is not False
 
     def close(self) -> None:
-        """Close all; those that a fetch uses when it is done."""
+        """Close all, and drop the slabs; what a fetch uses when it is done."""
+        self.slabs.drop()
         self.ahead.forget()
         with self._lock:
             for held in self._open.values():
@@ -164,9 +171,13 @@ def fetch_into(
     """
     assert len(target) == grant.logical_bytes
     vector = memoryview(bytearray(_vector_bytes(grant) if check is Check.CRC32C else 0))
-    with descriptors.use(SegmentId(grant.segment)) as descriptor:
-        bring_in(descriptor, grant.offset, len(target) + len(vector))
-        _pread_full(descriptor, [target, vector], grant.offset, chunk)
+    if grant.medium == MEDIUM_DRAM:
+        descriptors.slabs.copy(grant, 0, target)
+        descriptors.slabs.copy(grant, grant.stored_bytes, vector)
+    else:
+        with descriptors.use(SegmentId(grant.segment)) as descriptor:
+            bring_in(descriptor, grant.offset, len(target) + len(vector))
+            _pread_full(descriptor, [target, vector], grant.offset, chunk)
     if check is Check.BLAKE3:
         check_digest(chunk, target)
     elif check is Check.CRC32C:
@@ -178,7 +189,9 @@ def fetch_cached(
 ) -> bool:
     """As `fetch_into` for a chunk of one granule, without a wait: False when the page cache lacks some.  StaleGrant."""
     assert len(target) == grant.logical_bytes <= GRANULE_BYTES
-    if not descriptors.read_cached(SegmentId(grant.segment), target, grant.offset):
+    if grant.medium == MEDIUM_DRAM:
+        descriptors.slabs.copy(grant, 0, target)
+    elif not descriptors.read_cached(SegmentId(grant.segment), target, grant.offset):
         return False
     if check is Check.BLAKE3:
         check_digest(chunk, target)
@@ -208,8 +221,7 @@ def granules_around(offset: int, length: int, chunk_bytes: int) -> tuple[int, in
 def fetch_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -> bytes:
     """The CRC32C of each granule of a granted chunk, 4 bytes each.  Blocks.  StaleGrant."""
     vector = memoryview(bytearray(_vector_bytes(grant)))
-    with descriptors.use(SegmentId(grant.segment)) as descriptor:
-        _pread_full(descriptor, [vector], grant.offset + grant.stored_bytes, chunk)
+    _read_granted(descriptors, chunk, grant, grant.stored_bytes, vector)
     return _checked_vector(vector, chunk, grant)
 
 
@@ -220,8 +232,7 @@ def fetch_granules(
 
     `crcs` are those of the whole chunk.
     """
-    with descriptors.use(SegmentId(grant.segment)) as descriptor:
-        _pread_full(descriptor, [target], grant.offset + begin, chunk)
+    _read_granted(descriptors, chunk, grant, begin, target)
     check_granules(chunk, target, _crcs_from(crcs, begin, len(target)))
 
 
@@ -246,6 +257,17 @@ def cached_granules(
     return True
 
 
+def _read_granted(
+    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, begin: int, target: memoryview
+) -> None:
+    """Fill `target` with bytes of the extent from `begin` on, unchecked.  StaleGrant."""
+    if grant.medium == MEDIUM_DRAM:
+        descriptors.slabs.copy(grant, begin, target)
+        return
+    with descriptors.use(SegmentId(grant.segment)) as descriptor:
+        _pread_full(descriptor, [target], grant.offset + begin, chunk)
+
+
 def _crcs_from(crcs: bytes, begin: int, length: int) -> bytes:
     """Those of the granules that lie in [begin, begin + length) of a chunk."""
     return crcs[begin // GRANULE_BYTES * 4 : -(-(begin + length) // GRANULE_BYTES) * 4]
@@ -253,7 +275,7 @@ def _crcs_from(crcs: bytes, begin: int, length: int) -> bytes:
 
 def bring_in_granules(descriptors: SegmentDescriptors, grant: Grant, begin: int, end: int) -> None:
     """`bring_in` for the granules [begin, end) of a granted chunk and its vector of CRCs.  Blocks.  StaleGrant."""
-    if end - begin < BRING_IN_FROM:
+    if end - begin < BRING_IN_FROM or grant.medium == MEDIUM_DRAM:
         return
     with descriptors.use(SegmentId(grant.segment)) as descriptor:
         bring_in(descriptor, grant.offset + begin, end - begin)

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from lakefs.ids import ChunkId
-from lakefs.movers import MEDIUM_SEGMENT, Check, SegmentDescriptors
+from lakefs.movers import MEDIUM_DRAM, MEDIUM_SEGMENT, Check, SegmentDescriptors
 from lakefs.names import Name
 from lakefs.read_ahead import ReadAheadWindow
 from lakefs.wire.messages import Grant, ObjectStat, OpenedObject
@@ -28,6 +28,8 @@ class Access:
     descriptors: SegmentDescriptors
     can_use_descriptors: bool
     check: Check = Check.BLAKE3
+    media: int = 0
+    """Which media of grants, beside the first ones, it understands; see `OpenObjects`."""
     progress: Callable[[int, int], None] = lambda done, present: None
 
 
@@ -67,7 +69,7 @@ def opened_at(name: Name, answer: OpenedObject) -> Opened:
     """
     opened = Opened(name, answer.stat, answer.lease, pieces_of(answer.chunks, answer.lengths), {}, {})
     for chunk, grant in zip(answer.chunks, answer.grants, strict=True):
-        if grant.medium == MEDIUM_SEGMENT:
+        if grant.medium in (MEDIUM_SEGMENT, MEDIUM_DRAM):
             opened.grants[ChunkId(chunk)] = grant
     return opened
 

@@ -22,6 +22,7 @@ import fcntl
 import mmap
 import os
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 from lakefs.errors import StaleGrant
@@ -37,8 +38,6 @@ F_SEAL_FUTURE_WRITE: Final = 0x10
 SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE
 """What the engine seals a slab with."""
 _SEALS_NEEDED: Final = fcntl.F_SEAL_SHRINK
-_COPY_BY_CALL_FROM: Final = 256 * KIB
-"""From here on a copy is a `preadv`: it costs as much, and other threads run meanwhile."""
 
 
 def generation_number(slab: int, offset: int, slab_bytes: int) -> int:
@@ -46,23 +45,12 @@ def generation_number(slab: int, offset: int, slab_bytes: int) -> int:
     return (slab * slab_bytes + offset) // UNIT_BYTES
 
 
-class _Slab:
-    """One mapped slab; its descriptor stays open for copies by call."""
-
-    def __init__(self, descriptor: int, mapping: mmap.mmap) -> None:
-        self.descriptor = descriptor
-        self.view = memoryview(mapping)
-
-    def __del__(self) -> None:
-        os.close(self.descriptor)
-
-
 class Slabs:
     """The slabs of one engine that this client has mapped.  Used from any of the client's threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._slabs: dict[int, _Slab] = {}
+        self._slabs: dict[int, memoryview] = {}
         self._generations: memoryview | None = None
         self._slab_bytes = SLAB_BYTES
 
@@ -71,7 +59,7 @@ class Slabs:
         with self._lock:
             return sorted(slab for slab in slabs if slab not in self._slabs)
 
-    def add(self, slabs: list[int], descriptors: list[int], slab_bytes: int) -> None:
+    def add(self, slabs: Sequence[int], descriptors: Sequence[int], slab_bytes: int) -> None:
         """Map what the engine sent: a descriptor for each slab, and behind them that of the generations.
 
         All descriptors are taken over.  What is not sealed, or short, is left out, as if it had not been sent.
@@ -85,8 +73,8 @@ class Slabs:
             os.close(descriptor)
         with self._lock:
             if generations is not None:
-                size = len(generations.view) // GENERATION_BYTES * GENERATION_BYTES
-                self._generations = generations.view[:size].cast("Q")
+                size = len(generations) // GENERATION_BYTES * GENERATION_BYTES
+                self._generations = generations[:size].cast("Q")
             self._slab_bytes = slab_bytes
             for slab, found in mapped.items():
                 if found is not None:
@@ -112,18 +100,13 @@ class Slabs:
         if found is None or not self.is_current(grant):
             raise _stale(grant)
         start = grant.offset + begin
-        if begin < 0 or length < 0 or grant.offset < 0 or start + length > len(found.view):
+        if begin < 0 or length < 0 or grant.offset < 0 or start + length > len(found):
             raise _stale(grant)
-        return found.view[start : start + length]
+        return found[start : start + length]
 
     def copy(self, grant: Grant, begin: int, target: memoryview) -> None:
         """Fill `target` with the slot's bytes from `begin` on.  StaleGrant when the slot was used anew meanwhile."""
-        source = self.view(grant, begin, len(target))
-        found = self._slabs.get(grant.segment) if len(target) >= _COPY_BY_CALL_FROM else None
-        if found is None:
-            target[:] = source
-        else:
-            _copy_by_call(found, grant.offset + begin, target)
+        target[:] = self.view(grant, begin, len(target))
         if not self.is_current(grant):
             raise _stale(grant)
 
@@ -137,27 +120,18 @@ class Slabs:
         return len(self._slabs)
 
 
-def _copy_by_call(slab: _Slab, offset: int, target: memoryview) -> None:
-    while target:
-        count = os.preadv(slab.descriptor, [target], offset)
-        if count == 0:
-            raise StaleGrant("a slab ends inside a slot")
-        offset += count
-        target = target[count:]
-
-
-def _mapped(descriptor: int, size_min: int) -> _Slab | None:
-    """The memory of a descriptor, mapped read-only; None, and closed, when it must not be or cannot be."""
+def _mapped(descriptor: int, size_min: int) -> memoryview | None:
+    """The memory of a descriptor, mapped read-only; None when it must not be or cannot be.  It is closed."""
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         size = os.fstat(descriptor).st_size
         if seals & _SEALS_NEEDED != _SEALS_NEEDED or size < size_min:
             raise ValueError("not a sealed slab")
-        mapping = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        return memoryview(mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ))
     except (OSError, ValueError):
-        os.close(descriptor)
         return None
-    return _Slab(descriptor, mapping)
+    finally:
+        os.close(descriptor)
 
 
 def _stale(grant: Grant) -> StaleGrant:

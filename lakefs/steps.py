@@ -27,6 +27,7 @@ from lakefs.wire.messages import (
     OpenHotIndex,
     OpenObjects,
     OpenSegments,
+    OpenSlabs,
     PinChunks,
     Request,
     SessionOpen,
@@ -65,6 +66,7 @@ _TAKING: Final = (
     OpenHotIndex,
     OpenObjects,
     OpenSegments,
+    OpenSlabs,
     PinChunks,
 )
 

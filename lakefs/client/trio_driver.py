@@ -6,7 +6,7 @@ and it gives back what it holds of the engine (sessions, leases), for at most `C
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import trio
@@ -55,7 +55,8 @@ class TrioDriver:
         self._offload = offload
         self._descriptors = SegmentDescriptors()
         self.steps = LakeSteps(self._descriptors, engine.carries_descriptors, network=network, check=check)
-        self._access = self.steps.access(None)
+        # Who fetches by itself keeps grants for long, and knows of segments only.
+        self._access = replace(self.steps.access(None), media=0)
         self._hot: HotReads | None = None
         self._hot_epoch = 0
 

@@ -6,7 +6,8 @@ from lakefs.wire.base import Done, Message, Request
 
 
 class Grant(Message, frozen=True):
-    """Where a chunk's bytes are.  medium 0: not there; 1: segment file; 2: in this frame's body at `offset`.
+    """Where a chunk's bytes are.  medium 0: not there; 1: segment file; 2: in this frame's body at `offset`; 3: in the
+    DRAM tier, `segment` being the slab and `epoch` the slot's generation (see `lakefs.slabs`).
 
     `crc` is the payload's (one granule) or its vector's, which lies behind the payload.  `epoch` lets a reader
     notice a moved chunk; correctness rests on the check of the bytes.

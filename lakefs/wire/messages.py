@@ -79,6 +79,11 @@ from lakefs.wire.session_messages import (
     Stored as Stored,
     StoreFromSource as StoreFromSource,
 )
+from lakefs.wire.slab_messages import (
+    NoteReads as NoteReads,
+    OpenSlabs as OpenSlabs,
+    SlabsOpened as SlabsOpened,
+)
 from lakefs.wire.upkeep_messages import (
     ReportReply as ReportReply,
     RunFsck as RunFsck,
@@ -367,7 +372,7 @@ class OpenObjects(Request, frozen=True):
     readers that finish with this answer or retry; `lease_inline` false: none for objects whose payload comes inline
     (should it not come after all, there is no lease, either: open it again).  `grants_bytes` above 0: places only of
     chunks with bytes in [grants_from, grants_from + grants_bytes), medium 0 for others.  `durable` and
-    `versions` as in StatNames; VersionIsMarker.
+    `versions` as in StatNames; VersionIsMarker.  `media`: bit 0: grants of medium 3 are understood.
     """
 
     OP = 40
@@ -381,6 +386,7 @@ class OpenObjects(Request, frozen=True):
     grants_from: int = 0
     grants_bytes: int = 0
     versions: list[str] = []
+    media: int = 0
 
 
 class CloseLeases(Request, frozen=True):
@@ -398,11 +404,12 @@ class Located(Message, frozen=True):
 
 
 class Locate(Request, frozen=True):
-    """Where chunks are now."""
+    """Where chunks are now.  `media` as in OpenObjects."""
 
     OP = 42
     REPLY = Located
     chunks: list[bytes]
+    media: int = 0
 
 
 class SegmentsOpened(Message, frozen=True):

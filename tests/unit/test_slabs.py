@@ -61,7 +61,7 @@ def test_a_reader_copies_what_it_was_granted_and_nothing_once_the_slot_is_used_a
             slabs.copy(_grant(slot, generation), 0, target)
 
 
-def test_a_copy_by_call_is_the_same_as_one_from_the_mapping() -> None:
+def test_any_part_of_a_slot_can_be_copied() -> None:
     with _arena() as arena:
         slabs = _reader(arena)
         arena.recut(arena.slabs[0], arena.classes[2])

@@ -1,0 +1,135 @@
+"""Requests that stream chunks: ranges of payload, from the arena or the segments, checked by CRC32C on their way.
+
+Rules kept here:
+- Memory of the arena is pinned until the answer is sent.
+- A chunk that compaction moved meanwhile is looked for again; what does not match where it should be is damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from contextlib import ExitStack
+from typing import Final
+
+from engine.chunks import find_chunk
+from engine.format import ChunkRecord
+from engine.held_blobs import checked_chunks
+from engine.holds import Client
+from engine.puts import failure_of
+from engine.segments import Range, RangeRead
+from engine.store import Store
+from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError, RequestTooLarge, StaleGrant
+from lakefs.ids import ChunkId, id_text
+from lakefs.limits import BODY_BYTES_MAX, GRANULE_BYTES
+from lakefs.service import Body, Reply
+from lakefs.wire import messages as m
+
+READ_ATTEMPTS: Final = 4
+"""A chunk is moved by compaction at most once in minutes."""
+
+
+class ChunkReads:
+    """Handler of ReadChunks."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._metadata = store.metadata
+        self._segments = store.segments
+        self._dram = store.dram
+
+    async def read_chunks(self, client: Client, request: m.ReadChunks, body: Body, _: Seq[int]) -> Reply:
+        chunks = checked_chunks(request.chunks)
+        if not len(chunks) == len(request.offsets) == len(request.lengths):
+            raise InvalidArgument("chunks, offsets and lengths go together")
+        with self._metadata.view() as view:
+            records = [find_chunk(view, chunk) for chunk in chunks]
+            sequence = view.sequence
+        await self._metadata.wait_durable(sequence)
+        planned = _planned(chunks, records, request)
+        pieces: list[m.ReadPiece] = []
+        parts: list[bytes | bytearray | memoryview] = []
+        with ExitStack() as releases:
+            for read in await self._read_planned(chunks, planned, releases):
+                if isinstance(read, LakeError):
+                    pieces.append(m.ReadPiece(0, 0, b"", failure_of(read)))
+                    continue
+                begin, payload, crcs = read
+                pieces.append(m.ReadPiece(begin, len(payload), crcs))
+                parts.append(payload)
+            return Reply(m.ReadChunksReply(pieces), Body(parts, releases.pop_all().close))
+
+    async def _read_planned(
+        self, chunks: Seq[ChunkId], planned: Seq[Range | LakeError], releases: ExitStack
+    ) -> list[RangeRead | LakeError]:
+        """Each piece from the arena or the segments; `releases` gives memory of the arena back."""
+        done: list[RangeRead | LakeError | None] = [
+            item if isinstance(item, LakeError) else await self._read_in_arena(chunk, item, releases)
+            for chunk, item in zip(chunks, planned, strict=True)
+        ]
+        missing = [
+            (index, item)
+            for index, item in enumerate(planned)
+            if done[index] is None and isinstance(item, tuple)
+        ]
+        found = await self._segments.read_ranges([item for _, item in missing])
+        for (index, item), read in zip(missing, found, strict=True):
+            if isinstance(read, LakeError):
+                read = await self._read_elsewhere(chunks[index], item, read)
+            done[index] = read
+        return [read for read in done if read is not None]
+
+    async def _read_in_arena(self, chunk: ChunkId, wanted: Range, releases: ExitStack) -> RangeRead | None:
+        record, offset, length = wanted
+        if not offset:  # who reads on, piece by piece, reads the chunk once
+            self._dram.note_read(chunk, record.stored_bytes)
+        pinned = await self._dram.read_range(chunk, record, offset, length)
+        if pinned is None:
+            return None
+        releases.callback(pinned.release)
+        return pinned.begin, pinned.payload, pinned.crcs
+
+    async def _read_elsewhere(self, chunk: ChunkId, wanted: Range, error: LakeError) -> RangeRead | LakeError:
+        """A piece that could not be read, looked for again when the chunk was moved meanwhile; else what that means."""
+        record, offset, length = wanted
+        for _ in range(READ_ATTEMPTS):
+            told = await self._store.chunks.judged(chunk, record, error)
+            if not isinstance(told, StaleGrant):
+                return told
+            with self._metadata.view() as view:
+                now = find_chunk(view, chunk)
+            if now is None:
+                return told
+            record = now
+            [read] = await self._segments.read_ranges([(record, offset, length)])
+            if not isinstance(read, LakeError):
+                return read
+            error = read
+        return told
+
+
+def _planned(
+    chunks: Seq[ChunkId], records: Seq[ChunkRecord | None], request: m.ReadChunks
+) -> list[Range | LakeError]:
+    """What to read of each chunk, while there is room in one body; or why it cannot be."""
+    planned: list[Range | LakeError] = []
+    room = BODY_BYTES_MAX
+    for chunk, record, offset, length in zip(chunks, records, request.offsets, request.lengths, strict=True):
+        if record is None:
+            missing = f"chunk {id_text(chunk)} is not in the store"
+            planned.append(ChunkNotFound(missing, subject=id_text(chunk)))
+            continue
+        end = record.logical_bytes if length == 0 else offset + length
+        if not 0 <= offset < end <= record.logical_bytes:
+            outside = f"range {offset}+{length} is outside a chunk of {record.logical_bytes} bytes"
+            planned.append(InvalidArgument(outside))
+            continue
+        first, behind = offset // GRANULE_BYTES, -(-end // GRANULE_BYTES)
+        widened = min(behind * GRANULE_BYTES, record.logical_bytes) - first * GRANULE_BYTES
+        if widened > room:
+            planned.append(
+                RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes")
+            )
+            continue
+        room -= widened
+        planned.append((record, offset, end - offset))
+    return planned

@@ -1,0 +1,234 @@
+"""The DRAM tier at work in an engine: filled behind reads, asked before the disk, and told what is freed.
+
+Rules kept here:
+- A chunk gets in by a read of its segment that was checked by CRC32C, into a slot that nobody can read meanwhile; it is
+  published in the step in which its record is seen once more.
+- It is forgotten in the step in which its record goes or it is quarantined, which is before its place is punched.
+- What is served from here is checked by CRC32C on its way, as what is served from the disk; what does not match is
+  forgotten, and the disk is asked.
+- Filling is nobody's wait: what finds no room in the queue is left to its next read.
+
+An engine without a tier has one of these, too, which holds nothing and costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import structlog
+import trio
+
+from engine.checksums import check_payload, check_vector, vector_of
+from engine.chunks import ChunkFreed, find_chunk
+from engine.dram_tier import DramTier, Placement
+from engine.format import ChunkRecord
+from engine.metadata import Metadata
+from engine.quarantine import ChunkQuarantined, Quarantine
+from engine.segments import Segments
+from lakefs.errors import EngineBusy, LakeError
+from lakefs.ids import ChunkId, Sequence, id_text
+from lakefs.limits import DRAM_FILLERS, DRAM_FILLS_QUEUED_MAX, GRANULE_BYTES
+from lakefs.movers import MEDIUM_DRAM
+from lakefs.ports import Offload
+from lakefs.wire.messages import Grant
+
+_CHECKED_AT_ONCE_BYTES: Final = 256 << 10
+"""Checked in the loop in one go: 15 us."""
+_log: Final = structlog.get_logger(__name__)
+
+
+class PinnedRange(NamedTuple):
+    """Whole granules of a chunk in the arena, checked: where they begin, the bytes, and the CRC32C of each.
+
+    The bytes stay until `release`, which is called once.
+    """
+
+    begin: int
+    payload: memoryview
+    crcs: bytes
+    release: Callable[[], None]
+
+
+class Dram:
+    """The tier of one engine, or none.  Used on the loop."""
+
+    def __init__(
+        self,
+        tier: DramTier | None,
+        metadata: Metadata,
+        segments: Segments,
+        quarantine: Quarantine,
+        offload: Offload,
+    ) -> None:
+        self.tier: Final = tier
+        self._metadata = metadata
+        self._segments = segments
+        self._quarantine = quarantine
+        self._offload = offload
+        self._queued: set[ChunkId] = set()
+        self._wanted: trio.MemorySendChannel[ChunkId]
+        self._wanted, self._wants = trio.open_memory_channel[ChunkId](DRAM_FILLS_QUEUED_MAX)
+        if tier is not None:
+            metadata.on_joined(self._joined)
+
+    # --- reads -------------------------------------------------------------------------------------
+
+    def note_read(self, chunk: ChunkId, stored_bytes: int) -> None:
+        """Somebody reads the chunk from its beginning; it is brought in when that is worth it."""
+        tier = self.tier
+        if tier is None or not tier.note_read(chunk, stored_bytes) or chunk in self._queued:
+            return
+        if chunk in self._quarantine:
+            return
+        try:
+            self._wanted.send_nowait(chunk)
+        except trio.WouldBlock:
+            return
+        self._queued.add(chunk)
+
+    def grant(self, chunk: ChunkId, logical_bytes: int) -> Grant | None:
+        """A grant of the chunk's place in the arena, or None."""
+        place = None if self.tier is None else self.tier.find(chunk)
+        if place is None:
+            return None
+        return Grant(
+            MEDIUM_DRAM,
+            place.slab,
+            place.offset,
+            place.stored_bytes,
+            logical_bytes,
+            0,
+            place.crc,
+            place.generation,
+        )
+
+    def small_at_once(self, chunk: ChunkId, record: ChunkRecord) -> bytes | None:
+        """The payload of a chunk of one granule, checked, when the arena has it; does not wait."""
+        tier = self.tier
+        if tier is None or chunk not in tier:
+            return None
+        place = tier.find(chunk)
+        assert place is not None, "no await in between"
+        payload = bytes(tier.extent(place)[: place.stored_bytes])
+        if check_payload(record, payload):
+            return payload
+        self._mismatch(chunk)
+        return None
+
+    async def read_range(
+        self, chunk: ChunkId, record: ChunkRecord, offset: int, length: int
+    ) -> PinnedRange | None:
+        """The granules that hold [offset, offset + length), checked; None when the arena does not have the chunk."""
+        tier = self.tier
+        if tier is None or chunk not in tier:
+            return None
+        tier.find(chunk)
+        place = tier.pin(chunk)
+        if place is None:
+            return None
+        found: PinnedRange | None = None
+        try:
+            extent = tier.extent(place)
+            if length <= _CHECKED_AT_ONCE_BYTES:
+                found = _checked_range(tier, place, record, extent, offset, length)
+            else:
+                found = await self._offload.run(_checked_range, tier, place, record, extent, offset, length)
+        finally:
+            if found is None:
+                tier.unpin(place)
+        if found is None:
+            self._mismatch(chunk)
+        return found
+
+    def _mismatch(self, chunk: ChunkId) -> None:
+        """Memory that rots, or a bug: the disk is what counts."""
+        _log.error("dram_mismatch", chunk=id_text(chunk))
+        if self.tier is not None:
+            self.tier.forget(chunk)
+
+    # --- what comes and goes -------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Bring in what is wanted, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(DRAM_FILLERS):
+                nursery.start_soon(self._fill)
+
+    async def _fill(self) -> None:
+        async for chunk in self._wants:
+            try:
+                await self._bring_in(chunk)
+            except LakeError as error:  # whoever reads the chunk itself finds out, and says so
+                _log.debug("dram_fill_failed", chunk=id_text(chunk), reason=error.message)
+            finally:
+                self._queued.discard(chunk)
+
+    async def _bring_in(self, chunk: ChunkId) -> None:
+        tier, record = self.tier, self._record(chunk)
+        assert tier is not None, "fills are asked for where there is a tier"
+        if record is None:
+            return
+        await self._grow_for(tier, chunk, record)
+        slot = tier.reserve(chunk, record.extent_bytes)
+        if slot is None:
+            return
+        is_in = False
+        try:
+            await self._segments.read_chunk(record, tier.arena.memory(slot))
+            if self._record(chunk) is not None:
+                is_in = True
+                tier.publish(slot, record.stored_bytes, record.crc)
+        finally:
+            if not is_in:
+                tier.abandon(slot)
+
+    async def _grow_for(self, tier: DramTier, chunk: ChunkId, record: ChunkRecord) -> None:
+        size = tier.needs_slab(chunk, record.extent_bytes)
+        if size is None:
+            return
+        try:
+            memory = await self._offload.run(tier.arena.make_slab_memory)
+        except EngineBusy as error:
+            _log.warning("dram_tier_stops_growing", reason=error.message)
+            tier.arena.stop_growing()
+            return
+        tier.add_slab(memory, size)
+
+    def _record(self, chunk: ChunkId) -> ChunkRecord | None:
+        if chunk in self._quarantine:
+            return None
+        with self._metadata.view() as view:
+            return find_chunk(view, chunk)
+
+    def _joined(self, _: Sequence, notes: list[object]) -> None:
+        assert self.tier is not None, "observed where there is a tier"
+        for note in notes:
+            if isinstance(note, ChunkFreed | ChunkQuarantined):
+                self.tier.forget(note.chunk)
+
+    def statistics(self) -> dict[str, Any]:
+        """Figures for status; `limit_bytes` 0: there is no tier."""
+        return {"limit_bytes": 0} if self.tier is None else self.tier.statistics()
+
+
+def _checked_range(
+    tier: DramTier, place: Placement, record: ChunkRecord, extent: memoryview, offset: int, length: int
+) -> PinnedRange | None:
+    """The granules of a pinned place around a range, or None when they do not match the record."""
+    payload = extent[: record.stored_bytes]
+    release = partial(tier.unpin, place)
+    if not record.has_vector:
+        if not check_payload(record, payload):
+            return None
+        return PinnedRange(0, payload, record.crc.to_bytes(4, "little"), release)
+    vector = extent[record.stored_bytes : record.extent_bytes]
+    if not check_vector(record, vector):
+        return None
+    first, end = offset // GRANULE_BYTES, -(-(offset + length) // GRANULE_BYTES)
+    begin, stop = first * GRANULE_BYTES, min(end * GRANULE_BYTES, record.stored_bytes)
+    crcs = bytes(vector[first * 4 : end * 4])
+    if vector_of(payload[begin:stop]) != crcs:
+        return None
+    return PinnedRange(begin, payload[begin:stop], crcs, release)

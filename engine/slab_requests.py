@@ -1,0 +1,55 @@
+"""Requests about the DRAM tier: descriptors of its slabs, and what clients read of it by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from engine.chunks import find_chunk
+from engine.held_blobs import checked_chunks
+from engine.holds import Client
+from engine.store import Store
+from lakefs.errors import PermissionDenied, RequestTooLarge
+from lakefs.limits import SLABS_PER_REQUEST_MAX
+from lakefs.service import Body, Reply
+from lakefs.wire import messages as m
+
+Handler = Callable[[Client, Any, Body, Sequence[int]], Awaitable[Reply]]
+
+
+class SlabRequests:
+    """Handlers of requests about slabs."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._dram = store.dram
+        self.handlers: Final[Mapping[type[m.Request], Handler]] = {
+            m.OpenSlabs: self.open,
+            m.NoteReads: self.note_reads,
+        }
+
+    async def open(self, client: Client, request: m.OpenSlabs, body: Body, _: Sequence[int]) -> Reply:
+        if not (client.descriptors and client.trusted):
+            raise PermissionDenied("descriptors are given on the Unix socket only; ask for the bytes instead")
+        if len(request.slabs) > SLABS_PER_REQUEST_MAX:
+            raise RequestTooLarge(f"at most {SLABS_PER_REQUEST_MAX} slabs in one request")
+        tier = self._dram.tier
+        if tier is None:
+            return Reply(m.SlabsOpened([], 0))
+        arena = tier.arena
+        found = [number for number in dict.fromkeys(request.slabs) if number in arena.slabs]
+        descriptors = [arena.slabs[number].memory.descriptor for number in found]
+        return Reply(
+            m.SlabsOpened(found, arena.slab_bytes),
+            descriptors=[*descriptors, arena.generations_descriptor],
+        )
+
+    async def note_reads(self, client: Client, request: m.NoteReads, body: Body, _: Sequence[int]) -> Reply:
+        chunks = checked_chunks(request.chunks)
+        if self._dram.tier is not None:
+            with self._store.metadata.view() as view:
+                for chunk in chunks:
+                    record = find_chunk(view, chunk)
+                    if record is not None:
+                        self._dram.note_read(chunk, record.stored_bytes)
+        return Reply(m.Done())

@@ -1,0 +1,31 @@
+"""Messages about the engine's DRAM tier, whose memory clients on the same machine read by themselves."""
+
+from __future__ import annotations
+
+from lakefs.wire.base import Done, Message, Request
+
+
+class SlabsOpened(Message, frozen=True):
+    """Slabs whose read-only descriptors come with this frame, in order; behind them that of the generations.
+
+    Missing slabs are left out.  `slab_bytes` is the length of each; 0, and no descriptor: there is no tier.
+    """
+
+    slabs: list[int]
+    slab_bytes: int
+
+
+class OpenSlabs(Request, frozen=True):
+    """Get descriptors of slabs, at most 63 a request; on the Unix socket only.  See `lakefs.slabs`."""
+
+    OP = 48
+    REPLY = SlabsOpened
+    slabs: list[int]
+
+
+class NoteReads(Request, frozen=True):
+    """Chunks that the client read without asking for their places, at most 4,096: the tier keeps what is read often."""
+
+    OP = 57
+    REPLY = Done
+    chunks: list[bytes]

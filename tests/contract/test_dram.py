@@ -1,0 +1,318 @@
+"""The DRAM tier in an engine: what is read again comes from it, the same bytes; what is freed or rots does not."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+
+from engine.arena import Arena
+from engine.chunks import find_chunk
+from engine.clock import SystemClock
+from engine.disk import LocalDisk
+from engine.dram_tier import DramTier
+from engine.embedded import EmbeddedEngine
+from engine.service import Service
+from engine.store import Store, open_store
+from lakefs.client.trio_lake import TrioLake
+from lakefs.errors import ChunkDamaged, EngineBusy, InvalidArgument, LakeError, PermissionDenied
+from lakefs.ids import ChunkId, data_chunk_id
+from lakefs.limits import KIB, MIB
+from lakefs.movers import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_SEGMENT, Check
+from lakefs.offload import ThreadOffload
+from lakefs.service import Reply
+from lakefs.wire import messages as m
+from tests.store_rig import SMALL_SIZES
+
+SLAB = 9 * MIB
+MEMORY_FOLDER = Path("/dev/shm")
+LENGTHS = [20 * KIB, 64 * KIB, 300 * KIB, 4 * MIB, 4 * MIB + 100 * KIB]
+
+
+@dataclass
+class World:
+    """A store on a real folder with a tier of three small slabs, and clients of it."""
+
+    store: Store
+    tier: DramTier
+    offload: ThreadOffload
+    folder: Path
+    admitted: dict[ChunkId, trio.Event] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tier.on_admitted.append(lambda chunk, *_: self.event(chunk).set())
+
+    def event(self, chunk: ChunkId) -> trio.Event:
+        return self.admitted.setdefault(chunk, trio.Event())
+
+    def client(self, *, descriptors: bool = True) -> EmbeddedEngine:
+        return EmbeddedEngine(Service(self.store), descriptors=descriptors)
+
+    @asynccontextmanager
+    async def lake(self, *, descriptors: bool = True, check: Check = Check.BLAKE3) -> AsyncIterator[TrioLake]:
+        client = self.client(descriptors=descriptors)
+        lake = TrioLake(client, self.offload, check=check)
+        try:
+            yield lake
+        finally:
+            await lake.aclose()
+            await client.aclose()
+
+    async def warm(self, content: bytes, name: str = "bkt/object") -> ChunkId:
+        """Store content of one chunk, and read it until the tier has it."""
+        chunk = data_chunk_id(content)
+        async with self.lake() as lake:
+            await lake.run(lake.steps.put(name, content))
+            for _ in range(2):
+                assert await lake.run(lake.steps.get(name)) == content
+        await self.event(chunk).wait()
+        return chunk
+
+
+def run(body: Callable[[World], Awaitable[None]], slabs: int = 3) -> None:
+    async def main(folder: Path) -> None:
+        tier = DramTier(Arena(slabs, SLAB))
+        async with ThreadOffload(3, "dram") as offload:
+            disk = LocalDisk(folder / "store")
+            async with open_store(
+                disk,
+                SystemClock(),
+                offload,
+                grace_s=0.0,
+                verify_index=False,
+                sizes=SMALL_SIZES,
+                tier=tier,
+            ) as store:
+                with trio.fail_after(60):
+                    await body(World(store, tier, offload, folder / "store"))
+                assert tier.statistics()["pinned_bytes"] == 0, "a pin was not taken back"
+        tier.close()
+
+    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None) as name:
+        trio.run(main, Path(name))
+
+
+def _punch_everything(world: World) -> None:
+    """Whatever is on the disk of payload reads as zeros from now on."""
+    for path in (world.folder / "segments").iterdir():
+        size = path.stat().st_size
+        with path.open("r+b") as file:
+            file.seek(4096)
+            file.write(bytes(size - 4096))
+
+
+@pytest.mark.parametrize("check", list(Check))
+@pytest.mark.parametrize("length", LENGTHS)
+def test_what_is_read_again_comes_from_memory_also_when_the_disk_has_it_no_more(
+    length: int, check: Check
+) -> None:
+    async def body(world: World) -> None:
+        content = os.urandom(length)
+        async with world.lake(check=check) as lake:
+            await lake.run(lake.steps.put("bkt/object", content))
+            for _ in range(2):
+                assert await lake.run(lake.steps.get("bkt/object")) == content
+            for at in range(0, length, 4 * MIB):
+                await world.event(data_chunk_id(content[at : at + 4 * MIB])).wait()
+            _punch_everything(world)
+            assert await lake.run(lake.steps.get("bkt/object")) == content
+            begin, end = length // 3, length // 2
+            opened = await lake.run(lake.steps.open("bkt/object"))
+            part = await lake.run(lake.steps.read(opened, begin, end - begin))
+            assert part == content[begin:end]
+            await lake.run(lake.steps.close(opened))
+
+    run(body)
+
+
+def test_clients_without_descriptors_are_served_from_memory() -> None:
+    async def body(world: World) -> None:
+        content = os.urandom(300 * KIB)
+        await world.warm(content)
+        _punch_everything(world)
+        async with world.lake(descriptors=False) as lake:
+            assert await lake.run(lake.steps.get("bkt/object")) == content
+            opened = await lake.run(lake.steps.open("bkt/object"))
+            assert await lake.run(lake.steps.read(opened, 70_000, 9)) == content[70_000:70_009]
+            await lake.run(lake.steps.close(opened))
+
+    run(body)
+
+
+def test_small_payloads_come_inline_from_memory() -> None:
+    async def body(world: World) -> None:
+        content = os.urandom(20 * KIB)
+        await world.warm(content)
+        await world.store.metadata.sync()
+        _punch_everything(world)
+        client = world.client()
+        for names in ([("bkt", "object")], [("bkt", "object"), ("bkt", "object")]):
+            reply = await client.call(m.OpenObjects(names))
+            assert reply.body.joined() == content * len(names)
+
+    run(body)
+
+
+async def _located(world: World, chunk: ChunkId, media: int, *, descriptors: bool = True) -> m.Grant:
+    reply: Reply = await world.client(descriptors=descriptors).call(m.Locate([chunk], media))
+    assert isinstance(reply.message, m.Located)
+    return reply.message.grants[0]
+
+
+def test_places_in_memory_are_told_only_to_those_who_understand_and_can_read_them() -> None:
+    async def body(world: World) -> None:
+        chunk = await world.warm(os.urandom(64 * KIB))
+        assert (await _located(world, chunk, MEDIA_DRAM)).medium == MEDIUM_DRAM
+        assert (await _located(world, chunk, 0)).medium == MEDIUM_SEGMENT
+        assert (await _located(world, chunk, MEDIA_DRAM, descriptors=False)).medium == MEDIUM_SEGMENT
+        with pytest.raises(PermissionDenied):
+            await world.client(descriptors=False).call(m.OpenSlabs([0]))
+
+    run(body)
+
+
+def test_a_chunk_that_is_freed_is_forgotten_before_gc_is_done() -> None:
+    async def body(world: World) -> None:
+        chunk = await world.warm(os.urandom(64 * KIB))
+        place = world.tier.find(chunk)
+        assert place is not None
+        client = world.client()
+        await client.call(m.DeleteNames([("bkt", "object")]))
+        await world.store.collect()
+        with world.store.metadata.view() as view:
+            assert find_chunk(view, chunk) is None
+        assert chunk not in world.tier
+        assert (await _located(world, chunk, MEDIA_DRAM)).medium == 0
+
+    run(body)
+
+
+def test_a_reader_with_an_old_grant_falls_back_when_its_slot_was_given_up() -> None:
+    async def body(world: World) -> None:
+        content = os.urandom(300 * KIB)
+        chunk = await world.warm(content)
+        async with world.lake() as lake:
+            opened = await lake.run(lake.steps.open("bkt/object"))
+            assert opened.grants[chunk].medium == MEDIUM_DRAM
+            world.tier.forget(chunk)
+            assert await lake.run(lake.steps.read(opened, 0, len(content))) == content
+            assert await lake.run(lake.steps.read(opened, 70_000, 9)) == content[70_000:70_009]
+            await lake.run(lake.steps.close(opened))
+
+    run(body)
+
+
+def test_compaction_keeps_what_is_in_memory() -> None:
+    async def body(world: World) -> None:
+        content = os.urandom(64 * KIB)
+        chunk = await world.warm(content)
+        await world.store.collect(0.97)
+        assert chunk in world.tier
+        async with world.lake() as lake:
+            assert await lake.run(lake.steps.get("bkt/object")) == content
+
+    run(body)
+
+
+def test_a_damaged_chunk_is_not_kept_in_memory(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(world: World) -> None:
+        content = os.urandom(64 * KIB)
+        chunk = await world.warm(content)
+        _punch_everything(world)
+        with world.store.metadata.view() as view:
+            record = find_chunk(view, chunk)
+        assert record is not None
+        with pytest.raises(ChunkDamaged):
+            await world.store.chunks.read(chunk, record)
+        assert chunk not in world.tier
+        async with world.lake() as lake:
+            for _ in range(3):
+                with pytest.raises(ChunkDamaged):
+                    await lake.run(lake.steps.get("bkt/object"))
+        assert chunk not in world.tier
+
+    run(body)
+
+
+@pytest.mark.parametrize("length", [20 * KIB, 300 * KIB])
+def test_bits_that_flip_in_memory_are_noticed_and_the_disk_is_read(length: int) -> None:
+    async def body(world: World) -> None:
+        content = os.urandom(length)
+        chunk = await world.warm(content)
+        place = world.tier.find(chunk)
+        assert place is not None
+        world.tier.extent(place)[5] ^= 1
+        async with world.lake(descriptors=False) as stranger, world.lake() as lake:
+            assert await lake.run(lake.steps.get("bkt/object")) == content
+            assert await stranger.run(stranger.steps.get("bkt/object")) == content
+        assert world.tier.statistics()["forgotten"] == 1
+
+    run(body)
+
+
+def test_a_tier_without_memory_stops_growing_and_everything_is_served_from_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(world: World) -> None:
+        refused = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def refuse(name: str, size: int) -> None:
+            token.run_sync_soon(refused.set)
+            raise EngineBusy("there is no memory")
+
+        monkeypatch.setattr(world.tier.arena, "_make_memory", refuse)
+        content = os.urandom(64 * KIB)
+        async with world.lake() as lake:
+            await lake.run(lake.steps.put("bkt/object", content))
+            for _ in range(2):
+                await lake.run(lake.steps.get("bkt/object"))
+            await refused.wait()
+            assert await lake.run(lake.steps.get("bkt/object")) == content
+        assert world.tier.statistics()["memory_bytes"] == 0
+
+    run(body)
+
+
+def test_slabs_are_described_and_strange_ones_left_out() -> None:
+    async def body(world: World) -> None:
+        await world.warm(os.urandom(64 * KIB))
+        reply = await world.client().call(m.OpenSlabs([7, 0, 0]))
+        assert reply.message == m.SlabsOpened([0], SLAB)
+        assert len(reply.descriptors) == 2
+        assert os.fstat(reply.descriptors[0]).st_size == SLAB
+        for descriptor in reply.descriptors:
+            os.close(descriptor)
+        with pytest.raises(LakeError, match="at most 63"):
+            await world.client().call(m.OpenSlabs(list(range(64))))
+
+    run(body)
+
+
+def test_noted_reads_count_and_odd_ones_are_refused() -> None:
+    async def body(world: World) -> None:
+        content = os.urandom(64 * KIB)
+        chunk = data_chunk_id(content)
+        async with world.lake() as lake:
+            await lake.run(lake.steps.put("bkt/object", content))
+        await world.client().call(m.NoteReads([chunk, chunk, data_chunk_id(b"elsewhere")]))
+        await world.event(chunk).wait()
+        with pytest.raises(InvalidArgument):
+            await world.client().call(m.NoteReads([b"odd"]))
+
+    run(body)
+
+
+def test_the_tier_is_shown_in_the_status() -> None:
+    async def body(world: World) -> None:
+        await world.warm(os.urandom(64 * KIB))
+        shown = (await world.store.status())["dram"]
+        assert (shown["chunks"], shown["limit_bytes"], shown["memory_bytes"]) == (1, 3 * SLAB, SLAB)
+
+    run(body)
