@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from engine.ring import opened_ring, running_ring_queue
-from engine.tasks import plain_errors
 from lakefs.errors import LakeError
 from lakefs.ports import FileRead, IoQueue, Offload
 
@@ -46,9 +45,8 @@ async def open_io_queue(offload: Offload, *, wanted: bool = True) -> AsyncIterat
         threads.reason = opened
         yield threads
         return
-    with plain_errors():
-        async with running_ring_queue(opened, threads) as queue:
-            yield queue
+    async with running_ring_queue(opened, threads) as queue:
+        yield queue
 
 
 def _read_each(reads: Sequence[FileRead]) -> list[int | LakeError]:
