@@ -25,6 +25,7 @@ from bench.scenarios import (
     s3_processes,
     s3_rates,
     scrub,
+    shared,
     small,
     space,
     startup,
@@ -34,6 +35,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     scenario.name: scenario
     for scenario in (
         *large.SCENARIOS,
+        *shared.SCENARIOS,
         *startup.SCENARIOS,
         *client.SCENARIOS,
         *cold.SCENARIOS,
