@@ -67,7 +67,8 @@ def bench(
     Runs an engine of its own on a new store, and removes both.  With --own, or --server or --data, the engine named
     is measured, in a bucket that is removed at the end; what was stored there is freed by its next gc.
 
-    SCENARIO: put-small, put-one, put-large, get-small, get-many, get-large, stat, locate; default all.
+    SCENARIO: put-small, put-one, put-large, put-shared, get-small, get-many, get-large, get-id, get-ids, stat,
+    locate; default all.
     """
     from cli.bench_load import run_trials
 

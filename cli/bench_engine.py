@@ -20,7 +20,7 @@ from typing import Final
 from lakefs.errors import EngineUnreachable, LocalFileError
 
 FREE_BYTES_MIN: Final = 4 << 30
-"""Three trials store at most 1 GiB each; journal, index, and room that the engine keeps free."""
+"""Of four trials one stores little, the others at most 1 GiB each; then journal, index, and what is kept free."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -72,6 +73,8 @@ class Ground:
     lake: Lake
     bucket: str = field(default_factory=lambda: f"lake-bench-{os.urandom(6).hex()}")
     content: Content = field(default_factory=Content)
+    held: ExitStack = field(default_factory=ExitStack)
+    """What a trial holds until it is over."""
     _keys: set[str] = field(default_factory=set)
 
     def name(self, key: str) -> str:
@@ -152,9 +155,11 @@ def run_trials(
     """Each in turn, for so long."""
     for trial in trials:
         try:
-            yield _run(ground, trial, seconds, engine_pid)
+            with ground.held:
+                outcome = _run(ground, trial, seconds, engine_pid)
         except LakeError as error:
-            yield Outcome(trial, could_not_run=error.message)
+            outcome = Outcome(trial, could_not_run=error.message)
+        yield outcome
 
 
 def _run(ground: Ground, trial: Trial, seconds: float, engine_pid: int | None) -> Outcome:
@@ -232,6 +237,41 @@ def _get_blocks(ground: Ground) -> Call:
     return lambda: sum(ground.lake.get_many_into(next(groups), buffers))
 
 
+def _put_shared(ground: Ground) -> Call:
+    """From memory that the engine copies itself."""
+    memory = ground.held.enter_context(ground.lake.shared_memory(BLOCKS * MIB))
+    slots = [memory.slot(number * MIB, MIB) for number in range(BLOCKS)]
+    content = ground.content.make(MIB)
+    objects = [(ground.name(f"shared/{number}"), slot) for number, slot in enumerate(slots)]
+
+    def call() -> int:
+        for slot in slots:
+            ground.content.renew(content)
+            slot.buffer[:] = content
+        ground.lake.put_many(objects)
+        return BLOCKS * MIB
+
+    return call
+
+
+def _get_id(ground: Ground) -> Call:
+    chunks = itertools.cycle(_chunks(ground, HOT))
+    buffer = bytearray(BLOCK)
+    return lambda: ground.lake.chunks.get_into(next(chunks), buffer)
+
+
+def _get_ids(ground: Ground) -> Call:
+    chunks = _chunks(ground, HOT)
+    groups = itertools.cycle([chunks[start : start + BLOCKS] for start in range(0, HOT, BLOCKS)])
+    buffers = [bytearray(BLOCK) for _ in range(BLOCKS)]
+    return lambda: sum(ground.lake.chunks.get_many_into(next(groups), buffers))
+
+
+def _chunks(ground: Ground, count: int) -> list[bytes]:
+    """Ids of chunks of 64 KiB: each is the whole content of an object."""
+    return [bytes(ground.lake.stat(name).blob) for name in _filled(ground, BLOCK, count)]
+
+
 def _get_large(ground: Ground) -> Call:
     name = ground.name("get/large")
     ground.lake.put(name, memoryview(ground.content.make(LARGE)))
@@ -250,7 +290,7 @@ def _stat(ground: Ground) -> Call:
 
 
 def _locate(ground: Ground) -> Call:
-    chunks = [bytes(ground.lake.stat(name).blob) for name in _filled(ground, BLOCK, CHUNKS)]
+    chunks = _chunks(ground, CHUNKS)
 
     def call() -> int:
         ground.lake.run(send(Locate(chunks)))
@@ -263,9 +303,18 @@ TRIALS: Final[tuple[Trial, ...]] = (
     Trial("put-small", f"put of 4 KiB, durable, {BATCH} in a call", _put_many, BATCH, stores=True),
     Trial("put-one", "put of 4 KiB, durable, one by one", _putting(SMALL), stores=True),
     Trial("put-large", "put of 64 MiB, durable", _putting(LARGE), stores=True),
+    Trial(
+        "put-shared",
+        f"put of {BLOCKS} x 1 MiB, durable, from shared memory",
+        _put_shared,
+        BLOCKS,
+        stores=True,
+    ),
     Trial("get-small", "get of 4 KiB by name, one by one", _get_small),
     Trial("get-many", f"get of {BLOCKS} x 64 KiB in a call, into buffers", _get_blocks, BLOCKS),
     Trial("get-large", "get of 64 MiB into a buffer", _get_large),
+    Trial("get-id", "get of 64 KiB by chunk id, one by one", _get_id),
+    Trial("get-ids", f"get of {BLOCKS} x 64 KiB by chunk id in a call", _get_ids, BLOCKS),
     Trial("stat", "stat of one name: a round trip", _stat),
     Trial("locate", f"locate of {CHUNKS} chunks in a call", _locate, CHUNKS),
 )

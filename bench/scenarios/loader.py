@@ -24,7 +24,7 @@ from bench.accounting import Device
 from bench.content import window
 from bench.loaders import Loaders, ReadBatch
 from bench.measure import Bench, Scenario, at_least
-from bench.mounts import forget_pages_below
+from bench.mounts import forget_pages, forget_pages_below
 from bench.process import EngineProcess
 from bench.sampled import OURS, CouldNotRun, Entrant, Run, Sampled, Side, Target
 from lakefs.histogram import Histogram
@@ -56,7 +56,13 @@ def loader_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
             (files / name).parent.mkdir(parents=True)
         (files / name).write_bytes(window(SIZE))
     Device(bench.folder).settle()
-    reading = partial(_side, bench, names, files)
+
+    def forget(batches: Sequence[Sequence[str]]) -> None:
+        for batch in batches:
+            for name in batch:
+                forget_pages(files / name)
+
+    reading = partial(_side, bench, names, forget)
     yield [
         Entrant(OURS, partial(_ours, bench, names)),
         Entrant(FOLDER, lambda: reading(partial(_from_files, files, check=False))),
@@ -72,7 +78,9 @@ def _ours(bench: Bench, names: Sequence[str]) -> Iterator[Side]:
                 some = names[begin : begin + FILLED_TOGETHER]
                 lake.put_many([(f"bench/{name}", window(SIZE)) for name in some])
         opened = partial(_from_lake, engine.address)
-        with _side(bench, names, engine.data, opened, lambda: [engine.pid]) as side:
+        with _side(
+            bench, names, lambda batches: forget_pages_below(engine.data), opened, lambda: [engine.pid]
+        ) as side:
             yield side
 
 
@@ -80,17 +88,22 @@ def _ours(bench: Bench, names: Sequence[str]) -> Iterator[Side]:
 def _side(
     bench: Bench,
     names: Sequence[str],
-    stored: Path,
+    forget: Callable[[Sequence[Sequence[str]]], None],
     opened: Callable[[], AbstractContextManager[ReadBatch]],
     servers: Callable[[], Sequence[int]] = tuple,
 ) -> Iterator[Side]:
+    """`forget`: have these, which are read next, out of the page cache."""
     order = list(names)
     random.Random(1).shuffle(order)
     left = _endless(order)
     count = bench.scale.pick(BATCHES, 4)
+    batches: list[Sequence[str]] = []
+
+    def prepare() -> None:
+        batches[:] = [next(left) for _ in range(count)]
+        forget(batches)
 
     def run() -> Run:
-        batches = [next(left) for _ in range(count)]
         begin = time.perf_counter()
         moved_bytes, taken_ns = loaders.run(batches)
         elapsed_s = time.perf_counter() - begin
@@ -101,7 +114,7 @@ def _side(
         return Run(BATCH * count, moved_bytes, latencies, elapsed_s)
 
     with Loaders(opened, WORKERS) as loaders:
-        yield Side(run, lambda: forget_pages_below(stored), servers, loaders.pids)
+        yield Side(run, prepare, servers, loaders.pids)
 
 
 def _endless(order: Sequence[str]) -> Iterator[Sequence[str]]:
