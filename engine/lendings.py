@@ -16,7 +16,7 @@ import trio
 
 from engine.holds import Client
 from engine.lent_memory import LentMemory
-from lakefs.errors import EngineBusy, InvalidArgument
+from lakefs.errors import EngineBusy, InvalidArgument, SessionLost
 from lakefs.limits import GIB, LENT_MEMORIES_MAX, LENT_MEMORIES_PER_CONNECTION_MAX, LENT_MEMORY_BYTES_MAX
 from lakefs.ports import Offload
 
@@ -56,10 +56,13 @@ class Lendings:
 
     @contextmanager
     def using(self, client: Client, number: int, *, writable: bool = False) -> Iterator[LentMemory]:
-        """The memory, there until the end of the block.  InvalidArgument when it is not lent, or not for writing."""
+        """The memory, there until the end of the block.
+
+        SessionLost when it is not lent, InvalidArgument when it is not lent for writing.
+        """
         memory = client.memories.get(number)
         if memory is None:
-            raise InvalidArgument(f"memory {number} is not lent on this connection")
+            raise SessionLost(f"memory {number} is not lent on this connection; lend it again")
         if writable and not memory.writable:
             raise InvalidArgument(f"memory {number} was lent for reading only")
         memory.enter()

@@ -11,8 +11,10 @@ from lakefs.fetching import bring_on
 from lakefs.getting import close_object, get_many, get_many_into, open_object, read_range, read_whole
 from lakefs.ids import ChunkId
 from lakefs.lake_uploads import Progress
+from lakefs.loading import load_many, return_pool
 from lakefs.names import parse_object_name
 from lakefs.opened import Access, Opened
+from lakefs.pools import Pool
 from lakefs.steps import Steps
 from lakefs.writable_memory import WritableBuffer, chunk_memories, writable_memory
 
@@ -53,6 +55,28 @@ class ReadSteps(ABC):
         return (
             yield from get_many_into(self.access(None), [parse_object_name(name) for name in names], targets)
         )
+
+    def load_many(
+        self,
+        wanted: Sequence[bytes | str],
+        pool: Pool,
+        offsets: Sequence[int],
+        rooms: Sequence[int] = (),
+    ) -> Steps[list[int]]:
+        """Have the engine bring chunks (by id) and objects (by name) to offsets of a pool; their lengths in bytes.
+
+        What arrives is checked in the pool, as the client's `check` says, and the rest loaded meanwhile.  `rooms`, when
+        given, are as many: the most bytes that each may take; places do not overlap.  Bytes go from the engine's page
+        cache or disk straight to the pool; where memory cannot be lent (over TCP) they are streamed there.
+        ChunkNotFound, ChunkDamaged, InvalidArgument for what does not fit, SourceChanged when the memory was shrunk;
+        for names the errors of `get`.  After an error, or a cancellation, the places may hold anything.
+        """
+        chunks = [item if isinstance(item, str) else ChunkId(item) for item in wanted]
+        return load_many(self.access(None), pool, chunks, offsets, rooms)
+
+    def return_pool(self, pool: Pool) -> Steps[None]:
+        """End the lending of a pool; the engine touches its memory no more on return."""
+        return return_pool(pool)
 
     def get_many(self, names: Sequence[str]) -> Steps[list[bytes]]:
         """Whole contents, in order; small objects share round trips.  The first failure is raised."""

@@ -22,6 +22,7 @@ from lakefs.lake import Progress, PutData
 from lakefs.multipart import ListedPart, UploadName
 from lakefs.names import parse_object_name
 from lakefs.opened import Opened
+from lakefs.pools import Pool
 from lakefs.shared_memory import SharedMemory, Slot
 from lakefs.trees import Observer
 from lakefs.uploading import PutResult
@@ -141,6 +142,30 @@ class Lake(BlockingDriver):
         After an error the buffers may hold anything.
         """
         return self.run(self.steps.get_many_into(names, buffers))
+
+    @contextlib.contextmanager
+    def pool(self, *, size_bytes: int = 0, descriptor: int | None = None) -> Iterator[Pool]:
+        """Memory for `load_many`: new memory, or the memory of a descriptor (whole, or its first bytes).
+
+        InvalidArgument, LocalFileError.  The engine touches it no more when the block has ended.
+        """
+        pool = Pool(size_bytes=size_bytes, descriptor=descriptor)
+        try:
+            yield pool
+        finally:
+            with contextlib.suppress(LakeError):  # a lending ends with its connection
+                self.run(self.steps.return_pool(pool))
+            pool.close()
+
+    def load_many(
+        self,
+        wanted: Sequence[bytes | str],
+        pool: Pool,
+        offsets: Sequence[int],
+        rooms: Sequence[int] = (),
+    ) -> list[int]:
+        """Have the engine bring chunks (by id) and objects (by name) to offsets of a pool; their lengths, in order."""
+        return self.run(self.steps.load_many(wanted, pool, offsets, rooms))
 
     def get_many(self, names: Sequence[str]) -> list[bytes]:
         """Whole contents of many objects, in order, in few round trips."""

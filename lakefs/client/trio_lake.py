@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from lakefs.ids import Buffer
 from lakefs.lake import Progress, PutData
 from lakefs.multipart import ListedPart, UploadName
 from lakefs.opened import Opened, Piece
+from lakefs.pools import Pool
 from lakefs.shared_memory import SharedMemory, Slot
 from lakefs.uploading import PutResult
 from lakefs.wire.messages import (
@@ -142,6 +143,31 @@ class TrioLake(TrioDriver):
         After an error the buffers may hold anything.
         """
         return await self.run(self.steps.get_many_into(names, buffers))
+
+    @asynccontextmanager
+    async def pool(self, *, size_bytes: int = 0, descriptor: int | None = None) -> AsyncIterator[Pool]:
+        """Memory for `load_many`: new memory, or the memory of a descriptor (whole, or its first bytes).
+
+        InvalidArgument, LocalFileError.  The engine touches it no more when the block has ended.
+        """
+        pool = await self._offload.run(partial(Pool, size_bytes=size_bytes, descriptor=descriptor))
+        try:
+            yield pool
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S):
+                with suppress(LakeError):  # a lending ends with its connection
+                    await self.run(self.steps.return_pool(pool))
+            pool.close()
+
+    async def load_many(
+        self,
+        wanted: Sequence[bytes | str],
+        pool: Pool,
+        offsets: Sequence[int],
+        rooms: Sequence[int] = (),
+    ) -> list[int]:
+        """Have the engine bring chunks (by id) and objects (by name) to offsets of a pool; their lengths, in order."""
+        return await self.run(self.steps.load_many(wanted, pool, offsets, rooms))
 
     async def get_many(self, names: Sequence[str]) -> list[bytes]:
         """Whole contents of many objects, in order, in few round trips."""

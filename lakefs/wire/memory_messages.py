@@ -82,6 +82,7 @@ class LoadSlots(Request, frozen=True):
     arrived with the chunk's id, or with the answer's checksums (left out with `checksums` false).  A chunk that is not
     there, damaged, longer than its slot, outside the memory, or that overlaps another slot, has a failure of its own:
     ChunkNotFound, ChunkDamaged, InvalidArgument, SourceChanged (the memory was shrunk), StaleGrant (ask again).
+    SessionLost when the memory is not lent on this connection (any more).
     Slots without a failure hold their payload; a slot with one may hold anything.  When it is answered, cancelled too,
     the memory is not written any more.
     """

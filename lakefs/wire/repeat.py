@@ -18,6 +18,7 @@ from lakefs.wire.messages import (
     LendMemory,
     ListNames,
     ListVersions,
+    LoadSlots,
     Locate,
     Message,
     NoteReads,
@@ -94,10 +95,12 @@ ATTEMPTS_MAX: Final = 3
 def loss_error(request: Request, lost: LakeError) -> LakeError:
     """What to raise for a request that may not be repeated, and whose connection was lost.
 
-    SessionLost where the put has to begin again anyway: the engine reads from descriptors of that connection.
+    SessionLost where a put or a load has to begin again anyway: it used descriptors of that connection.
     """
     if isinstance(request, StoreFromSource | StoreSlots):
         return SessionLost("the connection was lost in the middle of a put; begin the put again")
+    if isinstance(request, LoadSlots):
+        return SessionLost("the connection was lost in the middle of a load; lend the memory again")
     doubt = "" if type(request) in REPEATABLE else "; the request may or may not have been done"
     return EngineUnreachable(f"{lost.message}{doubt}", subject=lost.subject)
 

@@ -24,6 +24,7 @@ from lakefs.errors import (
     InvalidArgument,
     LakeError,
     RequestTooLarge,
+    SessionLost,
     SourceChanged,
     StaleGrant,
 )
@@ -168,16 +169,16 @@ def test_requests_that_make_no_sense_are_refused(kind: Kind) -> None:
                 m.LoadSlots(pool.number, [chunk], []),
                 m.LoadSlots(pool.number, [chunk], [0], [1000, 1000]),
                 m.LoadSlots(pool.number, [b"no id"], [0]),
-                m.LoadSlots(pool.number + 1, [chunk], [0]),
             ):
                 await refused(engine.client, InvalidArgument, request)
+            await refused(engine.client, SessionLost, m.LoadSlots(pool.number + 1, [chunk], [0]))
             many = m.LoadSlots(pool.number, [chunk] * (BATCH_MAX + 1), [0] * (BATCH_MAX + 1))
             await refused(engine.client, RequestTooLarge, many)
             reading = await lent(engine.client, pool.descriptor)
             await refused(engine.client, InvalidArgument, m.LoadSlots(reading, [chunk], [0]))
             async with engine.connect() as other:
                 if other is not engine.client:
-                    await refused(other, InvalidArgument, m.LoadSlots(pool.number, [chunk], [0]))
+                    await refused(other, SessionLost, m.LoadSlots(pool.number, [chunk], [0]))
 
     on_a_socket(kind, body)
 

@@ -14,7 +14,7 @@ import trio.testing
 from engine import lendings, lent_memory
 from engine.holds import Client
 from engine.lent_memory import LentMemory, read_into
-from lakefs.errors import EngineBusy, InvalidArgument, LakeError, SourceChanged
+from lakefs.errors import EngineBusy, InvalidArgument, LakeError, SessionLost, SourceChanged
 from lakefs.limits import LENT_MEMORIES_PER_CONNECTION_MAX
 from lakefs.service import EngineClient
 from lakefs.sockets import close_all
@@ -258,7 +258,7 @@ def test_memory_in_use_is_returned_when_its_last_user_has_left(kind: Kind) -> No
                     read_into(memory, 0, memoryview(bytearray(10)))
                     assert len(memory.mapping) == BYTES
             assert returned
-            with pytest.raises(InvalidArgument), lends.using(client, number):
+            with pytest.raises(SessionLost), lends.using(client, number):
                 raise AssertionError("it was returned")
         engine.store.holds.disconnect(client)
 
