@@ -40,6 +40,11 @@ class HotIndex(Protocol):
         """Where a chunk is; None: not known."""
         ...
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the engine still keeps it up to date."""
+        ...
+
     def find_many(self, chunks: list[bytes]) -> list[Found | None]:
         """`find` of each, in order."""
         ...
@@ -49,6 +54,7 @@ class HotReads:
     """Reads of data chunks that the hot index knows and the page cache has."""
 
     def __init__(self, index: HotIndex, descriptors: SegmentDescriptors, check: Check) -> None:
+        self.index = index
         self.find_many = index.find_many
         self._find = index.find
         self._descriptors = descriptors

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Final
 
+from lakefs.client.hot_index_use import HotIndexUser
+from lakefs.hot_index_opening import open_hot_index
 from lakefs.hot_reads import NOT_READ, Found, HotReads
 from lakefs.ids import ChunkId
 from lakefs.limits import KIB
@@ -23,24 +25,27 @@ HELPERS: Final = 1
 """Threads beside the caller's own."""
 
 
-class Chunks:
+class Chunks(HotIndexUser):
     """Chunks of a lake by id.  Made by `Lake.chunks`; as safe for threads as its lake, which it does not outlive."""
 
     def __init__(self, lake: BlockingDriver) -> None:
+        super().__init__(lake)
         self._lake = lake
 
     def get(self, chunk: bytes) -> bytes:
         """A chunk, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
-        hot = self._lake.hot_reads()
+        hot = self.hot_reads()
         if hot is not None:
             content = hot.read(ChunkId(chunk))
             if content is not None:
                 return content
-        return self._lake.run(self._lake.steps.get_chunks([chunk]))[0]
+        return self.get_many([chunk])[0]
 
     def get_many(self, chunks: Sequence[bytes]) -> list[bytes]:
         """Chunks, checked, in order.  The first failure is raised."""
-        return self._lake.run(self._lake.steps.get_chunks(chunks))
+        contents = self._lake.run(self._lake.steps.get_chunks(chunks))
+        self._renew()
+        return contents
 
     def get_into(self, chunk: bytes, buffer: WritableBuffer) -> int:
         """A chunk straight into a buffer, array or tensor at least as long; its length.
@@ -48,12 +53,12 @@ class Chunks:
         ChunkNotFound, ChunkDamaged, InvalidArgument; then the buffer may hold anything.
         """
         target = writable_memory(buffer, "a chunk")
-        hot = self._lake.hot_reads()
+        hot = self.hot_reads()
         if hot is not None:
             length = hot.read_into(ChunkId(chunk), target)
             if length != NOT_READ:
                 return length
-        return self._lake.run(self._lake.steps.get_chunks_into([chunk], [target]))[0]
+        return self._ask_for([chunk], [target])[0]
 
     def get_many_into(self, chunks: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> list[int]:
         """Chunks, each straight into a buffer, array or tensor at least as long; their lengths, in order.
@@ -61,15 +66,23 @@ class Chunks:
         ChunkNotFound, ChunkDamaged, InvalidArgument; then the buffers may hold anything.
         """
         targets = chunk_memories(chunks, buffers)
-        hot = self._lake.hot_reads()
+        hot = self.hot_reads()
         lengths = [NOT_READ] * len(chunks) if hot is None else self._read_hot(hot, chunks, targets)
         left = [index for index, length in enumerate(lengths) if length == NOT_READ]
         if left:
-            wanted = [chunks[index] for index in left], [targets[index] for index in left]
-            found = self._lake.run(self._lake.steps.get_chunks_into(*wanted))
+            found = self._ask_for([chunks[index] for index in left], [targets[index] for index in left])
             for index, length in zip(left, found, strict=True):
                 lengths[index] = length
         return lengths
+
+    def _ask_for(self, chunks: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
+        lengths = self._lake.run(self._lake.steps.get_chunks_into(chunks, targets))
+        self._renew()
+        return lengths
+
+    def _renew(self) -> None:
+        if self.is_due:
+            self.use_hot_index(self._lake.run(open_hot_index()))
 
     def _read_hot(self, hot: HotReads, chunks: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
         """Lengths of what was read at once, NOT_READ of the rest; large ones first found, shared between threads."""

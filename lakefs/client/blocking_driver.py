@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from lakefs.errors import EngineUnreachable
-from lakefs.hot_reads import HotIndex, HotReads
 from lakefs.lake import LakeSteps
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.service import BlockingEngineClient
@@ -46,8 +45,6 @@ class BlockingDriver:
         self._lock = threading.RLock()
         self._epoch = engine.epoch
         self._closed = False
-        self._hot: HotReads | None = None
-        self._hot_epoch = 0
         self.steps = LakeSteps(
             self._descriptors,
             engine.carries_descriptors,
@@ -139,16 +136,10 @@ class BlockingDriver:
             self._descriptors.close()
             self._epoch = self._engine.epoch
 
-    def hot_reads(self) -> HotReads | None:
-        """Reads that need no round trip; None when the engine shares no index."""
-        if self._closed or self._hot_epoch != self._engine.epoch:
-            return None
-        return self._hot
-
-    def use_hot_index(self, index: HotIndex) -> None:
-        """Read chunks by an index that the engine of this connection shares."""
-        self._hot = HotReads(index, self._descriptors, self.steps.check)
-        self._hot_epoch = self._engine.epoch
+    @property
+    def epoch(self) -> int:
+        """Counts connections: what the engine gave on an earlier one is void."""
+        return self._engine.epoch
 
     def work_threads(self) -> ThreadPoolExecutor:
         """The threads that read and check; of a lake that is not closed."""

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from lakefs.client.hot_index_use import HotIndexUser
 from lakefs.fetching import AT_ONCE_BYTES
+from lakefs.hot_index_opening import open_hot_index
 from lakefs.hot_reads import NOT_READ
 from lakefs.ids import ChunkId
 from lakefs.writable_memory import WritableBuffer, chunk_memories
@@ -19,19 +21,22 @@ if TYPE_CHECKING:
     from lakefs.client.trio_driver import TrioDriver
 
 
-class TrioChunks:
+class TrioChunks(HotIndexUser):
     """Chunks of a lake by id.  Made by `TrioLake.chunks`."""
 
     def __init__(self, lake: TrioDriver) -> None:
+        super().__init__(lake)
         self._lake = lake
 
     async def get(self, chunk: bytes) -> bytes:
         """A chunk, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
-        return (await self._lake.run(self._lake.steps.get_chunks([chunk])))[0]
+        return (await self.get_many([chunk]))[0]
 
     async def get_many(self, chunks: Sequence[bytes]) -> list[bytes]:
         """Chunks, checked, in order.  The first failure is raised."""
-        return await self._lake.run(self._lake.steps.get_chunks(chunks))
+        contents = await self._lake.run(self._lake.steps.get_chunks(chunks))
+        await self._renew()
+        return contents
 
     async def get_into(self, chunk: bytes, buffer: WritableBuffer) -> int:
         """A chunk straight into a buffer, array or tensor at least as long; its length.
@@ -55,12 +60,17 @@ class TrioChunks:
         found = await self._lake.run(self._lake.steps.get_chunks_into(*wanted))
         for index, length in zip(left, found, strict=True):
             lengths[index] = length
+        await self._renew()
         return lengths
+
+    async def _renew(self) -> None:
+        if self.is_due:
+            self.use_hot_index(await self._lake.run(open_hot_index()))
 
     def _read_hot(self, chunks: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
         """Lengths of what was read at once, NOT_READ of the rest."""
         lengths = [NOT_READ] * len(chunks)
-        hot = self._lake.hot_reads()
+        hot = self.hot_reads()
         if hot is None:
             return lengths
         room = AT_ONCE_BYTES

@@ -12,7 +12,6 @@ from typing import Any, TypeVar, cast
 import trio
 
 from lakefs.errors import EngineUnreachable
-from lakefs.hot_reads import HotIndex, HotReads
 from lakefs.lake import LakeSteps
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.opened import Access
@@ -57,8 +56,6 @@ class TrioDriver:
         self.steps = LakeSteps(self._descriptors, engine.carries_descriptors, network=network, check=check)
         # Who fetches by itself keeps grants for long, and knows of segments only.
         self._access = replace(self.steps.access(None), media=0)
-        self._hot: HotReads | None = None
-        self._hot_epoch = 0
 
     async def aclose(self) -> None:
         """Close the descriptors; the engine client is its owner's to close."""
@@ -73,14 +70,10 @@ class TrioDriver:
             self._epoch = self._engine.epoch
         return self._access
 
-    def hot_reads(self) -> HotReads | None:
-        """Reads that need no round trip; None when the engine shares no index."""
-        return self._hot if self._hot_epoch == self._engine.epoch else None
-
-    def use_hot_index(self, index: HotIndex) -> None:
-        """Read chunks by an index that the engine of this connection shares."""
-        self._hot = HotReads(index, self._descriptors, self.steps.check)
-        self._hot_epoch = self._engine.epoch
+    @property
+    def epoch(self) -> int:
+        """Counts connections: what the engine gave on an earlier one is void."""
+        return self._engine.epoch
 
     async def run(self, steps: Steps[T]) -> T:
         """Drive an operation of `LakeSteps` to its end."""

@@ -47,8 +47,18 @@ async def index_of(lake: Driven, chunks: Sequence[bytes] = CHUNKS) -> HotTable:
     table = HotTable(bytearray(table_bytes(HOT_INDEX_SLOTS_MIN)), HOT_INDEX_SLOTS_MIN)
     for chunk, grant in zip(chunks, reply.message.grants, strict=True):
         assert table.put(chunk, grant.medium, grant.segment, grant.offset, grant.stored_bytes, grant.crc)
-    lake.lake.use_hot_index(table)
+    lake.lake.chunks.use_hot_index(Index(table))
     return table
+
+
+class Index:
+    """A table as clients use the engine's."""
+
+    is_current = True
+
+    def __init__(self, table: HotTable) -> None:
+        self.find = table.find
+        self.find_many = table.find_many
 
 
 def without_requests(lake: Driven) -> Any:
@@ -148,7 +158,7 @@ def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Ki
         await stored(lake)
         assert await read_all(lake) == CONTENTS
         table = await index_of(lake)
-        hot = lake.lake.hot_reads()
+        hot = lake.lake.chunks.hot_reads()
         assert hot is not None
         chunk = ChunkId(CHUNKS[2])
         found = table.find(chunk)
