@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -16,21 +17,20 @@ from tests.e2e.served import LAKE, Served, environment, lake
 QUICK = ("bench", "--seconds", "0.05")
 
 
-def engines_of_benches() -> set[int]:
-    """Processes of temporary engines."""
+def engines_below(folder: Path) -> set[int]:
+    """Processes of engines whose store is there."""
     found: set[int] = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_bytes()
         except OSError:
             continue
-        if b"serve" in command and b"lake-bench-" in command:
+        if b"serve\0" in command and os.fsencode(folder) in command:
             found.add(int(path.parent.name))
     return found
 
 
 def test_a_temporary_engine_is_measured_and_gone_afterwards(tmp_path: Path) -> None:
-    before = engines_of_benches()
     done = lake(*QUICK, "--json", "--dir", tmp_path)
     assert done.code == 0, done
     found = json.loads(done.text)
@@ -40,7 +40,7 @@ def test_a_temporary_engine_is_measured_and_gone_afterwards(tmp_path: Path) -> N
         assert scenario["operations_per_s"] > 0
         assert 0 < scenario["p50_us"] <= scenario["p99_us"] <= scenario["p999_us"]
     assert list(tmp_path.iterdir()) == []
-    assert engines_of_benches() <= before
+    assert engines_below(tmp_path) == set()
 
 
 def test_ones_own_engine_is_left_as_it_was(served: Served) -> None:
@@ -58,16 +58,15 @@ def test_an_engine_in_the_environment_is_not_measured_unasked(served: Served, tm
 
 
 def test_a_bench_that_is_ended_takes_its_engine_and_store_along(tmp_path: Path) -> None:
-    before = engines_of_benches()
     command = [*LAKE, "bench", "--seconds", "60", "stat", "put-one", "--dir", str(tmp_path)]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while not engines_of_benches() - before:
+    while not engines_below(tmp_path):
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert list(tmp_path.iterdir()) == []
-    assert engines_of_benches() <= before
+    assert engines_below(tmp_path) == set()
 
 
 def test_what_is_wrong_is_told() -> None:
