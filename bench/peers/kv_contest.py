@@ -83,6 +83,11 @@ class KvWorker:
             self.end()
             raise
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def do(self, order: Order) -> Outcome:
         """Have it done."""
         return self._tell(order)
