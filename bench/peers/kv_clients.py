@@ -24,6 +24,7 @@ from crc32c import crc32c
 import lakefs
 from lakefs.limits import GRANULE_BYTES
 from lakefs.movers import Check
+from lakefs.shared_memory import SharedMemory
 
 OPENLAKE_KEY_BYTES: Final = 54
 MOONCAKE_BUFFER_BYTES: Final = 64 << 20
@@ -129,6 +130,58 @@ class LakeClientUnverified(LakeClient):
     """The same with no check."""
 
     check = Check.NONE
+
+
+class LakeChunks(LakeClient):
+    """Our blocking client, by ids of chunks: `lake.chunks`; with BLAKE3."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec)
+        self._ids: dict[int, bytes] = {}
+
+    def get(self, keys: Sequence[int], first: int) -> None:
+        """Straight into the slots."""
+        if len(keys) == 1:
+            self.lake.chunks.get_into(self._ids[keys[0]], self.slot(first))
+            return
+        slots = [self.slot(first + index) for index in range(len(keys))]
+        self.lake.chunks.get_many_into([self._ids[key] for key in keys], slots)
+
+    def put(self, keys: Sequence[int], first: int) -> None:
+        """As objects of one chunk, whose ids are kept."""
+        objects = [(self.name(key), self.slot(first + index)) for index, key in enumerate(keys)]
+        for key, stat in zip(keys, self.lake.put_many(objects), strict=True):
+            self._ids[key] = bytes(stat.blob)
+
+
+class LakeChunksCrc(LakeChunks):
+    """The same with CRC32C."""
+
+    check = Check.CRC32C
+
+
+class LakeChunksUnverified(LakeChunks):
+    """The same with no check."""
+
+    check = Check.NONE
+
+
+class LakeShared(LakeClient):
+    """Our blocking client; the pool is memory that it shares with the engine."""
+
+    def make_pool(self, size_bytes: int) -> memoryview:
+        """Memory that the engine copies from."""
+        self._memory = SharedMemory(size_bytes)
+        return self._memory.buffer
+
+    def put(self, keys: Sequence[int], first: int) -> None:
+        """Durable when it returns; no payload passes the socket."""
+        self.lake.put_many(
+            [
+                (self.name(key), self._memory.slot((first + index) * self.block_bytes, self.block_bytes))
+                for index, key in enumerate(keys)
+            ]
+        )
 
 
 # --- peers -----------------------------------------------------------------------------------------
@@ -341,6 +394,10 @@ CLIENTS: Final[dict[str, Callable[[Spec], KvClient]]] = {
     "lake": LakeClient,
     "lake-crc": LakeClientCrc,
     "lake-none": LakeClientUnverified,
+    "lake-chunks": LakeChunks,
+    "lake-chunks-crc": LakeChunksCrc,
+    "lake-chunks-none": LakeChunksUnverified,
+    "lake-shared": LakeShared,
     "openlake": OpenLake,
     "mooncake": Mooncake,
     "files": PlainFiles,

@@ -2,7 +2,8 @@
 
 All sides move the same blocks by the same loop, each in a process of its own (`bench.peers.kv_worker`).  What is read
 is in memory on all of them: ours and plain files in the page cache, OpenLake in shared memory, Mooncake in the memory
-of another process (over TCP on loopback) or of the client itself.  What a side promises is in its name.
+of another process (over TCP on loopback) or of the client itself.  What a side promises is in its name; ours checks
+with BLAKE3 where it says nothing else, gets chunks by their ids, and puts objects from memory shared with the engine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 RATE: Final = "bytes_per_s"
 
-OURS_CRC: Final = "ours, CRC32C"
 OPENLAKE: Final = f"openlake {OPENLAKED_VERSION}, in memory"
 MOONCAKE: Final = f"mooncake {MOONCAKE_VERSION}, in memory"
 FILES: Final = "files, synced each"
@@ -33,9 +33,11 @@ PEERS: Final = (
     KvSide("mooncake, in the client's memory", "mooncake", "mooncake-master", local_bytes=STORE_BYTES),
 )
 GETS: Final = (
-    KvSide(OURS, "lake", "engine"),
-    KvSide(OURS_CRC, "lake-crc", "engine"),
-    KvSide("ours, unverified", "lake-none", "engine"),
+    KvSide(OURS, "lake-chunks", "engine"),
+    KvSide("ours, CRC32C", "lake-chunks-crc", "engine"),
+    KvSide("ours, unverified", "lake-chunks-none", "engine"),
+    KvSide("ours, by name", "lake", "engine"),
+    KvSide("ours, by name, CRC32C", "lake-crc", "engine"),
     *PEERS,
     KvSide("files", "files", "folder"),
     KvSide(COPY, "copies", "folder"),
@@ -45,7 +47,8 @@ GETS: Final = (
 )
 """Of the scenarios that read: to add a side, a line here.  The first is the one that others are compared with."""
 PUTS: Final = (
-    KvSide(OURS, "lake", "engine"),
+    KvSide(OURS, "lake-shared", "engine"),
+    KvSide("ours, through the socket", "lake", "engine"),
     *PEERS,
     KvSide(FILES, "files", "folder"),
     KvSide(DIRECT, "direct", "folder"),
