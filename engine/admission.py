@@ -16,14 +16,12 @@ wasted copy, no more.
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Callable
 from typing import Final
 
+from engine.frequency import new_sketch
 from lakefs.ids import ChunkId
 
-ROWS: Final = 4
-COUNT_MAX: Final = 15
-"""As counters of four bits would have; a byte each here, which costs less than taking them apart."""
 READS_FOR_ADMISSION: Final = 2
 MARGIN: Final = 1
 """By how much a chunk has to be ahead of what goes for it.  It was counted just now, and that was not: of two that are
@@ -38,46 +36,14 @@ class Admission:
     def __init__(self, places: int) -> None:
         """`places`: about how many chunks the tier holds.  Memory: 16 to 32 bytes for each."""
         assert places >= 1, "a tier has room for something"
-        self._mask = (1 << max(10, (4 * places - 1).bit_length())) - 1
-        self._rows = [bytearray(self._mask + 1) for _ in range(ROWS)]
-        self._sample = max(SAMPLE_FACTOR * places, 1024)
-        self._counted = 0
-
-    def note(self, chunk: ChunkId) -> int:
+        width = 1 << max(10, (4 * places - 1).bit_length())
+        self._sketch = new_sketch(width, max(SAMPLE_FACTOR * places, 1024))
+        self.note: Final[Callable[[ChunkId], int]] = self._sketch.note
         """Count a read of the chunk; how often it was read lately, about: 1 to 15."""
-        cells = self._cells(chunk)
-        counts = [row[cell] for row, cell in zip(self._rows, cells, strict=True)]
-        estimate = min(counts)
-        if estimate < COUNT_MAX:
-            for row, cell, count in zip(self._rows, cells, counts, strict=True):
-                if count == estimate:  # only the least ones grow: fewer are too high
-                    row[cell] = count + 1
-            estimate += 1
-        self._counted += 1
-        if self._counted >= self._sample:
-            self._halve()
-        return estimate
-
-    def estimate(self, chunk: ChunkId) -> int:
+        self.estimate: Final[Callable[[ChunkId], int]] = self._sketch.estimate
         """How often the chunk was read lately, about; 0 to 15."""
-        return min(row[cell] for row, cell in zip(self._rows, self._cells(chunk), strict=True))
 
     def admits(self, chunk: ChunkId, victim: ChunkId | None) -> bool:
         """Whether the chunk is worth a place: that of `victim`, when there is none free."""
         count = self.estimate(chunk)
         return count >= READS_FOR_ADMISSION and (victim is None or count > self.estimate(victim) + MARGIN)
-
-    def _cells(self, chunk: ChunkId) -> tuple[int, int, int, int]:
-        """A digest is uniform as it is: each row takes eight bytes of it.  Its first ones say what kind it is."""
-        first, second, third, fourth = _EIGHTS.unpack(chunk[-32:])
-        mask = self._mask
-        return first & mask, second & mask, third & mask, fourth & mask
-
-    def _halve(self) -> None:
-        for row in self._rows:
-            row[:] = row.translate(_HALVES)
-        self._counted //= 2
-
-
-_HALVES: Final = bytes(count >> 1 for count in range(256))
-_EIGHTS: Final = struct.Struct("<4Q")

@@ -14,6 +14,7 @@ that is being filled also in one thread.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -23,6 +24,7 @@ from engine.sealed_memory import SealedMemory
 from lakefs.ids import ChunkId
 from lakefs.limits import KIB, MIB, PAGE_BYTES
 from lakefs.slabs import GENERATION_BYTES, SLAB_BYTES, UNIT_BYTES, generation_number
+from lakefs.wire.messages import Grant
 
 SLOT_SIZES: Final = (
     UNIT_BYTES,
@@ -51,6 +53,8 @@ class Slot(msgspec.Struct, gc=False, eq=False):
     used_at: int = 0
     """When it was last read, counted in reads."""
     pins: int = 0
+    grant: Grant | None = None
+    """What readers are told while the chunk can be found."""
 
 
 class Slab:
@@ -94,6 +98,7 @@ class Arena:
         self.slabs_max: Final = slabs_max
         self.slab_bytes: Final = slab_bytes
         self.classes: Final = [SlotClass(size) for size in SLOT_SIZES if size <= slab_bytes]
+        self._slot_sizes = [size.slot_bytes for size in self.classes]
         self._make_memory = make_memory
         self.slabs: Final[dict[int, Slab]] = {}
         self._grows = True
@@ -124,7 +129,8 @@ class Arena:
 
     def class_for(self, extent_bytes: int) -> SlotClass | None:
         """The class with the shortest slots that are long enough; None when none is."""
-        return next((found for found in self.classes if extent_bytes <= found.slot_bytes), None)
+        index = bisect_left(self._slot_sizes, extent_bytes)
+        return self.classes[index] if index < len(self.classes) else None
 
     def home(self, slot: Slot) -> SlotClass:
         """The class that the slot is of."""
@@ -199,7 +205,7 @@ class Arena:
         """Nothing is in the slot any more, and nobody fills it or has it pinned."""
         self.begin_change(slot)
         self.slabs[slot.slab].taken -= 1
-        slot.chunk = None
+        slot.chunk = slot.grant = None
         slot.filling = slot.forgotten = slot.referenced = False
         slot.stored_bytes = 0
         self._home[slot.slab].free.append(slot)

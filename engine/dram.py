@@ -13,7 +13,7 @@ An engine without a tier has one of these, too, which holds nothing and costs no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -30,7 +30,6 @@ from engine.segments import Segments
 from lakefs.errors import EngineBusy, LakeError
 from lakefs.ids import ChunkId, Sequence, id_text
 from lakefs.limits import DRAM_FILLERS, DRAM_FILLS_QUEUED_MAX, GRANULE_BYTES
-from lakefs.movers import MEDIUM_DRAM
 from lakefs.ports import Offload
 from lakefs.wire.messages import Grant
 
@@ -77,32 +76,24 @@ class Dram:
 
     def note_read(self, chunk: ChunkId, stored_bytes: int) -> None:
         """Somebody reads the chunk from its beginning; it is brought in when that is worth it."""
-        tier = self.tier
-        if tier is None or not tier.note_read(chunk, stored_bytes) or chunk in self._queued:
-            return
-        if chunk in self._quarantine:
+        if self.tier is not None and self.tier.note_read(chunk, stored_bytes):
+            self._want(chunk)
+
+    def note_reads(self, chunks: Seq[ChunkId], grants: list[Grant], *, understood: bool) -> None:
+        """As `note_read` for chunks that were asked for; where it is `understood`, grants of the arena take the places
+        of those of segments."""
+        if self.tier is not None:
+            for chunk in self.tier.note_reads(chunks, grants, understood=understood):
+                self._want(chunk)
+
+    def _want(self, chunk: ChunkId) -> None:
+        if chunk in self._queued or chunk in self._quarantine:
             return
         try:
             self._wanted.send_nowait(chunk)
         except trio.WouldBlock:
             return
         self._queued.add(chunk)
-
-    def grant(self, chunk: ChunkId, logical_bytes: int) -> Grant | None:
-        """A grant of the chunk's place in the arena, or None."""
-        place = None if self.tier is None else self.tier.find(chunk)
-        if place is None:
-            return None
-        return Grant(
-            MEDIUM_DRAM,
-            place.slab,
-            place.offset,
-            place.stored_bytes,
-            logical_bytes,
-            0,
-            place.crc,
-            place.generation,
-        )
 
     def small_at_once(self, chunk: ChunkId, record: ChunkRecord) -> bytes | None:
         """The payload of a chunk of one granule, checked, when the arena has it; does not wait."""

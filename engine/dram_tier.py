@@ -17,7 +17,7 @@ Nothing here is awaited; used on the loop.  `on_admitted` and `on_demoted` are t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from typing import Any, Final, NamedTuple
 
 from engine.admission import READS_FOR_ADMISSION, Admission
@@ -26,7 +26,9 @@ from engine.extents import vector_bytes
 from engine.sealed_memory import SealedMemory
 from lakefs.ids import ChunkId
 from lakefs.limits import DRAM_PAYLOAD_BYTES_MIN, KIB
+from lakefs.movers import MEDIUM_DRAM
 from lakefs.slabs import UNIT_BYTES
+from lakefs.wire.messages import Grant
 
 _PLACE_BYTES: Final = 256 * KIB
 """A guess at what a chunk takes, for the size of what counts reads."""
@@ -85,20 +87,55 @@ class DramTier:
 
     def note_read(self, chunk: ChunkId, stored_bytes: int) -> bool:
         """Somebody reads the chunk's beginning; whether it is worth bringing in now."""
-        slot = self._slots.get(chunk)
-        if slot is None and self.arena.class_for(stored_bytes) is None:
+        if stored_bytes < DRAM_PAYLOAD_BYTES_MIN:
             return False
+        slot = self._slots.get(chunk)
         self._reads += 1
         count = self._admission.note(chunk)
         if slot is not None:
             slot.referenced = True
             slot.used_at = self.arena.slabs[slot.slab].used_at = self._reads
             return False
-        return (
-            count >= READS_FOR_ADMISSION
-            and stored_bytes >= DRAM_PAYLOAD_BYTES_MIN
-            and chunk not in self._filling
-        )
+        return count >= READS_FOR_ADMISSION and self._may_fit(chunk, stored_bytes)
+
+    def _may_fit(self, chunk: ChunkId, stored_bytes: int) -> bool:
+        """Whether there is room for the chunk, or what would have to go is read less often."""
+        if chunk in self._filling:
+            return False
+        size = self.arena.class_for(stored_bytes + vector_bytes(stored_bytes))
+        if size is None:
+            return False
+        if size.free or not self.arena.is_full:
+            return True
+        victim = self._next_victim(size)
+        return victim is None or self._admission.admits(chunk, victim.chunk)
+
+    def note_reads(self, chunks: Seq[ChunkId], grants: list[Grant], *, understood: bool) -> list[ChunkId]:
+        """Count a read of each chunk that has a grant; those that are worth bringing in now.
+
+        With `understood` the grants of what is in become those of its place here.  As `note_read` and `find`, for many.
+        """
+        slots, note, slabs = self._slots, self._admission.note, self.arena.slabs
+        wanted: list[ChunkId] = []
+        for index, chunk in enumerate(chunks):
+            slot = slots.get(chunk)
+            if slot is None:
+                stored_bytes = grants[index].stored_bytes
+                if stored_bytes < DRAM_PAYLOAD_BYTES_MIN:
+                    continue
+                self._misses += 1
+                if note(chunk) >= READS_FOR_ADMISSION and self._may_fit(chunk, stored_bytes):
+                    wanted.append(chunk)
+                continue
+            note(chunk)
+            slot.referenced = True
+            slot.used_at = slabs[slot.slab].used_at = self._reads
+            if understood:
+                self._hits += 1
+                assert slot.grant is not None, "what can be found has its grant"
+                grants[index] = slot.grant
+        self._reads += len(chunks)
+        return wanted
 
     def pin(self, chunk: ChunkId) -> Placement | None:
         """Keep the chunk's bytes where they are until `unpin`; None when it is not in, or too much is pinned.
@@ -190,6 +227,9 @@ class DramTier:
         self._slots[chunk] = slot
         self._payload_bytes += stored_bytes
         generation = self.arena.end_change(slot)
+        slot.grant = Grant(
+            MEDIUM_DRAM, slot.slab, slot.offset, stored_bytes, stored_bytes, 0, crc, generation
+        )
         self._fills += 1
         self._filled_bytes += stored_bytes
         for told in self.on_admitted:

@@ -258,21 +258,8 @@ class Reads:
                     grants[index] = grant_of(find_chunk(view, chunks[index]))
                 sequence = view.sequence
             await self._metadata.wait_durable(sequence)
-        if self._dram.tier is not None:
-            grants = [
-                self._kept(client, chunk, grant, request.media)
-                for chunk, grant in zip(chunks, grants, strict=True)
-            ]
+        self._dram.note_reads(chunks, grants, understood=_reads_slabs(client, request.media))
         return Reply(m.Located(grants))
-
-    def _kept(self, client: Client, chunk: ChunkId, grant: m.Grant, media: int) -> m.Grant:
-        """The chunk's place in the arena, for who can read it there, or its grant; asking is taken for reading."""
-        if grant.medium == NO_GRANT.medium or self._dram.tier is None:
-            return grant
-        self._dram.note_read(chunk, grant.stored_bytes)
-        if not (media & MEDIA_DRAM and client.descriptors and client.trusted):
-            return grant
-        return self._dram.grant(chunk, grant.logical_bytes) or grant
 
     def _grant_all(
         self, view: View, client: Client, opening: Seq[_Opening | LakeError], request: m.OpenObjects
@@ -288,14 +275,14 @@ class Reads:
                 behind = bisect_left(ends, request.grants_from + request.grants_bytes) + 1
             wanted = item.chunks[first:behind]
             records = [find_chunk(view, chunk) for chunk in wanted]
-            media = request.media
-            if len(item.chunks) == 1 and item.lengths[0] < SMALL_PAYLOAD_BYTES:
-                item.small, media = records[0], 0  # it most likely comes along
+            is_small = len(item.chunks) == 1 and item.lengths[0] < SMALL_PAYLOAD_BYTES
+            if is_small:
+                item.small = records[0]
+            grants = [grant_of(record) for record in records]
+            understood = not is_small and _reads_slabs(client, request.media)  # it most likely comes along
+            self._dram.note_reads(wanted, grants, understood=understood)
             item.grants = [NO_GRANT] * len(item.chunks)
-            item.grants[first:behind] = [
-                self._kept(client, chunk, grant_of(record), media)
-                for chunk, record in zip(wanted, records, strict=True)
-            ]
+            item.grants[first:behind] = grants
 
     async def open_segments(self, client: Client, request: m.OpenSegments, body: Body, _: Seq[int]) -> Reply:
         if not (client.descriptors and client.trusted):
@@ -316,6 +303,11 @@ class Reads:
                 continue
             found.append(segment)
         return Reply(m.SegmentsOpened(found), descriptors=descriptors)
+
+
+def _reads_slabs(client: Client, media: int) -> bool:
+    """Whether the client understands grants of the arena, and may have its slabs."""
+    return bool(media & MEDIA_DRAM) and client.descriptors and client.trusted
 
 
 def _places(opening: Seq[_Opening | LakeError]) -> list[Place]:

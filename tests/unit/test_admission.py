@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import random
 
+import pytest
+from hypothesis import given
+from hypothesis.strategies import integers, lists, sampled_from
+
 from bench.dram_admission import AdmitAll, Ghost, TinyLfu, checkpoint, kv_reuse, loader, play
-from engine.admission import COUNT_MAX, Admission
+from engine.admission import Admission
+from engine.frequency import COUNT_MAX, TwinSketch
 from lakefs.ids import ChunkId, data_chunk_id
 
 
@@ -72,3 +77,28 @@ def test_epochs_over_more_than_fits_are_served_in_part_and_not_turned_over() -> 
     ghost, _ = play(loader(4000)(random.Random(7)), Ghost(1000))
     assert hits > 2 * ghost
     assert fills < 6
+
+
+@given(
+    width=sampled_from([1, 2, 16]),
+    sample=integers(1, 40),
+    reads=lists(integers(0, 12), max_size=80),
+)
+def test_the_native_counts_are_those_of_its_twin(width: int, sample: int, reads: list[int]) -> None:
+    native = pytest.importorskip("engine._frequency", reason="was not built here").Sketch(width, sample)
+    twin = TwinSketch(width, sample)
+    for number in reads:
+        assert native.note(_chunk(number)) == twin.note(_chunk(number))
+    for number in range(13):
+        assert native.estimate(_chunk(number)) == twin.estimate(_chunk(number))
+
+
+@pytest.mark.parametrize("name", ["engine.frequency.TwinSketch", "engine._frequency.Sketch"])
+def test_odd_widths_and_ids_are_refused(name: str) -> None:
+    module, _, kind = name.rpartition(".")
+    made = getattr(pytest.importorskip(module, reason="was not built here"), kind)
+    for width, sample in ((0, 1), (3, 1), (4, 0)):
+        with pytest.raises(ValueError, match="power of two"):
+            made(width, sample)
+    with pytest.raises(ValueError, match="digest"):
+        made(4, 1).note(b"short")

@@ -1,0 +1,90 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""How often chunks were read lately, native: the same calls and the same counts as `engine.frequency.TwinSketch`."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+cdef extern from *:
+    """
+    #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+    #error "the twin in Python serves here"
+    #endif
+    """
+
+cdef enum:
+    ROWS = 4
+    COUNT_MAX = 15
+    DIGEST_BYTES = 32
+
+
+cdef class Sketch:
+    """See `engine.frequency.TwinSketch`.  `width` is a power of two."""
+
+    cdef uint8_t *_cells
+    cdef uint64_t _mask
+    cdef uint64_t _sample
+    cdef uint64_t _counted
+
+    def __cinit__(self, uint64_t width, uint64_t sample):
+        if width == 0 or width & (width - 1) or sample == 0:
+            raise ValueError("a sketch is a power of two wide, and halved at times")
+        self._mask = width - 1
+        self._sample = sample
+        self._counted = 0
+        self._cells = <uint8_t *>calloc(ROWS, width)
+        if self._cells == NULL:
+            raise MemoryError("no memory for the counts of reads")
+
+    def __dealloc__(self):
+        free(self._cells)
+
+    def note(self, bytes chunk not None):
+        """Count a read; about how many there were lately."""
+        cdef uint8_t *cells[ROWS]
+        cdef uint8_t least
+        cdef int row
+        self._find(chunk, cells)
+        least = _least(cells)
+        if least < COUNT_MAX:
+            for row in range(ROWS):
+                if cells[row][0] == least:
+                    cells[row][0] = least + 1
+            least += 1
+        self._counted += 1
+        if self._counted >= self._sample:
+            self._halve()
+        return least
+
+    def estimate(self, bytes chunk not None):
+        """About how many reads there were lately."""
+        cdef uint8_t *cells[ROWS]
+        self._find(chunk, cells)
+        return _least(cells)
+
+    cdef int _find(self, bytes chunk, uint8_t **cells) except -1:
+        cdef uint64_t eighths[ROWS]
+        cdef int row
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(chunk)
+        if length < DIGEST_BYTES:
+            raise ValueError("a chunk's id ends with its digest")
+        memcpy(eighths, PyBytes_AS_STRING(chunk) + length - DIGEST_BYTES, DIGEST_BYTES)
+        for row in range(ROWS):
+            cells[row] = self._cells + <uint64_t>row * (self._mask + 1) + (eighths[row] & self._mask)
+        return 0
+
+    cdef void _halve(self) noexcept:
+        cdef uint64_t at
+        for at in range(ROWS * (self._mask + 1)):
+            self._cells[at] >>= 1
+        self._counted //= 2
+
+
+cdef uint8_t _least(uint8_t **cells) noexcept:
+    cdef uint8_t least = cells[0][0]
+    cdef int row
+    for row in range(1, ROWS):
+        if cells[row][0] < least:
+            least = cells[row][0]
+    return least

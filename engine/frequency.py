@@ -1,0 +1,84 @@
+"""How often chunks were read lately: a count-min sketch with conservative update, halved now and then.
+
+Here is the twin in Python; `engine._frequency` is the same in C, ten times as fast, and is used where it was built.
+
+An estimate may be too high, when chunks share counters, and is never too low until counts are halved.  A row takes
+eight bytes of the digest as they are: digests are uniform.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, Protocol
+
+ROWS: Final = 4
+COUNT_MAX: Final = 15
+"""As counters of four bits would have; a byte each here, which costs less than taking them apart."""
+_HALVES: Final = bytes(count >> 1 for count in range(256))
+_EIGHTHS: Final = struct.Struct("<4Q")
+
+
+class FrequencySketch(Protocol):
+    """What both of them do."""
+
+    def note(self, chunk: bytes) -> int:
+        """Count a read of the chunk with that id; about how many there were lately: 1 to 15."""
+        ...
+
+    def estimate(self, chunk: bytes) -> int:
+        """About how many reads of the chunk there were lately: 0 to 15."""
+        ...
+
+
+class TwinSketch:
+    """Four rows of `width` counters (a power of two), halved each time that `sample` reads were counted."""
+
+    def __init__(self, width: int, sample: int) -> None:
+        if width <= 0 or width & (width - 1) or sample <= 0:
+            raise ValueError("a sketch is a power of two wide, and halved at times")
+        self._mask = width - 1
+        self._rows = [bytearray(width) for _ in range(ROWS)]
+        self._sample = sample
+        self._counted = 0
+
+    def note(self, chunk: bytes) -> int:
+        """See `FrequencySketch`."""
+        cells = self._cells(chunk)
+        counts = [row[cell] for row, cell in zip(self._rows, cells, strict=True)]
+        estimate = min(counts)
+        if estimate < COUNT_MAX:
+            for row, cell, count in zip(self._rows, cells, counts, strict=True):
+                if count == estimate:  # only the least ones grow: fewer are too high
+                    row[cell] = count + 1
+            estimate += 1
+        self._counted += 1
+        if self._counted >= self._sample:
+            self._halve()
+        return estimate
+
+    def estimate(self, chunk: bytes) -> int:
+        """See `FrequencySketch`."""
+        return min(row[cell] for row, cell in zip(self._rows, self._cells(chunk), strict=True))
+
+    def _cells(self, chunk: bytes) -> tuple[int, int, int, int]:
+        if len(chunk) < _EIGHTHS.size:
+            raise ValueError("a chunk's id ends with its digest")
+        first, second, third, fourth = _EIGHTHS.unpack(chunk[-_EIGHTHS.size :])
+        mask = self._mask
+        return first & mask, second & mask, third & mask, fourth & mask
+
+    def _halve(self) -> None:
+        for row in self._rows:
+            row[:] = row.translate(_HALVES)
+        self._counted //= 2
+
+
+try:
+    from engine._frequency import Sketch
+except ImportError:  # not built here
+    Sketch = TwinSketch  # type: ignore[assignment, misc]
+
+
+def new_sketch(width: int, sample: int) -> FrequencySketch:
+    """The fastest one that there is."""
+    return Sketch(width, sample)
