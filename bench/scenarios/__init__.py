@@ -19,6 +19,7 @@ from bench.scenarios import (
     mount,
     mount_peers,
     open_loop,
+    pool,
     random_reads,
     requests,
     s3_cpu,
@@ -38,6 +39,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     for scenario in (
         *large.SCENARIOS,
         *shared.SCENARIOS,
+        *pool.SCENARIOS,
         *startup.SCENARIOS,
         *client.SCENARIOS,
         *cold.SCENARIOS,
