@@ -18,8 +18,8 @@ UNTIMED_S: Final = 60.0
 
 EXPECTED_S: Final[Mapping[str, float]] = {
     "startup": 15, "grant-blake3": 10, "grant-crc32c": 10,
-    "space": 20, "gc-latency": 50, "gc-reclaim": 50,
-    "scrub": 35, "scrub-memory": 25, "scrub-small": 30, "dedup-model": 20,
+    "space": 20, "gc-latency": 40, "gc-reclaim": 50,
+    "scrub": 35, "scrub-memory": 20, "scrub-small": 30, "dedup-model": 20,
     "mount-read": 50, "mount-reread": 75, "mount-tensors": 25, "mount-tensors-cold": 25, "mount-write": 100,
     "mount-random": 25, "mount-cp": 80, "mount-git": 80, "mount-tar": 30, "mount-find": 20, "mount-du": 20,
     "mount-memory": 20,
@@ -27,10 +27,10 @@ EXPECTED_S: Final[Mapping[str, float]] = {
     "peers-tensors-first": 15, "peers-write": 35, "peers-cp": 25, "peers-copy": 25, "peers-git": 35,
     "peers-tar": 25, "peers-find": 20, "peers-du": 20, "peers-memory": 20,
     "s3-rate-get-4k": 60, "s3-rate-get-1m": 60, "s3-rate-get-64m": 120, "s3-rate-put-4k": 60, "s3-rate-put-1m": 70,
-    "s3-rate-put-64m": 240, "s3-crowd": 45, "s3-memory": 60,
+    "s3-rate-put-64m": 215, "s3-crowd": 45, "s3-memory": 60,
     "s3-processes-get-4k": 30, "s3-processes-get-1m": 20, "s3-processes-put-4k": 35,
-    "memory-large": 60, "memory-million": 100, "rename-million": 15, "list-million": 15, "open-million": 10,
-    "mixed": 200,
+    "memory-large": 45, "memory-million": 100, "rename-million": 15, "list-million": 15, "open-million": 10,
+    "mixed": 170,
 }  # fmt: skip
 
 _CPU: Final = (

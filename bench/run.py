@@ -3,6 +3,8 @@
 Figures are honest only on a quiet machine; the spread beside each tells how quiet it was.  `--quick` moves next to
 nothing: it shows that every scenario works, and its figures mean nothing.
 
+A run of all ends within the hour: what would no longer fit is listed with that reason.
+
 A scenario that fails has its traceback printed and its reason in the result; the others run all the same, and the exit
 code says it.  What was measured is written after each scenario, so that a run that is ended keeps it.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import shutil
 import signal
@@ -26,12 +29,14 @@ from typing import Any
 
 from bench.machine import machine
 from bench.measure import ROUNDS_MIN, Bench, Row, Scale, run_scenario
-from bench.plan import expected_s, generator_of
+from bench.plan import WHOLE_RUN_S, expected_s, generator_of
 from bench.process import ROOT
 from bench.scenarios import SCENARIOS
 from bench.trend import record
 
 OUT = ROOT / "bench" / "out"
+WITHIN_S = WHOLE_RUN_S - 60.0
+"""The last scenario may take longer than it should."""
 
 
 def main() -> int:
@@ -52,6 +57,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     OUT.mkdir(parents=True, exist_ok=True)
     target = options.json or OUT / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    within_s = options.within or (math.inf if options.scenario else WITHIN_S)
     rounds = options.rounds or (2 if options.quick else ROUNDS_MIN)
     with tempfile.TemporaryDirectory(dir=options.dir or OUT, prefix="work-") as work:
         whole = _Whole(
@@ -59,7 +65,8 @@ def main() -> int:
         )
         try:
             for name in names:
-                whole.take(name)
+                if whole.fits(name, within_s):
+                    whole.take(name)
         finally:
             whole.close()
     missed = sum(not row.met for row in whole.rows)
@@ -77,6 +84,7 @@ class _Whole:
     def __init__(self, work: Path, scale: Scale, target: Path) -> None:
         self.rows: list[Row] = []
         self.failed: list[str] = []
+        self._begin_s = time.monotonic()
         self._work = work
         self._scale = scale
         self._target = target
@@ -89,6 +97,15 @@ class _Whole:
             "rounds": scale.rounds,
             "scenarios": self._scenarios,
         }
+
+    def fits(self, name: str, within_s: float) -> bool:
+        """Whether there is time for it; what does not fit is listed with that reason."""
+        elapsed_s = time.monotonic() - self._begin_s
+        if self._scale.quick or elapsed_s + expected_s(name, SCENARIOS[name]) <= within_s:
+            return True
+        reason = f"the time of the whole run was over; alone: make bench SCENARIO={name}"
+        self._note(name, [Row(name, name, 0, "", "-", met=True, spread="", could_not_run=reason)], {}, 0.0)
+        return False
 
     def take(self, name: str) -> None:
         """Run one, print it, and write what there is so far."""
@@ -103,7 +120,10 @@ class _Whole:
             reason = f"{type(error).__name__}: {error}"
             rows, measured = [Row(name, name, 0, "", "-", met=False, spread="", could_not_run=reason)], {}
         shutil.rmtree(folder, ignore_errors=True)
-        elapsed_s = time.monotonic() - begin
+        self._note(name, rows, measured, time.monotonic() - begin)
+
+    def _note(self, name: str, rows: Sequence[Row], measured: dict[str, Any], elapsed_s: float) -> None:
+        """In the file, and on the terminal."""
         found = {
             "rows": [asdict(row) for row in rows],
             "elapsed_s": round(elapsed_s, 1),
@@ -126,10 +146,16 @@ class _Whole:
 
 
 def _print_plan(names: Sequence[str]) -> int:
-    """How long each takes, and all together."""
+    """How long each takes, what it took last time, and all together."""
     seconds = {name: expected_s(name, SCENARIOS[name]) for name in names}
+    took: dict[str, float] = {}
+    for path in sorted(OUT.glob("*.json")):
+        document = json.loads(path.read_text())
+        if not document["quick"]:
+            took |= {name: found.get("elapsed_s", 0) for name, found in document["scenarios"].items()}
     for name, some in seconds.items():
-        print(f"{some:6.0f} s  {name}")
+        last = f"  (took {took[name]:.0f} s)" if took.get(name) else ""
+        print(f"{some:6.0f} s  {name}{last}")
     print(f"{sum(seconds.values()):6.0f} s  in all, {len(names)} scenarios")
     return 0
 
@@ -150,6 +176,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--dir", type=Path, metavar="DIR", help="folder on the disk to measure")
     parser.add_argument("--no-profile", action="store_true", help="do not look where the time of a miss goes")
     parser.add_argument("--record", action="store_true", help="add the figures to bench/trends")
+    parser.add_argument(
+        "--within",
+        type=float,
+        metavar="S",
+        help=f"what no longer fits is left out; {WITHIN_S:.0f} for a run of all",
+    )
     parser.add_argument("--plan", action="store_true", help="say how long it would take, and end")
     return parser.parse_args()
 

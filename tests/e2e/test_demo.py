@@ -105,6 +105,13 @@ def test_no_kind_of_scenario_is_left_out() -> None:
     assert {type(scenario) for scenario in SCENARIOS.values()} == tried
 
 
+def test_what_no_longer_fits_into_the_time_is_listed(tmp_path: Path) -> None:
+    done = run("bench.run", "startup", "--within", "1", "--dir", tmp_path, "--json", tmp_path / "out.json")
+    assert done.returncode == 0
+    [row] = json.loads((tmp_path / "out.json").read_text())["scenarios"]["startup"]["rows"]
+    assert row["could_not_run"].endswith("make bench SCENARIO=startup")
+
+
 def test_an_unknown_scenario_is_refused() -> None:
     done = run("bench.run", "nonsense")
     assert done.returncode == 2
