@@ -63,9 +63,12 @@ class ChunkReads:
     ) -> list[RangeRead | LakeError]:
         """Each piece from the arena or the segments; `releases` gives memory of the arena back."""
         done: list[RangeRead | LakeError | None] = [
-            item if isinstance(item, LakeError) else await self._read_in_arena(chunk, item, releases)
-            for chunk, item in zip(chunks, planned, strict=True)
+            item if isinstance(item, LakeError) else None for item in planned
         ]
+        if self._dram.tier is not None:
+            for index, item in enumerate(planned):
+                if isinstance(item, tuple):
+                    done[index] = await self._read_in_arena(chunks[index], item, releases)
         missing = [
             (index, item)
             for index, item in enumerate(planned)
