@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lakefs.chunk_getting import get_chunks, get_chunks_into
 from lakefs.errors import InvalidArgument, LakeError
@@ -12,6 +13,8 @@ from lakefs.getting import close_object, get_many, get_many_into, open_object, r
 from lakefs.ids import ChunkId
 from lakefs.lake_uploads import Progress
 from lakefs.loading import load_many, return_pool
+from lakefs.mapping import MappedObject, map_object
+from lakefs.movers import Check
 from lakefs.names import parse_object_name
 from lakefs.opened import Access, Opened
 from lakefs.pools import Pool
@@ -87,6 +90,15 @@ class ReadSteps(ABC):
                 raise content
             good.append(content)
         return good
+
+    def map(
+        self, name: str, offset: int = 0, length: int | None = None, check: Check | None = None
+    ) -> Steps[MappedObject]:
+        """Map an object, or a range of it, pinned until `unpin`; see `MappedObject`, and `map_object` for errors."""
+        access = self.access(None)
+        return map_object(
+            access if check is None else replace(access, check=check), parse_object_name(name), offset, length
+        )
 
     def get_chunks(self, chunks: Sequence[bytes]) -> Steps[list[bytes]]:
         """Chunks by their ids, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""

@@ -19,6 +19,8 @@ from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.file_getting import replace_file
 from lakefs.ids import Buffer
 from lakefs.lake import Progress, PutData
+from lakefs.mapping import MappedObject, unpin
+from lakefs.movers import Check
 from lakefs.multipart import ListedPart, UploadName
 from lakefs.names import parse_object_name
 from lakefs.opened import Opened
@@ -185,6 +187,35 @@ class Lake(BlockingDriver):
     def open(self, name: str) -> io.BufferedReader:
         """A readable, seekable binary file.  It keeps the content it was opened on, whatever happens to the name."""
         return io.BufferedReader(ObjectReader(self, self.run(self.steps.open(name))), buffer_size=1 << 20)
+
+    @contextlib.contextmanager
+    def map(
+        self, name: str, offset: int = 0, length: int | None = None, *, check: Check | None = None
+    ) -> Iterator[MappedObject]:
+        """An object, or a range of it, as read-only memory, without a copy: `with lake.map(name) as m: m.view`.
+
+        Checked once, here; the engine keeps the bytes where they are until the end of the block.  An I/O error of
+        the disk under it ends the process (SIGBUS).  BufferError when something made of it outlives the block.
+        """
+        mapped = self.run(self.steps.map(name, offset, length, check))
+        epoch = self.epoch
+        mapped.is_pinned = lambda: self.epoch == epoch
+        try:
+            yield mapped
+        except BaseException as error:
+            try:
+                mapped.close()
+            except BufferError as held:  # by the frames of the error, most likely
+                error.add_note(str(held))
+                raise error from None
+            self._unpin(mapped)
+            raise
+        mapped.close()
+        self._unpin(mapped)
+
+    def _unpin(self, mapped: MappedObject) -> None:
+        if mapped.is_pinned() and not self._closed:
+            self.run(unpin(mapped))
 
     # --- names -------------------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ from lakefs.client.trio_driver import CLEANUP_S, TrioDriver
 from lakefs.errors import LakeError
 from lakefs.ids import Buffer
 from lakefs.lake import Progress, PutData
+from lakefs.mapping import MappedObject, unpin
+from lakefs.movers import Check
 from lakefs.multipart import ListedPart, UploadName
 from lakefs.opened import Opened, Piece
 from lakefs.pools import Pool
@@ -176,6 +178,32 @@ class TrioLake(TrioDriver):
     async def open(self, name: str) -> OpenedObject:
         """Open an object; it keeps the content it was opened on, whatever happens to the name."""
         return OpenedObject(self, await self.run(self.steps.open(name)))
+
+    @asynccontextmanager
+    async def map(
+        self, name: str, offset: int = 0, length: int | None = None, *, check: Check | None = None
+    ) -> AsyncIterator[MappedObject]:
+        """An object, or a range of it, as read-only memory, without a copy; see `Lake.map`."""
+        mapped = await self.run(self.steps.map(name, offset, length, check))
+        epoch = self.epoch
+        mapped.is_pinned = lambda: self.epoch == epoch
+        try:
+            yield mapped
+        except BaseException as error:
+            try:
+                mapped.close()
+            except BufferError as held:  # by the frames of the error, most likely
+                error.add_note(str(held))
+                raise error from None
+            await self._unpin(mapped)
+            raise
+        mapped.close()
+        await self._unpin(mapped)
+
+    async def _unpin(self, mapped: MappedObject) -> None:
+        if mapped.is_pinned():
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S):
+                await self.run(unpin(mapped))
 
     # --- names -------------------------------------------------------------------------------------
 

@@ -1,0 +1,189 @@
+"""Objects as memory: their bytes, in one row where chunks are whole pages, kept in place while they are mapped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from engine.segment_files import SEGMENTS_FOLDER
+from lakefs.client.blocking import Lake
+from lakefs.client.trio_lake import TrioLake
+from lakefs.errors import ChunkDamaged, InvalidArgument, KeyNotFound
+from lakefs.limits import CHUNK_BYTES
+from lakefs.mapping import MappedObject
+from lakefs.movers import Check
+from tests.contract.engines import Kind
+from tests.contract.test_lake import MANY, Driven, content_of, run
+
+ROW = content_of(3 * CHUNK_BYTES + 5)
+
+
+async def mapped(
+    lake: Driven,
+    use: Callable[[MappedObject], object],
+    name: str = "bkt/k",
+    *,
+    offset: int = 0,
+    length: int | None = None,
+    check: Check | None = None,
+) -> None:
+    """`use` a mapping within its block, in a lake of either kind."""
+    if isinstance(lake.lake, TrioLake):
+        async with lake.lake.map(name, offset, length, check=check) as memory:
+            use(memory)
+        return
+    assert isinstance(lake.lake, Lake)
+    blocking = lake.lake
+
+    def block() -> None:
+        with blocking.map(name, offset, length, check=check) as memory:
+            use(memory)
+
+    await trio.to_thread.run_sync(block)
+
+
+def pins(lake: Driven) -> int:
+    return 0 if lake.engine.store is None else lake.engine.store.segments.pins.statistics()["chunks"]
+
+
+@pytest.mark.parametrize("check", Check)
+def test_a_mapping_shows_the_objects_bytes_and_pins_them_meanwhile(kind: Kind, check: Check) -> None:
+    async def body(lake: Driven) -> None:
+        if not lake.steps.carries_descriptors:
+            await lake.run(lake.steps.put("bkt/k", b"small"))
+            with pytest.raises(InvalidArgument, match="Unix socket only"):
+                await mapped(lake, print)
+            return
+        for content in (b"", b"small", content_of(65_536), content_of(300_001), ROW):
+            await lake.run(lake.steps.put("bkt/k", content))
+
+            def use(memory: MappedObject, content: bytes = content) -> None:
+                assert memory.view == content
+                assert memory.view.readonly
+                assert memory.is_pinned()
+                assert memory.stat.size_bytes == len(content)
+                if lake.engine.store is not None and content:
+                    assert pins(lake) == len(memory.chunks) > 0
+                if content:
+                    array = np.frombuffer(memory.view, dtype=np.uint8)
+                    assert array.tobytes() == content
+                    assert not array.flags.writeable
+                    assert not array.flags.owndata
+
+            await mapped(lake, use, check=check)
+            assert pins(lake) == 0
+
+    run(kind, body)
+
+
+def test_ranges_are_mapped_and_chunks_that_are_not_whole_pages_come_in_pieces(kind: Kind) -> None:
+    async def body(lake: Driven) -> None:
+        if not lake.steps.carries_descriptors:
+            return
+        await lake.run(lake.steps.put("bkt/k", ROW))
+        for offset, length in (
+            (0, 1),
+            (5, 4096),
+            (CHUNK_BYTES - 1, 2),
+            (CHUNK_BYTES, None),
+            (len(ROW) - 3, 99),
+            (len(ROW), 5),
+        ):
+            wanted = ROW[offset:] if length is None else ROW[offset : offset + length]
+
+            def use(memory: MappedObject, wanted: bytes = wanted) -> None:
+                assert memory.view == wanted
+
+            await mapped(lake, use, offset=offset, length=length)
+        upload = await lake.run(lake.steps.create_upload("bkt/parts"))
+        for number, part in enumerate((content_of(5_300_003), content_of(70_001)), 1):
+            await lake.run(lake.steps.put_part(upload, number, part))
+        parts = await lake.run(lake.steps.parts_page(upload))
+        await lake.run(lake.steps.complete_upload(upload, [(part.number, part.etag) for part in parts.parts]))
+        whole = content_of(5_300_003) + content_of(70_001)
+
+        def use_pieces(memory: MappedObject) -> None:
+            assert len(memory.pieces) > 1
+            assert b"".join(memory.pieces) == whole
+            with pytest.raises(InvalidArgument, match="pieces"):
+                memory.view  # noqa: B018 - it raises
+
+        await mapped(lake, use_pieces, "bkt/parts")
+        with pytest.raises(InvalidArgument, match="no range"):
+            await mapped(lake, print, offset=-1)
+        with pytest.raises(KeyNotFound):
+            await mapped(lake, print, "bkt/missing")
+        assert pins(lake) == 0
+
+    run(kind, body)
+
+
+def test_mapped_bytes_stay_while_the_object_goes_and_its_room_after_them(kind: Kind) -> None:
+    async def body(lake: Driven) -> None:
+        store = lake.engine.store
+        if not lake.steps.carries_descriptors or store is None or not isinstance(lake.lake, TrioLake):
+            return
+        await lake.run(lake.steps.put("bkt/k", MANY))
+        async with lake.lake.map("bkt/k") as memory:
+            before = sum(map(len, memory.pieces))
+            await lake.run(lake.steps.remove("bkt/k"))
+            await lake.run(lake.steps.gc())
+            assert b"".join(memory.pieces) == MANY
+            assert before == len(MANY)
+        assert pins(lake) == 0
+
+    run(kind, body)
+
+
+def test_what_outlives_its_block_is_told_and_stays_mapped(kind: Kind) -> None:
+    async def body(lake: Driven) -> None:
+        if not lake.steps.carries_descriptors:
+            return
+        await lake.run(lake.steps.put("bkt/k", ROW))
+        kept: list[object] = []
+        with pytest.raises(BufferError, match="must be gone"):
+            await mapped(lake, lambda memory: kept.append(np.frombuffer(memory.view, dtype=np.uint8)))
+        (array,) = kept
+        assert isinstance(array, np.ndarray)
+        assert array.tobytes() == ROW
+        kept.clear()
+
+        def fail(memory: MappedObject) -> None:
+            array = np.frombuffer(memory.view, dtype=np.uint8)
+            raise ZeroDivisionError(array.shape)
+
+        with pytest.raises(ZeroDivisionError) as raised:
+            await mapped(lake, fail)
+        assert "must be gone" in raised.value.__notes__[0]
+
+    run(kind, body)
+
+
+@pytest.mark.parametrize("check", Check)
+def test_damage_under_a_mapping_is_met_when_it_is_made(kind: Kind, check: Check) -> None:
+    async def body(lake: Driven) -> None:
+        if not lake.steps.carries_descriptors:
+            return
+        await lake.run(lake.steps.put("bkt/k", MANY))
+        _flip(lake.engine.folder / "store" / SEGMENTS_FOLDER, MANY[CHUNK_BYTES + 1000 : CHUNK_BYTES + 1100])
+        if check is Check.NONE:
+            await mapped(lake, lambda memory: memory.pieces, check=check)
+        else:
+            with pytest.raises(ChunkDamaged, match="bkt/k"):
+                await mapped(lake, print, check=check)
+        assert pins(lake) == 0
+
+    run(kind, body)
+
+
+def _flip(folder: Path, needle: bytes) -> None:
+    for path in folder.iterdir():
+        at = path.read_bytes().find(needle)
+        if at >= 0:
+            with path.open("r+b") as file:
+                os.pwrite(file.fileno(), bytes([needle[0] ^ 1]), at)
