@@ -51,8 +51,10 @@ from lakefs.hot_table_format import (
 from lakefs.ids import BootId, ChunkId, Sequence
 from lakefs.limits import GC_BATCH, HOT_INDEX_MEMORY_SHARE, HOT_INDEX_SLOTS_MIN
 from lakefs.ports import Offload
+from lakefs.wire.grants import Grant
 
 SEGMENT_TIER: Final = 1
+NO_GRANT: Final = Grant(0)
 WATCHED: Final = frozenset((Table.CHUNKS, Table.QUARANTINE))
 _KEYS_END: Final = b"\xff"
 _PLAIN_KEY: Final = (b"\0\0", 255)
@@ -92,13 +94,18 @@ class HotIndex:
 
     # --- asking ------------------------------------------------------------------------------------
 
-    def find_many(self, chunks: list[ChunkId]) -> list[Found | None]:
-        """Durable places of those that are known here."""
-        found = self.table.find_many(chunks)
-        missed = found.count(None)
-        self.counts.missed += missed
-        self.counts.found += len(found) - missed
-        return found
+    def grants(self, chunks: list[ChunkId]) -> tuple[list[Grant], list[int]]:
+        """Grants of what is known here to lie in segments, durably; and the indexes of all others."""
+        grants = [
+            NO_GRANT
+            if place is None or place[0] != SEGMENT_TIER
+            else Grant(SEGMENT_TIER, place[1], place[2], place[3], place[3], 0, place[4])
+            for place in self.table.find_many(chunks)
+        ]
+        unknown = [index for index, grant in enumerate(grants) if grant is NO_GRANT]
+        self.counts.missed += len(unknown)
+        self.counts.found += len(grants) - len(unknown)
+        return grants, unknown
 
     def statistics(self) -> dict[str, Any]:
         """For people and scripts; JSON-able."""

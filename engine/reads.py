@@ -25,7 +25,7 @@ from engine.extents import Place
 from engine.format import ChunkRecord, NodeKind
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
-from engine.hot_index import SEGMENT_TIER
+from engine.hot_index import NO_GRANT
 from engine.name_refusals import is_a_marker
 from engine.names import require
 from engine.object_stat import to_object_stat
@@ -46,14 +46,12 @@ from lakefs.errors import (
     RequestTooLarge,
     StaleGrant,
 )
-from lakefs.hot_table_format import Found
 from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, kind_of
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, SMALL_PAYLOAD_BYTES
 from lakefs.movers import MEDIA_DRAM
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
 
-NO_GRANT = m.Grant(0)
 SEGMENTS_PER_REQUEST_MAX = 64
 LAYOUT_MAX = 4096
 """Chunks of one object's layout."""
@@ -246,12 +244,10 @@ class Reads:
     async def locate(self, client: Client, request: m.Locate, body: Body, _: Seq[int]) -> Reply:
         chunks = checked_chunks(request.chunks)
         hot = self._store.hot_index
-        if hot is None:
-            grants, unknown = [NO_GRANT] * len(chunks), list(range(len(chunks)))
+        if hot is not None:
+            grants, unknown = hot.grants(chunks)
         else:
-            places = hot.find_many(chunks)
-            grants = [NO_GRANT if place is None else grant_at(place) for place in places]
-            unknown = [index for index, grant in enumerate(grants) if grant.medium != SEGMENT_TIER]
+            grants, unknown = [NO_GRANT] * len(chunks), list(range(len(chunks)))
         if unknown:
             with self._metadata.view() as view:
                 for index in unknown:
@@ -344,12 +340,6 @@ def grant_of(record: ChunkRecord | None) -> m.Grant:
         record.crc,
         record.birth,
     )
-
-
-def grant_at(place: Found) -> m.Grant:
-    """The same from the hot index, which does not know the chunk's birth."""
-    tier, segment, offset, stored_bytes, crc = place
-    return m.Grant(tier, segment, offset, stored_bytes, stored_bytes, 0, crc)
 
 
 def _inline_grant(record: ChunkRecord, offset: int, length: int) -> m.Grant:

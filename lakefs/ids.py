@@ -80,7 +80,7 @@ _KINDS: Final = {int(kind): kind for kind in ChunkKind}
 
 def is_well_formed(identifier: bytes) -> bool:
     """Whether bytes from outside have the shape of a chunk or blob id."""
-    return len(identifier) == ID_BYTES and identifier[0] in (ChunkKind.DATA, ChunkKind.MANIFEST)
+    return len(identifier) == ID_BYTES and identifier[0] in _KINDS
 
 
 def blob_of(chunk: ChunkId) -> BlobId:

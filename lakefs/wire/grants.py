@@ -5,7 +5,7 @@ from __future__ import annotations
 from lakefs.wire.base import Done, Message, Request
 
 
-class Grant(Message, frozen=True):
+class Grant(Message, frozen=True, gc=False):
     """Where a chunk's bytes are.  medium 0: not there; 1: segment file; 2: in this frame's body at `offset`; 3: in the
     DRAM tier, `segment` being the slab and `epoch` the slot's generation (see `lakefs.slabs`).
 
