@@ -8,7 +8,8 @@ from engine.chunks import find_chunk
 from engine.extents import Place
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
-from engine.reads import NO_GRANT, grant_of
+from engine.hot_index import NO_GRANT
+from engine.reads import grant_of
 from engine.store import Store
 from lakefs.errors import PermissionDenied
 from lakefs.service import Body, Reply

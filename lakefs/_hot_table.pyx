@@ -132,15 +132,25 @@ cdef extern from *:
             && __atomic_load_n(&at->version, __ATOMIC_RELAXED) == version;
     }
 
-    /* 1 found, 0 not there, -1 changed under the look. */
+    /* 1 found, 0 not there, -1 changed under the look.
+
+       An entry's first word is its version, kind, tier and distance in one: even, it tells of the whole entry that
+       was there.  The second begins the digest; only what has the same there is loaded whole. */
     static inline int lake_look(const lake_table *table, const uint8_t *chunk, uint64_t home, lake_entry *found)
     {
         const lake_entry *at = table->entries + home;
-        for (int distance = 0; distance < LAKE_PROBE_SLOTS; distance++, at++) {
+        uint64_t head;
+        memcpy(&head, chunk + 1, 8);
+        for (uint64_t distance = 0; distance < LAKE_PROBE_SLOTS; distance++, at++) {
+            uint64_t first = __atomic_load_n(at->words, __ATOMIC_ACQUIRE);
+            if (first & 1)
+                return -1;
+            if (((first >> 32) & 255) == LAKE_VACANT || first >> 48 < distance)
+                return 0;
+            if (__atomic_load_n(at->words + 1, __ATOMIC_RELAXED) != head)
+                continue;
             if (!lake_load(at, found))
                 return -1;
-            if (found->kind == LAKE_VACANT || found->distance < distance)
-                return 0;
             if (found->kind == chunk[0] && !memcmp(found->digest, chunk + 1, 32))
                 return lake_crc(found) == found->check ? 1 : -1;
         }
@@ -166,6 +176,18 @@ cdef extern from *:
             lake_pause();
         }
         return 0;
+    }
+
+    typedef struct {
+        uint64_t segment;
+        uint32_t offset, stored_bytes, crc, tier;
+    } lake_place;
+    _Static_assert(sizeof(lake_place) == 24, "as PLACE of the format");
+
+    static inline void lake_tell(const lake_entry *found, void *into)
+    {
+        lake_place place = {found->segment, found->offset, found->stored_bytes, found->crc, found->tier};
+        memcpy(into, &place, sizeof(place));
     }
 
     /* --- what the writer does: it alone changes the table, and reads what it wrote itself -------- */
@@ -320,6 +342,9 @@ cdef extern from *:
         uint32_t stored_bytes
         uint32_t crc
 
+    ctypedef struct lake_place:
+        pass
+
     ctypedef struct lake_table:
         lake_entry *entries
         uint32_t *stripes
@@ -330,9 +355,11 @@ cdef extern from *:
         int home_shift
         int stripe_shift
 
+    void PyObject_GC_UnTrack(void *tracked)
     void lake_choose_crc() nogil
     void lake_prefetch(const lake_table *table, const uint8_t *chunk) nogil
     int lake_find(const lake_table *table, const uint8_t *chunk, lake_entry *found) nogil
+    void lake_tell(const lake_entry *found, void *into) nogil
     int lake_put(lake_table *table, const uint8_t *chunk, const lake_entry *wanted) nogil
     int lake_remove(lake_table *table, const uint8_t *chunk) nogil
     void lake_clear(lake_table *table) nogil
@@ -355,7 +382,9 @@ cdef inline const uint8_t *id_bytes(object chunk) except NULL:
 
 
 cdef inline tuple found_tuple(const lake_entry *found):
-    return (found.tier, found.segment, found.offset, found.stored_bytes, found.crc)
+    cdef tuple place = (found.tier, found.segment, found.offset, found.stored_bytes, found.crc)
+    PyObject_GC_UnTrack(<void *>place)  # numbers only: nothing for the collector to look at
+    return place
 
 
 cdef class HotTable:
@@ -430,6 +459,37 @@ cdef class HotTable:
                 if known[i]:
                     results[begin + i] = found_tuple(&found[i])
         return results
+
+    def find_packed(self, list chunks not None, into not None):
+        """Write a `lakefs.hot_table_format.PLACE` for each chunk into memory of the caller's; how many were found.
+
+        Tier 0: not known.  What comes out makes no Python objects.
+        """
+        cdef lake_entry found[LAKE_BATCH]
+        cdef const uint8_t *ids[LAKE_BATCH]
+        cdef Py_buffer target
+        cdef lake_place *place
+        cdef Py_ssize_t begin, i, length, count = 0, total = PyList_GET_SIZE(chunks)
+        PyObject_GetBuffer(into, &target, PyBUF_WRITABLE)
+        try:
+            if target.len < total * <Py_ssize_t>sizeof(lake_place):
+                raise ValueError("there is no room for so many places")
+            place = <lake_place *>target.buf
+            for begin in range(0, total, LAKE_BATCH):
+                length = min(<Py_ssize_t>LAKE_BATCH, total - begin)
+                for i in range(length):
+                    ids[i] = id_bytes(<object>PyList_GET_ITEM(chunks, begin + i))
+                    lake_prefetch(&self.table, ids[i])
+                for i in range(length):
+                    if lake_find(&self.table, ids[i], &found[0]):
+                        lake_tell(&found[0], place)
+                        count += 1
+                    else:
+                        memset(place, 0, sizeof(lake_place))
+                    place += 1
+        finally:
+            PyBuffer_Release(&target)
+        return count
 
     def put(
         self,

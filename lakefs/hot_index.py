@@ -66,6 +66,13 @@ class HotIndexReader:
         """`find` of each, in order; a quarter of its time for each chunk, from batches of a dozen on."""
         return self._table.find_many(chunks if isinstance(chunks, list) else list(chunks))
 
+    def find_packed(self, chunks: list[bytes], into: bytearray | memoryview) -> int:
+        """The same as numbers in memory of the caller's, a `lakefs.hot_table_format.PLACE` each; how many were found.
+
+        A third of the time of `find_many`, most of which makes tuples.
+        """
+        return self._table.find_packed(chunks, into)
+
 
 def _safe_map_flags(descriptor: int) -> int:
     """Flags to map with; PermissionDenied when who has the file could make the mapping fail."""

@@ -29,6 +29,7 @@ from lakefs.hot_table_format import (
     DEAD,
     ENTRIES_OFFSET,
     ENTRY_BYTES,
+    PLACE,
     PROBE_SLOTS,
     SHIFT_SLOTS,
     STRIPE_COUNT,
@@ -93,6 +94,16 @@ class TwinTable:
     def find_many(self, chunks: Sequence[bytes]) -> list[Found | None]:
         """The same for each, in order."""
         return [self.find(chunk) for chunk in chunks]
+
+    def find_packed(self, chunks: Sequence[bytes], into: bytearray | memoryview) -> int:
+        """Write a `PLACE` for each chunk into memory of the caller's; how many were found.  Tier 0: not known."""
+        if len(into) < len(chunks) * PLACE.size:
+            raise ValueError("there is no room for so many places")
+        found = self.find_many(chunks)
+        for index, place in enumerate(found):
+            tier, *where = place or (0, 0, 0, 0, 0)
+            PLACE.pack_into(into, index * PLACE.size, *where, tier)
+        return len(found) - found.count(None)
 
     def _look(self, chunk: bytes, home: int) -> tuple[bool, Entry | None]:
         """Whether all that was seen was whole, and what was found."""

@@ -79,6 +79,8 @@ ENTRY: Final = Layout(
         ("check", "I"),
     ],
 )
+PLACE: Final = struct.Struct("<QIIII")
+"""What `find_packed` says of one chunk: segment, offset, stored_bytes, crc, tier; tier 0: not known."""
 _CHECK: Final = struct.Struct("<I")
 CHECKED_BYTES: Final = ENTRY.offset_of("check")
 assert ENTRIES_OFFSET % ENTRY_BYTES == 0

@@ -21,6 +21,7 @@ from lakefs.hot_table_format import (
     ENTRIES_OFFSET,
     ENTRY_BYTES,
     HEADER,
+    PLACE,
     PROBE_SLOTS,
     SHIFT_SLOTS,
     STRIPES_OFFSET,
@@ -95,6 +96,12 @@ def test_both_tables_are_a_dict_that_may_refuse_and_hold_the_same_bytes(
     asked = [_chunk(home, number) for home in (0, 1, 2, 500, 1023) for number in range(41)]
     for table in (native, twin):
         assert table.find_many(asked) == [model.get(chunk) for chunk in asked]
+        packed = bytearray(len(asked) * PLACE.size)
+        assert table.find_packed(asked, packed) == sum(chunk in model for chunk in asked)
+        told = [(tier, *where) for *where, tier in PLACE.iter_unpack(packed)]
+        assert told == [model.get(chunk, (0, 0, 0, 0, 0)) for chunk in asked]
+        with pytest.raises(ValueError):
+            table.find_packed(asked, packed[:-1])
         assert [table.find(chunk) for chunk in model] == list(model.values())
         assert table.count == len(model)
         assert table.audit()
