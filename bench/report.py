@@ -92,7 +92,7 @@ class Report:
         self.plots: dict[str, str] = {}
         """SVG by file name."""
         self.unexplained: list[str] = []
-        """Scenarios with a missed goal and no words."""
+        """Scenarios with a missed goal and no words, neither their own nor of all that begin so."""
         self._found = found
         self._notes = notes
 
@@ -151,7 +151,7 @@ class Report:
         missed = [row for row in result["rows"] if not row["met"]]
         if found.name in self._notes:
             yield f"{self._notes[found.name]}\n"
-        elif missed:
+        elif missed and not any(found.name.startswith(name) for name in self._notes if name.endswith("-")):
             self.unexplained.append(found.name)
 
     def _sampled_plots(self, found: Found) -> Iterator[str]:

@@ -17,7 +17,7 @@ from tests.e2e.served import ROOT, environment
 TRIED = (
     "put-small-one",
     "grant-crc32c",
-    "startup",
+    "dedup-model",
     "open-get-4k",
     "open-s3-get-4k",
     "loader",
