@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -34,6 +34,29 @@ SLOT_SIZES: Final = (
     4 * MIB + PAGE_BYTES,
 )
 """Of 64 MiB the last leaves 4% unused, the others less."""
+
+
+class SlabMemory(Protocol):
+    """What the arena asks of its memory: `SealedMemory`, or plain memory in the simulator, which hands out none."""
+
+    @property
+    def view(self) -> memoryview:
+        """The memory: writable, page-aligned where the disk is read into it."""
+        ...
+
+    @property
+    def descriptor(self) -> int:
+        """A read-only descriptor to hand out; stays its owner's."""
+        ...
+
+    @property
+    def on_huge_pages(self) -> bool:
+        """Whether on reserved huge pages."""
+        ...
+
+    def close(self) -> None:
+        """Give it back."""
+        ...
 
 
 class Slot(msgspec.Struct, gc=False, eq=False):
@@ -60,7 +83,7 @@ class Slot(msgspec.Struct, gc=False, eq=False):
 class Slab:
     """One piece of memory, and the slots that it is cut into."""
 
-    def __init__(self, number: int, memory: SealedMemory) -> None:
+    def __init__(self, number: int, memory: SlabMemory) -> None:
         self.number = number
         self.memory = memory
         self.view = memory.view
@@ -91,7 +114,7 @@ class Arena:
         self,
         slabs_max: int,
         slab_bytes: int = SLAB_BYTES,
-        make_memory: Callable[[str, int], SealedMemory] = SealedMemory,
+        make_memory: Callable[[str, int], SlabMemory] = SealedMemory,
     ) -> None:
         """Makes the generations' memory, 1/2048 of the arena's; blocks for that.  EngineBusy when there is none."""
         assert slabs_max >= 1, "an arena has a slab"
@@ -138,11 +161,11 @@ class Arena:
 
     # --- slabs -------------------------------------------------------------------------------------
 
-    def make_slab_memory(self) -> SealedMemory:
+    def make_slab_memory(self) -> SlabMemory:
         """Memory for one more slab.  Blocks; in a thread.  EngineBusy when there is none."""
         return self._make_memory("lake-slab", self.slab_bytes)
 
-    def add_slab(self, memory: SealedMemory, size: SlotClass) -> None:
+    def add_slab(self, memory: SlabMemory, size: SlotClass) -> None:
         """Use the memory as a slab with slots of that class."""
         assert not self.is_full, "no more slabs than were allowed"
         slab = Slab(len(self.slabs), memory)

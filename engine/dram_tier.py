@@ -21,9 +21,8 @@ from collections.abc import Callable, Sequence as Seq
 from typing import Any, Final, NamedTuple
 
 from engine.admission import READS_FOR_ADMISSION, Admission
-from engine.arena import Arena, Slab, Slot, SlotClass
+from engine.arena import Arena, Slab, SlabMemory, Slot, SlotClass
 from engine.extents import vector_bytes
-from engine.sealed_memory import SealedMemory
 from lakefs.ids import ChunkId
 from lakefs.limits import DRAM_PAYLOAD_BYTES_MIN, KIB
 from lakefs.movers import MEDIUM_DRAM
@@ -184,7 +183,7 @@ class DramTier:
             return None
         return size
 
-    def add_slab(self, memory: SealedMemory, size: SlotClass) -> None:
+    def add_slab(self, memory: SlabMemory, size: SlotClass) -> None:
         """Grow by a slab; given back at once when the arena has become full meanwhile."""
         if self.arena.is_full:
             memory.close()

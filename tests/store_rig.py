@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import trio
 from trio.testing import MockClock
 
+from engine.dram_tier import DramTier
 from engine.embedded import EmbeddedEngine
 from engine.format import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.service import Service
@@ -50,6 +51,7 @@ async def simulated_store(
     clock: SimClock | None = None,
     verify_index: bool = False,
     upload_expiry_s: float = 0.0,
+    tier: DramTier | None = None,
 ) -> AsyncIterator[Store]:
     """A store, created when the disk has none, stopped cleanly at the end."""
     async with open_store(
@@ -60,6 +62,7 @@ async def simulated_store(
         verify_index=verify_index,
         upload_expiry_s=upload_expiry_s,
         sizes=sizes,
+        tier=tier,
     ) as store:
         yield store
 
