@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -245,3 +245,13 @@ def _socket(where: Target, config: Config) -> Iterator[Finding]:
         verdict = "ok" if found.get("state") == "serving" else "fail"
         detail = f"{address}: {found.get('state')} {found.get('reason', '')}".rstrip()
         yield Finding(verdict, "engine", f"{detail}, version {found.get('version')}")
+        yield from _disk_reads(found)
+
+
+def _disk_reads(status: dict[str, Any]) -> Iterator[Finding]:
+    """How the engine reads the disk: for small reads threads take about twice the CPU of io_uring."""
+    reads = status.get("reads", {})
+    if reads.get("through") == "io_uring":
+        yield Finding("ok", "disk reads", "through io_uring")
+    elif reads:
+        yield Finding("warn", "disk reads", f"through threads: {reads.get('reason')}")

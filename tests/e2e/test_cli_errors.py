@@ -172,6 +172,8 @@ def test_status_doctor_and_config_answer(served: Served, tmp_path: Path) -> None
     assert {check["verdict"] for check in checks} <= {"ok", "warn", "fail"}
     assert {"O_DIRECT", "fallocate", "room"} <= {check["check"] for check in checks}
     assert list(tmp_path.iterdir()) == []
+    asked = json.loads(served("doctor", "--json").out)["checks"]
+    assert ["through" in check["detail"] for check in asked if check["check"] == "disk reads"] == [True]
     settings = json.loads(lake("config", "--json").out)
     assert settings["origins"]["data"] == "default"
     (tmp_path / "lake.toml").write_text('log_level = "debug"\n')

@@ -18,7 +18,7 @@ from engine.local import open_local_store
 from engine.ring import opened_ring
 from engine.service import Service
 from engine.store import Store
-from lakefs.errors import ChunkDamaged, InvalidArgument
+from lakefs.errors import ChunkDamaged, InvalidArgument, StoreLocked
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import GRANULE_BYTES
 from lakefs.service import Body
@@ -225,5 +225,16 @@ def test_cold_chunks_are_loaded_into_lent_memory_and_memory_that_shrinks_is_an_e
             assert [failure is not None for failure in reply.message.failures] == [True] * 3
             assert (await store.status())["state"] == "serving"
             os.close(descriptor)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_store_that_cannot_be_opened_says_so_plainly(way: str, folder: Path) -> None:
+    async def main() -> None:
+        async with cold(folder, way):
+            with pytest.raises(StoreLocked):
+                async with cold(folder, way):
+                    pass
 
     trio.run(main)
