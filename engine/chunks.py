@@ -19,8 +19,9 @@ import trio
 
 from engine.format import ChunkRecord, Table, chunk_key, unpack_chunk_record
 from engine.holds import Holds, Session
-from engine.intake import Hashed, Intake, Payload, Written
+from engine.intake import Intake
 from engine.metadata import Metadata
+from engine.payload import Hashed, Payload, Written
 from engine.quarantine import Quarantine
 from engine.segments import Segments
 from engine.views import Transaction, View

@@ -42,9 +42,9 @@ from engine.chunks import Chunks
 from engine.extents import large_extent_bytes
 from engine.failpoints import reached
 from engine.format import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
-from engine.intake import Hashed, Payload, Written, is_small
 from engine.metadata import Metadata
 from engine.pace import REST_AFTER_WRITING, Pace, Writers
+from engine.payload import Hashed, Payload, Written, is_small
 from engine.payloads import PayloadMemory
 from engine.reserve import Reserve
 from engine.segments import Segments

@@ -1,14 +1,14 @@
 """Intake: payloads are filled, hashed and written, so that one is written while another is hashed.
 
-Large payloads go in runs of about 1 MiB, each hashed in one call to a thread and written in another; a few runs are
-under way at once, so the disk has its next one while the processor is at the one behind.  A large payload that comes
-alone has no other to be hashed beside: it is written while it is hashed itself, and in vain when its chunk turns out
-to be there.  That is done only while such payloads turn out to be new.
+Large payloads go in runs of about 1 MiB, a few at once.  Two ways:
+- *Hashed first*: each run is hashed by one call to a thread, and what is wanted of it written by another.
+- *Written ahead* (one or two runs, from 1 MiB): one thread writes a run while another hashes it (`writing_ahead`), and
+  what turns out to be there was written in vain.  That is done only while what comes turns out to be new.
 
 Rules kept here:
 - Hashed and written is the same memory, the engine's own, which nobody else can change any more once it is filled.
-- What is written is decided when its id is known, in one step without a checkpoint; what was written ahead and is not
-  wanted is given up then.  Nothing is handed to the caller whose hash or write failed.
+- What is wanted is decided when its id is known, in one step without a checkpoint.  Nothing is handed to the caller
+  whose hash or write failed.
 - An extent is settled exactly once: by the caller for what it was handed, here for all else, whatever fails or is
   cancelled.
 - A write or sync that fails, but for want of room, makes the whole store read-only.
@@ -19,57 +19,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
-import trio
 from crc32c import crc32c
 
+from engine.bringing import Bringing
 from engine.extents import large_extent_bytes
-from engine.segments import Place, Segments, seal_payload
+from engine.payload import Hashed, Payload, Written
+from engine.segments import Segments, seal_payload
 from engine.tasks import run_all
-from lakefs.errors import LakeError
-from lakefs.ids import ChunkId, ChunkKind, chunk_id_of
-from lakefs.limits import SMALL_PAYLOAD_BYTES, WRITE_RUN_BYTES, WRITE_RUNS_AT_ONCE
+from engine.writing_ahead import AheadRun, write_beside_hash
+from lakefs.ids import chunk_id_of
+from lakefs.limits import WRITE_RUN_BYTES, WRITE_RUNS_AT_ONCE
 from lakefs.ports import Offload
 
 T = TypeVar("T")
 
+_RUNS_AHEAD_MAX: Final = 2
+"""Of a request that is written ahead; more keep processor and disk busy anyway, and hashing first costs less."""
 _NEW_BEFORE_AHEAD: Final = 8
-"""New ones in a row after one that was not, before the next is written ahead: one write in nine is in vain at most."""
-
-
-@dataclass
-class Payload:
-    """Bytes to store, in memory of the engine's own: `area` (65,536 bytes and more) or `small`.
-
-    An area is page-aligned and has room for what is written behind the payload (`large_extent_bytes`).
-
-    `fill`, when given, blocks and brings the bytes; it is called once, in a thread, before they are hashed.
-    """
-
-    kind: ChunkKind
-    length: int
-    area: memoryview | None = None
-    small: memoryview | None = None
-    fill: Callable[[memoryview], None] | None = None
-
-
-@dataclass(frozen=True)
-class Hashed:
-    """A payload with the id and record checksum that the engine computed."""
-
-    payload: Payload
-    chunk: ChunkId
-    crc: int
-
-
-@dataclass(frozen=True)
-class Written:
-    """A payload on the medium, synced, or small and placed, and not yet recorded; in flight until settled."""
-
-    hashed: Hashed
-    place: Place
+"""Requests with nothing but new payloads after one with others, before the next is written ahead of its hashes."""
 
 
 Choose = Callable[[Seq[Hashed]], Seq[Hashed]]
@@ -92,7 +61,7 @@ class Intake:
         self._stop_writing = stop_writing
         self._write_ahead_bytes = write_ahead_bytes
         self._new_still_wanted = 0
-        """New payloads that have to come alone before one is written ahead of its hash again."""
+        """Requests whose payloads are new that have to come before one is written ahead of its hashes again."""
 
     async def take_in(self, payloads: Seq[Payload], choose: Choose) -> tuple[list[Hashed], list[Written]]:
         """Hash all payloads, in order, and write those that `choose` picks: synced, or placed when small.
@@ -103,13 +72,14 @@ class Intake:
         job = _Job(payloads, choose)
         with self._giving_up(job.written):
             small = await self._hash_small(job)
-            alone = len(job.large) == 1 and payloads[job.large[0]].length >= self._write_ahead_bytes
-            if alone and not self._new_still_wanted:
-                await self._hash_beside_write(job)
+            runs = self._runs(job.large, lambda index: payloads[index])
+            few = len(runs) <= _RUNS_AHEAD_MAX and job.large_bytes >= self._write_ahead_bytes
+            if few and not self._new_still_wanted:
+                await self._write_ahead(job, runs)
             else:
-                await self._hash_and_write(job)
-                if alone:
-                    self._learn(is_new=bool(job.written))
+                await self._hash_and_write(job, runs)
+            if few:
+                self._learn(is_new=len(job.written) == len(job.large))
             await self._place_small(small, job.written)
             await self._sync(job.written)
         return job.in_order(), job.written
@@ -118,7 +88,7 @@ class Intake:
         """Ids and record checksums of payloads, in order; nothing is written."""
         job = _Job(payloads, lambda _: ())
         await self._hash_small(job)
-        await self._hash_and_write(job)
+        await self._hash_and_write(job, self._runs(job.large, lambda index: payloads[index]))
         return job.in_order()
 
     async def write(self, items: Seq[Hashed], *, into_headroom: bool = False) -> list[Written]:
@@ -160,15 +130,15 @@ class Intake:
 
     # --- runs --------------------------------------------------------------------------------------
 
-    async def _hash_and_write(self, job: _Job) -> None:
+    async def _hash_and_write(self, job: _Job, runs: Iterable[list[int]]) -> None:
         """Each run is hashed, then what is chosen of it is written, while others are."""
-        runs = deque(self._runs(job.large, lambda index: job.payloads[index]))
+        left = deque(runs)
 
         async def work(_: int) -> None:
-            while runs:
-                await self._hash_and_write_run(job, runs)
+            while left:
+                await self._hash_and_write_run(job, left)
 
-        await run_all(work, range(min(WRITE_RUNS_AT_ONCE, len(runs))))
+        await run_all(work, range(min(WRITE_RUNS_AT_ONCE, len(left))))
 
     async def _hash_and_write_run(self, job: _Job, runs: deque[list[int]]) -> None:
         run = runs.popleft()
@@ -219,42 +189,26 @@ class Intake:
             {item.place.segment for item in written if item.hashed.payload.area is not None}
         )
 
-    # --- one that comes alone ----------------------------------------------------------------------
+    # --- ahead of the hashes -----------------------------------------------------------------------
 
     def _learn(self, *, is_new: bool) -> None:
-        """A long payload that came alone was new, or there already."""
+        """The large payloads of a request were new, or some were there already."""
         self._new_still_wanted = max(0, self._new_still_wanted - 1) if is_new else _NEW_BEFORE_AHEAD
 
-    async def _hash_beside_write(self, job: _Job) -> None:
-        """Checksums first, which lie behind the payload; then it is written while it is hashed.
+    async def _write_ahead(self, job: _Job, runs: Iterable[list[int]]) -> None:
+        """Write runs while they are hashed; what turns out to be there is given up.
 
-        That the write failed, as for want of room, matters to the request only when the chunk is wanted.
+        That a write failed, as for want of room, matters to the request only when a chunk of it is wanted.
         """
-        payload = job.payloads[job.large[0]]
-        assert payload.area is not None
-        area = payload.area
-        crc = await self._offload.run(_fill_and_seal, payload)
-        places: list[Place] = []
-        errors: list[LakeError] = []
-
-        async def write() -> None:
-            try:
-                places.extend(await self._segments.write_large([(area, payload.length)]))
-            except LakeError as error:
-                errors.append(error)
-
+        ahead = [AheadRun(run, [Bringing(job.payloads[index]) for index in run]) for run in runs]
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(write)
-                chunk = await self._offload.run(chunk_id_of, payload.kind, area[: payload.length])
-            wanted = job.note(job.large, [Hashed(payload, chunk, crc)])
-            self._learn(is_new=bool(wanted))
-            if wanted and errors:
-                raise errors[0]
-            job.written.extend(Written(item, places.pop()) for item in wanted)
+            await write_beside_hash(ahead, self._segments, self._offload, job.note)
+            for run in ahead:
+                job.written.extend(run.take_chosen())
         finally:
-            for place in places:
-                self._segments.settle(place)
+            for run in ahead:
+                for place in run.take_places():
+                    self._segments.settle(place)
             self._note_failure()
 
 
@@ -267,6 +221,7 @@ class _Job:
         self.large = [index for index, payload in enumerate(payloads) if payload.area is not None]
         self.written: list[Written] = []
         """In flight, to be handed to the caller or given up."""
+        self.large_bytes = sum(payloads[index].length for index in self.large)
         self._choose = choose
         self._hashed: list[Hashed | None] = [None] * len(payloads)
 
@@ -293,13 +248,6 @@ def _hash(payload: Payload) -> Hashed:
     return Hashed(payload, chunk, crc)
 
 
-def _fill_and_seal(payload: Payload) -> int:
-    """Fill, vector and padding; the CRC for the record."""
-    assert payload.area is not None
-    _filled(payload)
-    return seal_payload(payload.area, payload.length)
-
-
 def _filled(payload: Payload) -> memoryview:
     """The payload's bytes, brought by its fill when it has one."""
     if payload.area is not None:
@@ -308,10 +256,5 @@ def _filled(payload: Payload) -> memoryview:
         assert payload.small is not None
         memory = payload.small
     if payload.fill is not None:
-        payload.fill(memory)
+        payload.fill(memory, 0)
     return memory
-
-
-def is_small(length: int) -> bool:
-    """Whether a payload is packed into a small segment."""
-    return length < SMALL_PAYLOAD_BYTES

@@ -10,7 +10,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
@@ -21,6 +21,25 @@ from engine.segment_files import grow
 from engine.segment_maker import OpenSegment, SegmentMaker
 from lakefs.errors import LakeError
 from lakefs.ids import SegmentId
+from lakefs.ports import DiskFile
+
+Coming = Callable[[Sequence[memoryview]], Iterable[int]]
+"""Waits for the bytes of a run, in a thread: gives how many of them are there, page by page and ascending, all at last.
+Those of several payloads come at once.  What it raises, the write raises."""
+
+
+def _all_there(extents: Sequence[memoryview]) -> Iterable[int]:
+    return (sum(map(len, extents)),)
+
+
+def _write(file: DiskFile, extents: Sequence[memoryview], offset: int, coming: Coming) -> None:
+    """Write what comes, as it comes; blocks."""
+    done = 0
+    for there in coming(extents):
+        pieces = extents if len(extents) > 1 else [extents[0][done:there]]
+        file.pwritev(pieces, offset + done)
+        done = there
+    assert done == sum(map(len, extents)), "a run came as a whole"
 
 
 class _Sync:
@@ -56,7 +75,7 @@ class LargeWriter:
         """The segment that the next payload goes to."""
         return self._current.room.segment if self._current else None
 
-    async def write(self, run: Sequence[tuple[memoryview, int]]) -> list[Place]:
+    async def write(self, run: Sequence[tuple[memoryview, int]], coming: Coming | None = None) -> list[Place]:
         """Write sealed buffers one behind the other, in flight until settled.  See `Segments.write_large`."""
         extents = [buffer[: large_extent_bytes(stored_bytes)] for buffer, stored_bytes in run]
         segment = await self._segment_with_room(sum(map(len, extents)))
@@ -64,7 +83,9 @@ class LargeWriter:
         for place in places:
             self._maker.in_flight.begin(place)
         try:
-            await self._maker.offload.run(segment.room.file.pwritev, extents, places[0].offset)
+            await self._maker.offload.run(
+                _write, segment.room.file, extents, places[0].offset, coming or _all_there
+            )
         except BaseException as error:
             for place in places:
                 self._maker.in_flight.settle(place)

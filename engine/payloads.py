@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import trio
 
 from engine.extents import large_extent_bytes
-from engine.intake import Payload, is_small
+from engine.payload import Payload, is_small
 from lakefs.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
 from lakefs.errors import InvalidArgument, RequestTooLarge
 from lakefs.ids import ChunkKind

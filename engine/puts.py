@@ -17,9 +17,10 @@ from engine.buckets import BucketRef, PlannedBuckets, find_bucket
 from engine.chunks import find_chunk
 from engine.held_blobs import HeldBlob, HeldBlobs, checked_chunks
 from engine.holds import Client
-from engine.intake import Choose, Hashed, Payload, Written
+from engine.intake import Choose
 from engine.names import Binding, bind_many
 from engine.object_stat import new_object, to_object_stat
+from engine.payload import Hashed, Payload, Written
 from engine.payloads import ReceivedBody
 from engine.sources import check_source, filler
 from engine.store import Store

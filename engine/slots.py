@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from engine.holds import Client
-from engine.intake import Payload
 from engine.lent_memory import LentMemory, read_into
+from engine.payload import Payload
 from engine.puts import Puts, stored
 from engine.store import Store
 from lakefs.errors import InvalidArgument, SessionLost
@@ -68,10 +68,10 @@ class SlotRequests:
                 taken.release()
 
 
-def _filler(memory: LentMemory, offset: int) -> Callable[[memoryview], None]:
+def _filler(memory: LentMemory, offset: int) -> Callable[[memoryview, int], None]:
     """A call that fills memory of the engine from a slot; it blocks, and raises SourceChanged."""
 
-    def fill(target: memoryview) -> None:
-        read_into(memory, offset, target)
+    def fill(target: memoryview, begin: int) -> None:
+        read_into(memory, offset + begin, target)
 
     return fill

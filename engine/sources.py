@@ -46,14 +46,14 @@ def check_source(descriptor: int) -> None:
         raise InvalidArgument(f"the source cannot be read: {error.strerror}") from error
 
 
-def filler(descriptor: int, offset: int) -> Callable[[memoryview], None]:
-    """A call that fills a buffer from the descriptor.  It blocks, and raises SourceChanged at an early end."""
+def filler(descriptor: int, offset: int) -> Callable[[memoryview, int], None]:
+    """A call that fills a buffer from a place behind `offset`.  It blocks, and raises SourceChanged at an early end."""
 
-    def fill(target: memoryview) -> None:
+    def fill(target: memoryview, begin: int) -> None:
         done = 0
         while done < len(target):
             try:
-                count = os.preadv(descriptor, [target[done:]], offset + done)
+                count = os.preadv(descriptor, [target[done:]], offset + begin + done)
             except OSError as error:
                 raise SourceChanged(f"the source cannot be read: {error.strerror}") from error
             if count == 0:

@@ -72,7 +72,7 @@ def _reuse_freed_room() -> None:
     """Large payloads go to room that was freed, where there is enough of it."""
     from engine.extents import Extent, Place, large_extent_bytes, page_up
     from engine.format import SegmentKind
-    from engine.large_segments import LargeWriter
+    from engine.large_segments import Coming, LargeWriter
     from engine.segment_files import segment_path
     from engine.segments import Segments
 
@@ -84,9 +84,11 @@ def _reuse_freed_room() -> None:
         await punch(segments, given_back)
         freed.extend(e for e in given_back if segments.has(e[0]) and segments.kind(e[0]) is SegmentKind.LARGE)
 
-    async def reusing(writer: LargeWriter, run: Seq[tuple[memoryview, int]]) -> list[Place]:
+    async def reusing(
+        writer: LargeWriter, run: Seq[tuple[memoryview, int]], coming: Coming | None = None
+    ) -> list[Place]:
         if len(run) > 1:
-            return await write(writer, run)
+            return await write(writer, run, coming)
         ((buffer, stored_bytes),) = run
         need, maker = large_extent_bytes(stored_bytes), writer._maker
         for number, (segment, offset, length) in enumerate(freed):
@@ -95,11 +97,13 @@ def _reuse_freed_room() -> None:
                 place = Place(segment, offset)
                 maker.in_flight.begin(place)
                 file = maker.disk.open(segment_path(segment, SegmentKind.LARGE), direct=True)
+                for _ in coming([buffer[:need]]) if coming else ():
+                    continue
                 file.pwrite(buffer[:need], offset)
                 file.sync_data()
                 file.close()
                 return [place]
-        return await write(writer, run)
+        return await write(writer, run, coming)
 
     Segments.punch = noted  # type: ignore[method-assign,assignment]
     LargeWriter.write = reusing  # type: ignore[method-assign,assignment]

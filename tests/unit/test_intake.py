@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import trio
 
-from engine.large_segments import LargeWriter
+from engine.bringing import PIECE_BYTES, Bringing
+from engine.checksums import seal_payload
+from engine.large_segments import Coming, LargeWriter
+from engine.payload import Payload
+from engine.sizes import StoreSizes
 from engine.store import Store
-from lakefs.errors import DiskFailed, StoreFull, StoreReadOnly
-from lakefs.ids import data_chunk_id
+from lakefs.errors import DiskFailed, SourceChanged, StoreFull, StoreReadOnly
+from lakefs.ids import ChunkKind, data_chunk_id
 from lakefs.limits import KIB
 from lakefs.wire import messages as m
 from tests.sim.disk import SimDisk
@@ -31,6 +37,7 @@ from tests.store_rig import (
 )
 
 AHEAD = replace(SMALL_SIZES, write_ahead_bytes=64 * KIB)
+HASHED_FIRST = replace(SMALL_SIZES, write_ahead_bytes=1 << 40)
 LONG = b"long" * 40_000
 
 
@@ -44,9 +51,11 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     original = LargeWriter.write
 
-    async def write(self: LargeWriter, run: Sequence[tuple[memoryview, int]]) -> object:
+    async def write(
+        self: LargeWriter, run: Sequence[tuple[memoryview, int]], coming: Coming | None = None
+    ) -> object:
         counts.append(len(run))
-        return await original(self, run)
+        return await original(self, run, coming)
 
     monkeypatch.setattr(LargeWriter, "write", write)
     return counts
@@ -57,15 +66,17 @@ async def settled(store: Store) -> None:
     assert store.buffers.in_use == 0
 
 
-def test_payloads_are_written_in_runs_and_read_as_they_were(writes: list[int]) -> None:
+@pytest.mark.parametrize("sizes", [AHEAD, HASHED_FIRST])
+def test_payloads_are_written_in_runs_and_read_as_they_were(writes: list[int], sizes: StoreSizes) -> None:
     async def main() -> None:
-        async with simulated_store() as store:
+        async with simulated_store(sizes=sizes) as store:
             client = client_of(store)
             stored = payloads(40)
             chunks = await store_chunks(client, await session_of(client), [*stored, b"small", stored[3]])
             assert [bytes(chunk) for chunk in chunks[:40]] == [data_chunk_id(each) for each in stored]
             assert [await read(client, chunk) for chunk in chunks] == [*stored, b"small", stored[3]]
-            assert sum(writes) == 40
+            assert sum(writes) == 40, "many runs are hashed first"
+            assert len(records(store)) == 41
             assert len(writes) < 6
             await settled(store)
             assert (await fsck(client))["damage"] == 0
@@ -111,17 +122,20 @@ def test_a_payload_that_is_there_needs_no_room() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("sizes", [SMALL_SIZES, AHEAD])
-def test_a_failed_write_fails_its_request_and_gives_all_of_it_up(sizes: object, writes: list[int]) -> None:
+@pytest.mark.parametrize("sizes", [AHEAD, HASHED_FIRST])
+@pytest.mark.parametrize("sent", [payloads(100), [LONG, LONG + b"1"]])
+def test_a_failed_write_fails_its_request_and_gives_all_of_it_up(
+    sizes: StoreSizes, sent: list[bytes], writes: list[int]
+) -> None:
     async def main() -> None:
         disk = SimDisk()
-        async with simulated_store(disk, sizes=sizes) as store:  # type: ignore[arg-type]
+        async with simulated_store(disk, sizes=sizes) as store:
             client = client_of(store)
             session = await session_of(client)
             disk.fail_next("pwrite", DiskFailed("planted"), path=".large", skip=1)
             with pytest.raises((DiskFailed, StoreReadOnly)):
-                await store_chunks(client, session, payloads(100) if sizes is SMALL_SIZES else [LONG])
-                await store_chunks(client, session, [LONG + b"1"])
+                await store_chunks(client, session, sent[: len(sent) // 2])
+                await store_chunks(client, session, sent[len(sent) // 2 :])
             assert len(writes) < 6, "nothing more is begun behind the failure"
             await settled(store)
             assert store.read_only_because
@@ -148,3 +162,48 @@ def test_the_same_payload_by_two_requests_at_once_is_stored_once() -> None:
             await settled(store)
 
     run(main)
+
+
+@pytest.mark.parametrize("length", [65_536, 70_000, PIECE_BYTES, 2 * PIECE_BYTES - 1, 4 * PIECE_BYTES])
+def test_two_threads_bring_each_piece_once_and_seal_it_as_one_would(length: int) -> None:
+    content = random.Random(length).randbytes(length)
+    sealed = memoryview(bytearray(length + 8192))
+    sealed[:length] = content
+    crc = seal_payload(sealed, length)
+    for _ in range(20):
+        filled: list[int] = []
+        area = memoryview(bytearray(length + 8192))
+
+        def fill(target: memoryview, begin: int, filled: list[int] = filled) -> None:
+            filled.append(begin)
+            target[:] = content[begin : begin + len(target)]
+
+        bringing = Bringing(Payload(ChunkKind.DATA, length, area, fill=fill))
+        there: list[int] = []
+        other = threading.Thread(
+            target=lambda bringing=bringing, there=there: there.extend(
+                map(bringing.bring, range(len(bringing)))
+            )
+        )
+        other.start()
+        hashed = bringing.hash()
+        other.join()
+        assert sorted(filled) == [PIECE_BYTES * piece for piece in range(len(bringing))]
+        assert there == sorted(there)
+        assert there[-1] == len(bringing.extent)
+        assert (hashed.chunk, hashed.crc) == (data_chunk_id(content), crc)
+        assert bringing.extent == sealed[: len(bringing.extent)]
+
+
+def test_a_fill_that_fails_is_an_error_of_whoever_needs_the_piece() -> None:
+    def fill(target: memoryview, begin: int) -> None:
+        if begin:
+            raise SourceChanged("planted")
+
+    bringing = Bringing(Payload(ChunkKind.DATA, 3 * PIECE_BYTES, memoryview(bytearray(4 << 20)), fill=fill))
+    assert bringing.bring(0) == PIECE_BYTES
+    for _ in range(2):
+        with pytest.raises(SourceChanged):
+            bringing.bring(2)
+        with pytest.raises(SourceChanged):
+            bringing.hash()
