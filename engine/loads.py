@@ -15,6 +15,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence as Seq
 from typing import Final
 
@@ -25,6 +26,7 @@ from engine.chunks import find_chunk
 from engine.format import ChunkRecord
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
+from engine.hot_index import SEGMENT_TIER
 from engine.lent_memory import LentMemory, put_into
 from engine.puts import failure_of
 from engine.slot_reader import SlotLoad
@@ -38,12 +40,13 @@ from lakefs.errors import (
     StaleGrant,
     UserError,
 )
-from lakefs.ids import EMPTY_CHUNK, ChunkId, id_text
-from lakefs.limits import KIB, MIB, PAGE_BYTES, SMALL_PAYLOAD_BYTES
+from lakefs.hot_table_format import Found
+from lakefs.ids import EMPTY_CHUNK, ChunkId, SegmentId, id_text
+from lakefs.limits import GRANULE_BYTES, KIB, MIB, PAGE_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
 
-AT_ONCE_BYTES: Final = 256 * KIB
+AT_ONCE_BYTES: Final = 512 * KIB
 """About 0.1 ms."""
 INLINE_BYTES: Final = MIB
 LOAD_ATTEMPTS: Final = 4
@@ -85,6 +88,24 @@ class _Loading:
             is_aligned=length >= SMALL_PAYLOAD_BYTES and not (offset | record.offset) % PAGE_BYTES,
             with_vector=self.request.checksums,
         )
+
+    def is_plain(self, lengths: Seq[int]) -> bool:
+        """Whether chunks of these lengths are of one granule each, few bytes in all, and fit their slots."""
+        if sum(lengths) > INLINE_BYTES or max(lengths) > GRANULE_BYTES:
+            return False
+        if self.request.lengths and any(map(operator.gt, lengths, self.request.lengths)):
+            return False
+        end = 0
+        for offset, length in sorted(zip(self.request.offsets, lengths, strict=True)):
+            if offset < end:
+                return False
+            end = offset + length
+        return end <= self.memory.size_bytes
+
+    def targets(self, begin: int, end: int, lengths: Seq[int]) -> list[memoryview]:
+        """Slots of these chunks, as parts of the mapping."""
+        mapping, offsets = self.memory.mapping, self.request.offsets
+        return [mapping[offsets[index] : offsets[index] + lengths[index]] for index in range(begin, end)]
 
     def refuse_overlaps(self, loads: list[SlotLoad]) -> list[SlotLoad]:
         """The loads without those that go where another one goes."""
@@ -132,6 +153,8 @@ class Loads:
         with self._store.lent.using(client, request.memory, writable=True) as memory:
             loading = _Loading(request, chunks, memory)
             wanted: Seq[int] = range(len(chunks))
+            if await self._load_hot(loading):
+                return loading.reply()
             for attempt in range(LOAD_ATTEMPTS):
                 wanted = await self._load(loading, wanted)
                 if not wanted:
@@ -140,6 +163,42 @@ class Loads:
                     for index in wanted:
                         loading.fail(index, _moved(chunks[index]))
             return loading.reply()
+
+    async def _load_hot(self, loading: _Loading) -> bool:
+        """Load short chunks whose places the hot index knows and whose bytes are in memory; whether all were loaded.
+
+        What most requests of a running cache ask for, with little done for each chunk; what lies one behind the other
+        is one read.  For all else there is the other way.
+        """
+        hot = self._store.hot_index
+        if hot is None or not loading.chunks:
+            return False
+        found = hot.find_many(list(loading.chunks))
+        places = [place for place in found if place is not None and place[0] == SEGMENT_TIER]
+        lengths = [place[3] for place in places]
+        if len(places) < len(loading.chunks) or not loading.is_plain(lengths):
+            return False
+        punched = self._segments.punch_count
+        begin = at_once = 0
+        while begin < len(places):
+            if at_once >= AT_ONCE_BYTES:
+                await trio.lowlevel.checkpoint()
+                at_once = 0
+            end = _end_of_run(places, begin)
+            _, segment, offset, _, _ = places[begin]
+            targets = loading.targets(begin, end, lengths)
+            try:
+                if not self._slots.read_cached_run(SegmentId(segment), offset, targets, probe=not begin):
+                    return False
+            except (UserError, OperationalError):  # told by the other way
+                return False
+            begin = end
+            at_once += sum(map(len, targets))
+        if self._segments.punch_count != punched:
+            return False
+        loading.lengths = lengths
+        loading.crcs = [crc.to_bytes(4, "little") for *_, crc in places]
+        return True
 
     async def _load(self, loading: _Loading, wanted: Seq[int]) -> list[int]:
         """Load chunks from where they are now; those that were moved or freed meanwhile."""
@@ -219,6 +278,19 @@ class Loads:
             return failure_of(error)
         told = await self._store.chunks.judged(chunk, record, error)
         return None if isinstance(told, StaleGrant) else failure_of(told)
+
+
+def _end_of_run(places: Seq[Found], begin: int) -> int:
+    """Where the run ends that begins there: one place behind the other in a segment, `AT_ONCE_BYTES` at most."""
+    _, segment, offset, length, _ = places[begin]
+    behind, end = offset + length, begin + 1
+    while end < len(places):
+        _, next_segment, next_offset, length, _ = places[end]
+        if (next_segment, next_offset) != (segment, behind) or behind + length - offset > AT_ONCE_BYTES:
+            break
+        behind += length
+        end += 1
+    return end
 
 
 def _moved(chunk: ChunkId) -> LakeError:

@@ -76,14 +76,20 @@ class SlotReader:
         fetch it.
         """
         record = load.record
-        entry = self._files.enter_open(record.segment)
+        buffers = [load.target, load.vector] if load.vector else [load.target]
+        return self.read_cached_run(record.segment, record.offset, buffers, probe=probe)
+
+    def read_cached_run(
+        self, segment: SegmentId, offset: int, targets: Sequence[memoryview], *, probe: bool
+    ) -> bool:
+        """`read_cached` of what lies one behind the other in a segment, into parts of lent memory."""
+        entry = self._files.enter_open(segment)
         if entry is None:
             return False
         try:
-            if probe and not _may_be_cached(entry, record):
+            if probe and not _may_be_cached(entry, offset, sum(map(len, targets))):
                 return False
-            buffers = [load.target, load.vector] if load.vector else [load.target]
-            return entry.file.preadv_cached_into(buffers, record.offset)
+            return entry.file.preadv_cached_into(targets, offset)
         finally:
             self._files.leave(entry)
 
@@ -165,7 +171,7 @@ class _OpenFiles:
         """The file to read a load from, one that has no error."""
         buffered = self._opened[load.record.segment, False]
         assert isinstance(buffered, ReadFile), "the load has no error"
-        if not load.is_aligned or _may_be_cached(buffered, load.record):
+        if not load.is_aligned or _may_be_cached(buffered, load.record.offset, load.record.stored_bytes):
             return buffered.file
         direct = self._opened[load.record.segment, True]
         assert isinstance(direct, ReadFile), "the load has no error"
@@ -247,8 +253,8 @@ def _reads_of(load: SlotLoad, opened: _OpenFiles, tails: _Tails) -> list[FileRea
     return reads
 
 
-def _may_be_cached(entry: ReadFile, record: ChunkRecord) -> bool:
-    return entry.in_memory or is_cached(entry.file.fileno(), record.offset, record.stored_bytes) is not False
+def _may_be_cached(entry: ReadFile, offset: int, length: int) -> bool:
+    return entry.in_memory or is_cached(entry.file.fileno(), offset, length) is not False
 
 
 def _short(record: ChunkRecord) -> StoreDamaged:
