@@ -34,17 +34,15 @@ PAGE: Final = "performance.md"
 PLOTS: Final = "plots"
 
 SECTIONS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
-    (
-        "Reading from Python",
-        ("get-", "grant-", "lookup", "locate", "map-", "local-", "chunks-", "loader", "read-", "locate"),
-    ),
+    ("Reading from Python", ("get-", "grant-", "locate", "cold", "random-", "map-", "loader")),
     ("Writing", ("put-", "seal", "dedup-", "space")),
-    ("Key-value blocks: the hot path against its peers", ("kv-", "pool-", "index-", "hot-")),
+    ("Key-value blocks: the hot path against its peers", ("kv-", "pool-", "index", "hot-")),
     ("Tails: open loops", ("open-get", "open-s3", "null-")),
+    ("Many cores", ("engines-",)),
     ("S3", ("s3-",)),
     ("The mount", ("mount-",)),
     ("The mount against other mounts", ("peers-",)),
-    ("Upkeep, memory, growth", ("gc-", "scrub", "memory-", "mixed", "rename-", "list-", "startup")),
+    ("Upkeep, memory, growth", ("gc-", "scrub", "memory-", "mixed", "rename-", "list-", "open-", "startup")),
 )
 _OTHERS: Final = "More"
 TIPS: Final = 8
