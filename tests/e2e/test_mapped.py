@@ -1,0 +1,41 @@
+"""Mapped objects of a real engine: pinned by the connection, and what is left when the engine goes."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+import lakefs
+from tests.e2e.served import Served
+
+BYTES = 9 << 20
+
+
+def test_what_is_mapped_stays_though_its_name_was_removed_by_another(served: Served) -> None:
+    with lakefs.connect(served.server) as lake, lakefs.connect(served.server) as other:
+        content = os.urandom(BYTES)
+        lake.put("map/gone", content)
+        lake.put("map/behind", os.urandom(100_000))
+        with lake.map("map/gone", 5, BYTES - 10) as mapped:
+            other.remove("map/gone")
+            while other.gc()["freed_chunks"] == 0:
+                pass
+            assert other.status()["segments"]["allocated_bytes"] >= BYTES
+            assert mapped.view == content[5:-5]
+        assert other.status()["pins"] == {"chunks": 0, "bytes": 0, "segments": 0}
+
+
+def test_a_mapping_outlives_its_engine_and_says_that_nothing_pins_it(served: Served) -> None:
+    content = os.urandom(BYTES)
+    with lakefs.connect(served.server) as lake:
+        lake.put("map/x", content)
+        with lake.map("map/x") as mapped:
+            assert lake.status()["pins"]["chunks"] == len(mapped.chunks) == 3
+            served.kill()
+            assert mapped.view == content
+            served.start()
+            assert lake.exists("map/x")
+            assert not mapped.is_pinned()
+            assert lake.status()["pins"]["chunks"] == 0
+            assert np.frombuffer(mapped.view, dtype=np.uint64).tobytes() == content
