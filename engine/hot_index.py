@@ -94,6 +94,14 @@ class HotIndex:
 
     # --- asking ------------------------------------------------------------------------------------
 
+    def find_many(self, chunks: list[ChunkId]) -> list[Found | None]:
+        """Durable places of those that are known here."""
+        found = self.table.find_many(chunks)
+        missed = found.count(None)
+        self.counts.missed += missed
+        self.counts.found += len(found) - missed
+        return found
+
     def grants(self, chunks: list[ChunkId]) -> tuple[list[Grant], list[int]]:
         """Grants of what is known here to lie in segments, durably; and the indexes of all others."""
         grants = [
