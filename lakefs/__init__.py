@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from lakefs.client.trio_lake import TrioLake
     from lakefs.errors import LakeError
     from lakefs.movers import Check
+    from lakefs.shared_memory import SharedMemory, Slot
 
-__all__ = ["Check", "Lake", "LakeError", "TrioLake", "connect", "connect_trio"]
+__all__ = ["Check", "Lake", "LakeError", "SharedMemory", "Slot", "TrioLake", "connect", "connect_trio"]
 
 _PLACES = {
     "Check": "lakefs.movers",
     "Lake": "lakefs.client.blocking",
     "LakeError": "lakefs.errors",
+    "SharedMemory": "lakefs.shared_memory",
+    "Slot": "lakefs.shared_memory",
     "TrioLake": "lakefs.client.trio_lake",
     "connect": "lakefs.client.connect",
     "connect_trio": "lakefs.client.connect_trio",
