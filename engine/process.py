@@ -33,6 +33,7 @@ from lakefs.config import Config
 from lakefs.errors import ConfigError, LakeError, LocalFileError
 from lakefs.limits import CONNECTIONS_MAX, SCRUB_STEP_S_MAX
 from lakefs.net import TrioNetwork
+from lakefs.slabs import SLAB_BYTES
 
 DRAIN_TIMEOUT_S: Final = 20.0
 GC_INTERVAL_S: Final = 600.0
@@ -40,6 +41,8 @@ SCRUB_DELAY_S: Final = 60.0
 """After the start: clients come back first."""
 OWN_DESCRIPTORS: Final = 128
 """Journal, index, open segments, listeners, spares; readers' files come from what is left, as connections do."""
+DESCRIPTORS_PER_SLAB: Final = 2
+"""One to hand out, and one that its mapping keeps."""
 _CONNECTIONS_MIN: Final = 8
 _log: Final = structlog.get_logger()
 
@@ -79,12 +82,14 @@ Face = Callable[..., Awaitable[None]]
 async def run_engine(config: Config, *, printer: Callable[[str], None], faces: Sequence[Face] = ()) -> None:
     """Serve until told to stop.  Raises what `open_store` and binding the addresses raise."""
     _make_data_folder(config.data)
-    connections = _connections_max(_raise_descriptor_limit())
+    tier_size = _dram_tier_bytes(config.dram_tier_bytes)
+    slabs = tier_size // SLAB_BYTES
+    connections = _connections_max(_raise_descriptor_limit() - DESCRIPTORS_PER_SLAB * slabs)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with open_local_store(
             config.data,
             upload_expiry_s=config.upload_expiry,
-            dram_tier_bytes=_dram_tier_bytes(config.dram_tier_bytes),
+            dram_tier_bytes=tier_size,
             io_uring=config.io_uring,
         ) as store:
             store.scrubber.rate_bytes_per_s = config.scrub_rate
