@@ -29,10 +29,10 @@ def entries_of(store: Store) -> dict[bytes, Found]:
     return found
 
 
-def check_hot_index(store: Store) -> None:
+def check_hot_index(store: Store) -> bool:
     """Every entry names a live record with the same place; once it is ready, every good chunk is in it.
 
-    To be called while nothing is on its way to the journal: entries follow what is durable.
+    Not looked at, false, while something is on its way to the journal: entries follow what is durable.
     """
     entries = entries_of(store)
     with store.metadata.view() as view:
@@ -41,7 +41,7 @@ def check_hot_index(store: Store) -> None:
             for key, value in view.scan(Table.CHUNKS, b"", b"\xff")
         }
         if view.sequence > store.metadata.durable_sequence:
-            return
+            return False
     for chunk, found in entries.items():
         assert chunk in records, f"the hot index names {chunk.hex()}, which has no record"
         record = records[chunk_id_of_key(chunk[:1] + b"\0\0" + chunk[1:])]
@@ -51,3 +51,4 @@ def check_hot_index(store: Store) -> None:
     if store.hot_index.state == "ready" and not store.hot_index.counts.refused:
         missing = [c for c in records if c not in entries and not store.chunks.is_quarantined(c)]
         assert not missing, f"{len(missing)} chunks are not in the hot index"
+    return True

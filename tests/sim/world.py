@@ -17,12 +17,14 @@ from unittest import mock
 
 import trio
 
+from engine.hot_index_life import run_hot_index
 from engine.reserve import RESERVE_PATH
 from engine.service import Service
 from engine.store import Store, open_store
 from lakefs.errors import CorruptionError, DiskFailed, OperationalError, StoreFull, StoreReadOnly
 from lakefs.ids import Sequence
 from lakefs.limits import KIB, MIB, UPLOAD_EXPIRY_S
+from tests.hot_check import check_hot_index
 from tests.sim.clock import SIM_EPOCH_NS, SimClock
 from tests.sim.contents import Contents
 from tests.sim.customers import Customer, Weather
@@ -50,6 +52,8 @@ RELAPSES = 0.4
 """Share of crashes that another one follows at once."""
 ORDEALS = 0.3
 """Share of seeds that end with a disk that lies or rots."""
+HOT_INDEX_ENTRIES = 800
+"""Of odd seeds, which run with a hot index: more than there are chunks."""
 FAILING: dict[str, tuple[str, type[OperationalError]]] = {
     "sync": ("sync_data", DiskFailed),
     "write": ("pwrite", DiskFailed),
@@ -364,6 +368,8 @@ class World:
         onlookers = [Onlooker(store, self.history, bucket) for bucket in BUCKETS]
         async with trio.open_nursery() as nursery:
             await gate.open(nursery)
+            if self.seed % 2:
+                await nursery.start(run_hot_index, store, "memory", HOT_INDEX_ENTRIES)
             nursery.start_soon(upkeep.run)
             for onlooker in onlookers:
                 nursery.start_soon(onlooker.run)
@@ -386,6 +392,8 @@ class World:
                 for onlooker in onlookers:
                     onlooker.compare()
             check_unharmed(store, weather)
+            if store.hot_index is not None and not self._damaged:
+                self.result.met["hot index checked"] += check_hot_index(store)
             nursery.cancel_scope.cancel()
         self.result.decisions += len(self.history.points) - 1
 
