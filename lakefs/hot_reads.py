@@ -14,15 +14,15 @@ Rules kept here:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from blake3 import blake3
 
 from lakefs.crc import crc32c
 from lakefs.errors import StaleGrant
 from lakefs.ids import Buffer, ChunkId, ChunkKind, SegmentId
-from lakefs.limits import GRANULE_BYTES
+from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.movers import BRING_IN_FROM, MEDIUM_SEGMENT, Check, SegmentDescriptors, check_granules
 from lakefs.new_bytes import NewBytes
 
@@ -30,6 +30,19 @@ Found = tuple[int, int, int, int, int]
 """(medium, segment, offset, stored_bytes, crc) of a chunk, as in a grant."""
 NOT_READ: Final = -1
 _DATA: Final = int(ChunkKind.DATA)
+
+
+RUN_BYTES_MAX: Final = 512 * KIB
+"""Of chunks that lie side by side, read by one call: so much is still worth to be shared between threads."""
+
+
+class Job(NamedTuple):
+    """A chunk of many to be read: its number among them, where it is, and memory as long as it."""
+
+    number: int
+    chunk: ChunkId
+    found: Found
+    target: memoryview
 
 
 class HotIndex(Protocol):
@@ -106,6 +119,52 @@ class HotReads:
         else:
             is_right = count == length and self._find(chunk) == found
         return length if is_right else NOT_READ
+
+    def read_run(self, run: Sequence[Job], lengths: list[int]) -> None:
+        """Read the chunks of one of `runs_of`; where one was read and is right, its length goes to its number."""
+        if len(run) == 1:
+            job = run[0]
+            lengths[job.number] = self.read_found(job.chunk, job.found, job.target)
+            return
+        held = self._descriptors.enter(SegmentId(run[0].found[1]))
+        if held is None:
+            return
+        try:
+            targets: list[Buffer] = [job.target for job in run]
+            left = os.preadv(held.descriptor, targets, run[0].found[2], held.nowait)
+        except OSError:
+            return  # not in the page cache, or not to be had
+        finally:
+            self._descriptors.leave(held)
+        again = self.find_many([job.chunk for job in run]) if self._check is Check.NONE else None
+        for place, (number, chunk, found, target) in enumerate(run):
+            left -= found[3]
+            if left < 0:
+                return
+            if self._check is Check.BLAKE3:
+                is_right = blake3(target).digest() == chunk[1:]
+            elif self._check is Check.CRC32C:
+                is_right = crc32c(target) == found[4]
+            else:
+                is_right = again is not None and again[place] == found
+            if is_right:
+                lengths[number] = found[3]
+
+
+def runs_of(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The jobs in order, those together that one call can read: data chunks of one granule, side by side."""
+    runs: list[list[Job]] = []
+    last_segment, end, room = -1, 0, 0
+    for job in jobs:
+        medium, segment, offset, length, _ = job.found
+        is_plain = medium == MEDIUM_SEGMENT and length <= GRANULE_BYTES and job.chunk[0] == _DATA
+        if is_plain and segment == last_segment and offset == end and length <= room:
+            runs[-1].append(job)
+        else:
+            runs.append([job])
+            room = RUN_BYTES_MAX
+        last_segment, end, room = segment if is_plain else -1, offset + length, room - length
+    return runs
 
 
 def _vector_of(length: int) -> bytearray:

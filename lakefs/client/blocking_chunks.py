@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from lakefs.client.hot_index_use import HotIndexUser
 from lakefs.hot_index_opening import open_hot_index
-from lakefs.hot_reads import NOT_READ, Found, HotReads
+from lakefs.hot_reads import NOT_READ, Found, HotReads, Job, runs_of
 from lakefs.ids import ChunkId
 from lakefs.limits import KIB
 from lakefs.writable_memory import WritableBuffer, chunk_memories, writable_memory
@@ -87,15 +87,9 @@ class Chunks(HotIndexUser):
     def _read_hot(self, hot: HotReads, chunks: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
         """Lengths of what was read at once, NOT_READ of the rest; large ones first found, shared between threads."""
         lengths = [NOT_READ] * len(chunks)
-        jobs = [
-            (index, ChunkId(chunk), found, target[: found[3]])
-            for index, (chunk, found, target) in enumerate(
-                zip(chunks, hot.find_many(list(chunks)), targets, strict=True)
-            )
-            if found is not None and found[3] <= len(target)
-        ]
-        shared = iter(jobs)  # whoever is free takes the next: the interpreter's lock makes that one step
-        is_shared = len(jobs) > 1 and sum(job[2][3] for job in jobs) >= SHARED_FROM_BYTES
+        runs = runs_of(_jobs(chunks, hot.find_many(list(chunks)), targets))
+        shared = iter(runs)  # whoever is free takes the next: the interpreter's lock makes that one step
+        is_shared = len(runs) > 1 and sum(map(len, targets)) >= SHARED_FROM_BYTES
         helpers = [
             self._lake.work_threads().submit(_work_off, hot, shared, lengths)
             for _ in range(HELPERS if is_shared else 0)
@@ -109,8 +103,17 @@ class Chunks(HotIndexUser):
         return lengths
 
 
-def _work_off(
-    hot: HotReads, jobs: Iterator[tuple[int, ChunkId, Found, memoryview]], lengths: list[int]
-) -> None:
-    for index, chunk, found, target in jobs:
-        lengths[index] = hot.read_found(chunk, found, target)
+def _jobs(
+    chunks: Sequence[bytes], places: Sequence[Found | None], targets: Sequence[memoryview]
+) -> list[Job]:
+    """What was found, and fits."""
+    return [
+        Job(index, ChunkId(chunk), found, target if found[3] == len(target) else target[: found[3]])
+        for index, (chunk, found, target) in enumerate(zip(chunks, places, targets, strict=True))
+        if found is not None and found[3] <= len(target)
+    ]
+
+
+def _work_off(hot: HotReads, runs: Iterator[list[Job]], lengths: list[int]) -> None:
+    for run in runs:
+        hot.read_run(run, lengths)

@@ -9,9 +9,11 @@ from unittest import mock
 import pytest
 import trio
 
+from lakefs.client.blocking import Lake
 from lakefs.client.blocking_driver import BlockingDriver
 from lakefs.client.trio_driver import TrioDriver
 from lakefs.errors import ChunkNotFound, InvalidArgument
+from lakefs.hot_reads import HotReads
 from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import table_bytes
 from lakefs.ids import EMPTY_CHUNK, ChunkId, data_chunk_id
@@ -165,5 +167,39 @@ def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Ki
         assert found is not None
         assert table.remove(chunk)
         assert hot.read_found(chunk, found, memoryview(bytearray(found[3]))) < 0
+
+    run(kind, body)
+
+
+@pytest.mark.parametrize("check", Check)
+def test_chunks_side_by_side_are_read_together_and_checked_each_by_itself(kind: Kind, check: Check) -> None:
+    async def body(lake: Driven) -> None:
+        if not (lake.steps.carries_descriptors and isinstance(lake.lake, Lake)):
+            return
+        object.__setattr__(lake.steps, "check", check)
+        contents = [bytes([number]) * size for size in (65_536, 700) for number in range(20)]
+        names = [f"bkt/{number}" for number in range(len(contents))]
+        stats = await lake.run(lake.steps.put_many(list(zip(names, contents, strict=True))))
+        chunks = [stat.blob for stat in stats]
+        buffers = [bytearray(65_536) for _ in chunks]
+        lengths = [len(content) for content in contents]
+        assert await chunks_of(lake, "get_many_into", chunks, buffers) == lengths
+        table = await index_of(lake, chunks)
+        buffers = [bytearray(65_536) for _ in chunks]
+        with without_requests(lake):
+            with mock.patch.object(HotReads, "read_found", side_effect=AssertionError("one by one")):
+                assert await chunks_of(lake, "get_many_into", chunks[:5], buffers[:5]) == lengths[:5]
+            assert await chunks_of(lake, "get_many_into", chunks, buffers) == lengths
+        assert [bytes(b[: len(c)]) for b, c in zip(buffers, contents, strict=True)] == contents
+        if check is Check.NONE:
+            return
+        for wrong, right in ((3, 4), (25, 24)):
+            found, other = table.find(chunks[wrong]), table.find(chunks[right])
+            assert found is not None
+            assert other is not None
+            assert table.put(chunks[wrong], *other[:4], found[4])
+            assert table.put(chunks[right], *found[:4], other[4])
+        assert await chunks_of(lake, "get_many_into", chunks, buffers) == lengths
+        assert [bytes(b[: len(c)]) for b, c in zip(buffers, contents, strict=True)] == contents
 
     run(kind, body)
