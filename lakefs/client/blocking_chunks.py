@@ -13,14 +13,14 @@ from lakefs.client.hot_index_use import HotIndexUser
 from lakefs.hot_index_opening import open_hot_index
 from lakefs.hot_reads import NOT_READ, Found, HotReads, Job, runs_of
 from lakefs.ids import ChunkId
-from lakefs.limits import KIB
+from lakefs.limits import MIB
 from lakefs.writable_memory import WritableBuffer, chunk_memories, writable_memory
 
 if TYPE_CHECKING:
     from lakefs.client.blocking_driver import BlockingDriver
 
-SHARED_FROM_BYTES: Final = 512 * KIB
-"""Of so much, a second thread reads and checks a part: a hand-over costs 20 us, 64 KiB are 15 us of work."""
+SHARED_FROM_BYTES: Final = 2 * MIB
+"""Of so much, a second thread reads and checks a part.  Of 1 MiB it costs as much CPU as it saves time."""
 HELPERS: Final = 1
 """Threads beside the caller's own."""
 
