@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from engine._ring import Operation, Ring
 
 _EVENT_BYTES: Final = 8
+_LOOK_S: Final = 1.0
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -128,6 +129,16 @@ class RingQueue:
                 os.read(event, _EVENT_BYTES)
             self._advance()
 
+    async def look_now_and_then(self) -> None:
+        """Take completions that no event told of, until cancelled.
+
+        Events are off while reads are handed over.  Nothing orders their being on again against a completion that
+        another core notes at that moment; such a one, should there ever be one, is late and not lost.
+        """
+        while True:
+            await trio.sleep(_LOOK_S)
+            self._advance()
+
     def close(self) -> None:
         """Give the ring back; blocks while the kernel has memory of anybody.  `run` has ended."""
         self._ring.close()
@@ -192,7 +203,9 @@ async def running_ring_queue(ring: Ring, spare: IoQueue) -> AsyncIterator[RingQu
 
     async def take() -> None:
         with taking:
-            await queue.run()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(queue.look_now_and_then)
+                await queue.run()
 
     try:
         with plain_errors():

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 
 from engine.disk import LocalDisk
 from engine.io_queue import SWITCHED_OFF, OffloadQueue, open_io_queue
@@ -194,6 +195,41 @@ def test_when_the_kernel_refuses_under_way_the_other_queue_reads_the_rest(ring: 
             assert "planted" in queue.reason
 
     trio.run(main)
+    file.close()
+
+
+class _Unheard:
+    """A ring whose completions come a second late, and without an event."""
+
+    def __init__(self, ring: Any) -> None:
+        self._ring = ring
+        self._event = os.eventfd(0, os.EFD_NONBLOCK)
+        self._heard_at = trio.current_time() + 1
+
+    def eventfd(self) -> int:
+        return self._event
+
+    def reap(self) -> list[Any]:
+        return self._ring.reap() if trio.current_time() >= self._heard_at else []
+
+    def close(self) -> None:
+        os.close(self._event)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ring, name)
+
+
+def test_a_completion_that_no_event_told_of_is_taken_all_the_same(ring: Any, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"abc")
+    file = LocalDisk(tmp_path).open("f", read_only=True)
+    buffer = bytearray(3)
+
+    async def main() -> None:
+        async with running_ring_queue(cast(Any, _Unheard(ring)), OffloadQueue(InlineOffload())) as queue:
+            assert await queue.read_many([FileRead(file, memoryview(buffer), 0)]) == [3]
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert buffer == b"abc"
     file.close()
 
 
