@@ -28,6 +28,8 @@ FULL: Final = 512 << 20
 QUICK: Final = 8 << 20
 BLOCK: Final = 1 << 20
 FIO: Final = "fio, O_DIRECT, 1 MiB"
+WITHOUT_TIER: Final = ("--dram-tier-bytes", "0")
+"""What is read twice would be kept in memory."""
 _Read = Callable[[], None]
 
 
@@ -40,7 +42,7 @@ def sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
     buffer = memoryview(bytearray(size))
     for offset in range(0, size, 4096):
         buffer[offset] = 1
-    with EngineProcess(bench.folder) as engine, engine.connect() as lake:
+    with EngineProcess(bench.folder, *WITHOUT_TIER) as engine, engine.connect() as lake:
         lake.put("bench/x", source)
         os.sync()
         ours = partial(_ours, engine, size)
