@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from typing import Final
 
 from lakefs.errors import LocalFileError
 
+_ADD_SEALS: Final = 1033  # F_ADD_SEALS of linux/fcntl.h; Python names it from 3.13 on
+_SEALS: Final = 0x0001 | 0x0002 | 0x0004  # no more seals, no shrinking, no growing
 
-def new_memory(size_bytes: int) -> int:
+
+def new_memory(size_bytes: int, *, sealed: bool = False) -> int:
     """A memfd of that size, its pages allocated.  Blocks.  LocalFileError when there is no memory.
+
+    `sealed`: its size stays.
 
     The kernel would try to find pages for any size, at the cost of every other process.
     """
     if size_bytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise LocalFileError(f"no memory of {size_bytes} bytes is to be had: the machine has less")
     try:
-        descriptor = os.memfd_create("lake-pool", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create("lake-memory", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
         raise _no_memory(size_bytes, error) from error
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
+        if sealed:
+            fcntl.fcntl(descriptor, _ADD_SEALS, _SEALS)
     except OSError as error:
         os.close(descriptor)
         raise _no_memory(size_bytes, error) from error

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
 import threading
@@ -31,9 +30,8 @@ from weakref import WeakKeyDictionary
 
 from lakefs.errors import InvalidArgument, LocalFileError
 from lakefs.limits import PAGE_BYTES
+from lakefs.new_memory import new_memory
 
-_ADD_SEALS: Final = 1033  # F_ADD_SEALS of linux/fcntl.h; Python names it from 3.13 on
-_SEALS: Final = 0x0001 | 0x0002 | 0x0004  # no more seals, no shrinking, no growing
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -48,13 +46,8 @@ class SharedMemory:
         if not 0 < size_bytes < 1 << 62:
             raise InvalidArgument(f"shared memory has 1 byte and more, not {size_bytes}")
         self.size_bytes = _page_up(size_bytes)
+        self._descriptor = new_memory(self.size_bytes, sealed=True)
         try:
-            self._descriptor = os.memfd_create("lake-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError as error:
-            raise _no_memory(size_bytes, error) from error
-        try:
-            os.ftruncate(self._descriptor, self.size_bytes)
-            fcntl.fcntl(self._descriptor, _ADD_SEALS, _SEALS)
             self._mapping = mmap.mmap(self._descriptor, self.size_bytes)
             _populate(self._mapping)
         except OSError as error:

@@ -79,6 +79,6 @@ def test_memory_of_no_length_is_refused(size: int) -> None:
 
 def test_memory_that_is_not_to_be_had_is_an_error_and_no_signal() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(LocalFileError, match="no shared memory"):
+    with pytest.raises(LocalFileError, match="the machine has less"):
         SharedMemory(1 << 50)
     assert len(os.listdir("/proc/self/fd")) == before
