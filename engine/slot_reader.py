@@ -234,7 +234,8 @@ class _Tails:
                     copy_into(load.target[body:], self._descriptor, at)
             except LakeError as error:
                 load.error = error.with_traceback(None)  # which would keep the memory mapped
-            load.vector[:] = self._pages[at + rest : at + rest + len(load.vector)]
+            if load.vector:
+                load.vector[:] = self._pages[at + rest : at + rest + len(load.vector)]
 
 
 def _reads_of(load: SlotLoad, opened: _OpenFiles, tails: _Tails) -> list[FileRead]:
