@@ -133,6 +133,15 @@ class SocketStream:
             else:
                 await self.wait_writable()
 
+    def is_at_end(self) -> bool:
+        """Whether the next bytes would be none: the peer has closed, or is gone."""
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def send_end(self) -> None:
         """Close the socket's sending half."""
         with suppress(OSError):  # the peer is gone, and knows

@@ -244,6 +244,10 @@ class Stream(Protocol):
         """Send all parts; descriptors go with the first byte.  A cancelled send leaves the stream unusable."""
         ...
 
+    def is_at_end(self) -> bool:
+        """Whether the peer has finished and all that it sent was received; asks the system, and does not wait."""
+        ...
+
     def send_end(self) -> None:
         """Tell the peer that nothing more is sent; what it sends can still be received.  Never raises."""
         ...

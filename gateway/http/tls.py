@@ -157,6 +157,10 @@ class TlsStream:
             await self._raw.send([self._seal(piece)])
         self._is_sending = False
 
+    def is_at_end(self) -> bool:
+        """Whether the connection below has ended."""
+        return self._raw.is_at_end()
+
     def send_end(self) -> None:
         """Say close_notify, where the socket takes it now, and end what is below."""
         self._say_goodbye()

@@ -117,6 +117,8 @@ class ReconnectingEngine:
         repeated and may or may not have been done."""
         attempts = 0
         while True:
+            if self._engine is not None and type(request) not in REPEATABLE:
+                self._engine.look_for_end()  # what is sent now could not be sent again
             engine = await self._usable()
             attempts += 1
             try:

@@ -140,6 +140,11 @@ class RemoteEngine:
         """Why the connection is no more; None while it lives."""
         return self._lost
 
+    def look_for_end(self) -> None:
+        """Count the connection as lost when the engine has closed it, though the reader did not come to see it yet."""
+        if self._lost is None and self._stream.is_at_end():
+            self.lose(lost_error(self.address))
+
     async def wait_ended(self) -> None:
         """Wait until the connection is lost or the engine says goodbye."""
         await self._ended.wait()

@@ -151,7 +151,8 @@ class Fire:
         self._folder = folder
         self._seed = seed
         self._chance = random.Random(seed)
-        self.engine = SmallEngine(folder, "--log-level", "warning")
+        # Without a DRAM tier: what the holders are granted are places in segments.
+        self.engine = SmallEngine(folder, "--log-level", "warning", "--dram-tier-bytes", "0")
         if program is not None:
             self.engine.stop()
             self.engine.program = program

@@ -18,12 +18,14 @@ from tests.e2e.served import Served, serving
 MIB: Final = 1 << 20
 SIZE: Final = 9 * MIB + 12_345
 CONTENT: Final = random.Random(11).randbytes(SIZE)
+OPTIONS: Final = ("--s3", "127.0.0.1:0", "--dram-tier-bytes", "0")
+"""What lies in the DRAM tier would be served in spite of damage on the disk."""
 SMALL: Final = random.Random(12).randbytes(5000)
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with TemporaryDirectory(prefix="lake-") as path, serving(Path(path), "--s3", "127.0.0.1:0") as engine:
+    with TemporaryDirectory(prefix="lake-") as path, serving(Path(path), *OPTIONS) as engine:
         yield engine
 
 

@@ -37,10 +37,10 @@ while True:
 
 def lent(pid: int) -> int:
     """Descriptors and mappings of shared memory that a process has."""
-    count = Path(f"/proc/{pid}/maps").read_text().count("lake-shared")
+    count = Path(f"/proc/{pid}/maps").read_text().count("lake-memory")
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
         try:
-            count += "lake-shared" in os.readlink(f"/proc/{pid}/fd/{descriptor}")
+            count += "lake-memory" in os.readlink(f"/proc/{pid}/fd/{descriptor}")
         except FileNotFoundError:
             continue
     return count

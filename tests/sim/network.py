@@ -97,6 +97,9 @@ class SimulatedStream:
         if len(self._outgoing.held) >= self._outgoing.capacity_bytes:
             await self._outgoing.changed.wait()
 
+    def is_at_end(self) -> bool:
+        return False  # a simulated peer that goes is seen by who reads
+
     def send_end(self) -> None:
         self._outgoing.finished = True
         self._outgoing.notify()

@@ -35,6 +35,7 @@ from lakefs.hot_table_format import (
     unpack_header,
 )
 from tests.hot_churn import CAPACITY, STEADY, key_at, place_of
+from tests.style.source_tree import ROOT
 
 Table = HotTable | TwinTable
 BOTH: Final[tuple[type[Table], ...]] = (HotTable, TwinTable)
@@ -256,7 +257,9 @@ def _churning(kind: type[Table]) -> Iterator[mmap.mmap]:
     descriptor = os.memfd_create("churned")
     os.ftruncate(descriptor, table_bytes(CAPACITY))
     command = [sys.executable, "-m", "tests.hot_churn", str(descriptor), kind.__name__]
-    writer = subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    writer = subprocess.Popen(
+        command, pass_fds=[descriptor], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    )
     assert writer.stdin is not None
     assert writer.stdout is not None
     try:
