@@ -17,7 +17,8 @@ SECONDS = 20.0
 
 
 def first_failing() -> int:
-    return next(seed for seed in range(BUG.seeds) if isinstance(try_seed((seed, ROUNDS)), str))
+    """Seed 0 fails, too: in a life over a wire, whose failure takes eight operations."""
+    return next(seed for seed in range(1, BUG.seeds) if isinstance(try_seed((seed, ROUNDS)), str))
 
 
 def run_again(command: str) -> str:
