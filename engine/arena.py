@@ -5,7 +5,8 @@ Sizes are those of payloads with their vectors: 16 KiB, 64 KiB, and 256 KiB, 1 M
 Rules kept here:
 - At most `slabs_max` slabs are made, and a slab is made when it is first needed; its number is never used again.
 - A slot's generation is odd while its bytes may change or mean nothing, even while they are a chunk's; it only grows.
-  It is made odd before a byte changes, and even after the last one did.
+  It is made odd before a byte changes, and even after the last one did.  The first is a random number: a grant means
+  nothing in the slabs of another engine, which a client may still have mapped.
 - A slab changes its size only when none of its slots is in use, and every one of them has an odd generation.
 
 What is in the slots, and which of them goes, is the business of `dram_tier`.  Used on the loop; the memory of a slot
@@ -14,6 +15,7 @@ that is being filled also in one thread.
 
 from __future__ import annotations
 
+import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
@@ -34,6 +36,8 @@ SLOT_SIZES: Final = (
     4 * MIB + PAGE_BYTES,
 )
 """Of 64 MiB the last leaves 4% unused, the others less."""
+_GENERATION_BITS: Final = 40
+"""Of a first generation; as many as that may follow."""
 
 
 class SlabMemory(Protocol):
@@ -130,6 +134,7 @@ class Arena:
         size = -(-count * GENERATION_BYTES // PAGE_BYTES) * PAGE_BYTES
         self._generation_memory = make_memory("lake-generations", size)
         self._generations = self._generation_memory.view.cast("Q")
+        self._first_generation = 2 * secrets.randbits(_GENERATION_BITS)
 
     @property
     def generations_descriptor(self) -> int:
@@ -208,8 +213,9 @@ class Arena:
 
     def begin_change(self, slot: Slot) -> None:
         """From here on no reader takes the slot's bytes for what they were."""
-        if self._generations[slot.number] % 2 == 0:
-            self._generations[slot.number] += 1
+        generation = self._generations[slot.number]
+        if generation % 2 == 0:
+            self._generations[slot.number] = (generation or self._first_generation) + 1
 
     def end_change(self, slot: Slot) -> int:
         """The slot's bytes are a chunk's and stay so: its new generation, even, and never used before."""

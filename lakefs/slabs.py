@@ -52,6 +52,8 @@ class Slabs:
         self._lock = threading.Lock()
         self._slabs: dict[int, memoryview] = {}
         self._generations: memoryview | None = None
+        self._arena: tuple[int, int] | None = None
+        """Which file the generations are."""
         self._slab_bytes = SLAB_BYTES
 
     def missing(self, slabs: set[int]) -> list[int]:
@@ -62,9 +64,11 @@ class Slabs:
     def add(self, slabs: Sequence[int], descriptors: Sequence[int], slab_bytes: int) -> None:
         """Map what the engine sent: a descriptor for each slab, and behind them that of the generations.
 
-        All descriptors are taken over.  What is not sealed, or short, is left out, as if it had not been sent.
+        All descriptors are taken over.  What is not sealed, or short, is left out, as if it had not been sent.  With
+        generations of another engine the slabs that were there are forgotten: they are that of the one before.
         """
         held = list(zip(slabs, descriptors, strict=False))
+        arena = _file_of(descriptors[len(held)]) if len(descriptors) > len(held) else None
         mapped = {slab: _mapped(descriptor, slab_bytes) for slab, descriptor in held}
         generations = (
             _mapped(descriptors[len(held)], GENERATION_BYTES) if len(descriptors) > len(held) else None
@@ -72,13 +76,16 @@ class Slabs:
         for descriptor in descriptors[len(held) + 1 :]:
             os.close(descriptor)
         with self._lock:
-            if generations is not None:
-                size = len(generations) // GENERATION_BYTES * GENERATION_BYTES
-                self._generations = generations[:size].cast("Q")
+            if generations is not None and arena != self._arena:
+                self._slabs.clear()
+                self._arena = arena
             self._slab_bytes = slab_bytes
             for slab, found in mapped.items():
                 if found is not None:
                     self._slabs.setdefault(slab, found)
+            if generations is not None:  # last: they are looked at before a slab is
+                size = len(generations) // GENERATION_BYTES * GENERATION_BYTES
+                self._generations = generations[:size].cast("Q")
 
     def is_current(self, grant: Grant) -> bool:
         """Whether the slot still holds what the grant was given for; False when its slab is not mapped."""
@@ -96,8 +103,10 @@ class Slabs:
 
         They may become another chunk's at any time, unless the chunk is pinned: `is_current` afterwards tells.
         """
+        if not self.is_current(grant):
+            raise _stale(grant)
         found = self._slabs.get(grant.segment)
-        if found is None or not self.is_current(grant):
+        if found is None:
             raise _stale(grant)
         start = grant.offset + begin
         if begin < 0 or length < 0 or grant.offset < 0 or start + length > len(found):
@@ -114,10 +123,15 @@ class Slabs:
         """Forget all slabs, as when the connection to their engine is lost; memory goes when nobody views it."""
         with self._lock:
             self._slabs.clear()
-            self._generations = None
+            self._generations = self._arena = None
 
     def __len__(self) -> int:
         return len(self._slabs)
+
+
+def _file_of(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def _mapped(descriptor: int, size_min: int) -> memoryview | None:

@@ -104,6 +104,26 @@ def test_grants_that_point_outside_of_what_is_mapped_are_stale() -> None:
             slabs.copy(_grant(slot, generation), 0, target)
 
 
+def test_grants_of_another_engine_mean_nothing_in_the_slabs_of_the_one_before() -> None:
+    with _arena() as before, _arena() as arena:
+        slabs = _reader(before)
+        old, slot = before.take_free(before.classes[1]), arena.take_free(arena.classes[1])
+        _fill(before, old, b"first")
+        grant = _grant(slot, _fill(arena, slot, b"other"))
+        assert (old.slab, old.offset) == (slot.slab, slot.offset)
+        target = memoryview(bytearray(5))
+        with pytest.raises(StaleGrant):
+            slabs.copy(grant, 0, target)
+        slabs.add([], [os.dup(arena.generations_descriptor)], SLAB)
+        assert slabs.missing({0}) == [0]
+        with pytest.raises(StaleGrant):
+            slabs.copy(grant, 0, target)
+        generations = os.dup(arena.generations_descriptor)
+        slabs.add([0], [os.dup(arena.slabs[0].memory.descriptor), generations], SLAB)
+        slabs.copy(grant, 0, target)
+        assert bytes(target) == b"other"
+
+
 def test_memory_that_its_maker_can_shrink_is_not_mapped_and_its_descriptor_is_closed() -> None:
     with _arena() as arena:
         descriptor = os.memfd_create("open", os.MFD_ALLOW_SEALING)
@@ -156,7 +176,7 @@ def test_a_reader_in_another_process_never_takes_torn_or_foreign_bytes_while_slo
     with _arena() as arena:
         slots = [arena.take_free(arena.classes[1]) for _ in range(4)]
         for slot in slots:
-            _fill(arena, slot, (2).to_bytes(8, "little") * (8 * KIB))
+            _fill(arena, slot, (arena.generation(slot) + 1).to_bytes(8, "little") * (8 * KIB))
         fds = [arena.slabs[0].memory.descriptor, arena.generations_descriptor]
         argv = [sys.executable, "-c", _READER, *map(str, fds), str(SLAB), str(64 * KIB)]
         with subprocess.Popen(argv, pass_fds=fds, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
