@@ -153,6 +153,8 @@ class Dram:
                 await self._bring_in(chunk)
             except LakeError as error:  # whoever reads the chunk itself finds out, and says so
                 _log.debug("dram_fill_failed", chunk=id_text(chunk), reason=error.message)
+            except (MemoryError, OSError) as error:  # the machine is short: the disk serves
+                _log.warning("dram_fill_failed", chunk=id_text(chunk), reason=repr(error))
             finally:
                 self._queued.discard(chunk)
 

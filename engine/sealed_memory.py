@@ -39,6 +39,9 @@ class SealedMemory:
         try:
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
             self._descriptor = _reopened(descriptor)
+        except OSError as error:  # no descriptor is left
+            self._mapping.close()
+            raise _none(name, size_bytes, error) from error
         finally:
             os.close(descriptor)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from engine.arena import Arena
 from engine.chunks import find_chunk
@@ -276,6 +278,32 @@ def test_a_tier_without_memory_stops_growing_and_everything_is_served_from_the_d
             await refused.wait()
             assert await lake.run(lake.steps.get("bkt/object")) == content
         assert world.tier.statistics()["memory_bytes"] == 0
+
+    run(body)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_a_machine_that_is_short_of_memory_costs_a_place_in_the_tier_and_not_the_engine(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(world: World) -> None:
+        failed = trio.Event()
+
+        async def fail(*_: object) -> memoryview:
+            failed.set()
+            raise error
+
+        content = os.urandom(64 * KIB)
+        with monkeypatch.context() as short:
+            short.setattr(world.store.segments, "read_chunk", fail)
+            async with world.lake() as lake:
+                await lake.run(lake.steps.put("bkt/object", content))
+                for _ in range(2):
+                    await lake.run(lake.steps.get("bkt/object"))
+            await failed.wait()
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(world.tier) == 0
+        await world.warm(content)
 
     run(body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -123,6 +124,19 @@ def test_the_maker_writes_through_its_mapping_and_readers_see_it(memory: SealedM
 def test_memory_that_cannot_be_had_is_an_error_and_no_signal() -> None:
     with pytest.raises(EngineBusy, match="cannot be had"):
         SealedMemory("test", 1 << 60)
+
+
+def test_a_descriptor_that_cannot_be_had_is_told_as_memory_that_cannot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr("engine.sealed_memory._reopened", refuse)
+    with pytest.raises(EngineBusy, match="cannot be had"):
+        SealedMemory("test", 64 << 10)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_memory_is_given_back_when_it_is_closed() -> None:
