@@ -244,6 +244,7 @@ class HotIndex:
             self.state = "ready"
         elif self.backing.is_old:
             self.backing.erase()
+            self.table = HotTable(self.backing.memory, self.table.capacity)  # the audit counted what is gone
         self._write_header()
         if self.backing.is_kept:
             self.backing.mark_in_use()
@@ -281,9 +282,11 @@ class HotIndex:
             _log.warning("the hot index is not kept", reason=error.message)
 
     def close(self) -> None:
-        """Nobody asks any more."""
+        """Nobody asks any more, and readers are told that nothing keeps the table true."""
         self.metadata.on_durable_records(frozenset(), None)
         del self.table
+        if not self.backing.is_mapped:
+            self.backing.memory[: len(SUPERSEDED)] = SUPERSEDED
         self.backing.close()
 
 

@@ -189,6 +189,8 @@ def _on_file(path: Path, file: int, size_bytes: int) -> Backing:
     inside.kind, inside.file = "file", file
     inside.note = "; ".join(filter(None, ["no DAX file system: kept in memory while in use", inside.note]))
     inside.is_old = _read_into(inside.memory, file, found.st_size)
+    if not inside.is_old and found.st_size:
+        inside.erase()  # a part of it may have been read
     return inside
 
 

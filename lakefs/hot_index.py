@@ -59,7 +59,7 @@ class HotIndexReader:
 
     @property
     def is_current(self) -> bool:
-        """Whether the engine still uses this table; else it is empty, and OpenHotIndex gives the new one."""
+        """Whether the engine keeps this table true; else it stopped, or has another one, which OpenHotIndex gives."""
         return self._memory[: len(MAGIC)] == MAGIC
 
     def find_many(self, chunks: Sequence[bytes]) -> list[Found | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -309,7 +310,43 @@ def test_the_file_says_that_it_is_in_use_so_that_a_crash_is_seen(tmp_path: Path)
         async with indexed_store(disk, str(path)) as (store, index, _):
             assert not index.was_kept
             await _filled(index)
+            assert index.table.count == 1, "what the old copy held counts"
             check_hot_index(store)
+        async with indexed_store(disk, str(path)) as (_, index, _):
+            assert index.was_kept
+
+    run(main)
+
+
+def test_a_file_that_cannot_be_read_to_its_end_leaves_nothing_of_it_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "hot-index"
+    path.write_bytes(b"x" * table_bytes(1024))
+    pread = os.preadv
+
+    def failing(file: int, buffers: list[memoryview], offset: int) -> int:
+        if offset:
+            raise OSError(errno.EIO, "Input/output error")
+        return pread(file, buffers, offset)
+
+    monkeypatch.setattr("engine.tiers._COPY_BYTES", 4096)
+    monkeypatch.setattr("engine.tiers.os.preadv", failing)
+    backing = open_backing(str(path), table_bytes(1024))
+    assert not backing.is_old
+    assert not any(backing.memory[: table_bytes(1024)])
+    backing.close()
+
+
+def test_readers_are_told_that_the_engine_has_stopped(tmp_path: Path) -> None:
+    async def main() -> None:
+        for setting in ("memory", str(tmp_path / "hot-index")):
+            async with indexed_store(setting=setting) as (_, index, client):
+                await put(client, "k", b"payload")
+                assert index.backing.descriptor is not None
+                reader = HotIndexReader(index.backing.descriptor)
+                assert reader.is_current
+            assert not reader.is_current
 
     run(main)
 
