@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from lakefs.errors import CorruptionError, PermissionDenied, UnsupportedVersion
+from typing import Final
+
+from lakefs.errors import (
+    CorruptionError,
+    EngineBusy,
+    EngineUnreachable,
+    PermissionDenied,
+    UnsupportedVersion,
+)
 from lakefs.hot_index import HotIndexReader
 from lakefs.sockets import close_all
 from lakefs.steps import Steps, send
 from lakefs.wire.messages import HotIndexOpened, OpenHotIndex
 
+_ATTEMPTS: Final = 2
+
 
 def open_hot_index() -> Steps[HotIndexReader | None]:
     """The hot index of the engine, mapped read-only; None when there is none for this client, which asks instead.
 
-    To be asked for again on another connection, and when `HotIndexReader.is_current` has become false.
+    To be asked for again on another connection, and when `HotIndexReader.is_current` has become false.  Reads go on
+    without it, so that an engine that cannot be reached, and a descriptor that cannot be had, are None, too.
     """
-    try:
-        reply = yield from send(OpenHotIndex())
-    except (UnsupportedVersion, PermissionDenied):
-        return None
-    assert isinstance(reply.message, HotIndexOpened)
-    try:
-        return HotIndexReader(reply.descriptors[0])
-    except (CorruptionError, PermissionDenied):  # of a later version, or in memory that could be cut
-        return None
-    finally:
-        close_all(reply.descriptors)
+    for _ in range(_ATTEMPTS):
+        try:
+            reply = yield from send(OpenHotIndex())
+        except (UnsupportedVersion, PermissionDenied, EngineBusy, EngineUnreachable):
+            return None
+        assert isinstance(reply.message, HotIndexOpened)
+        try:
+            return HotIndexReader(reply.descriptors[0])
+        except PermissionDenied:  # in memory that could be cut
+            return None
+        except CorruptionError:  # of a later version; or it was replaced while its descriptor was on its way
+            continue
+        finally:
+            close_all(reply.descriptors)
+    return None

@@ -7,7 +7,9 @@ the caller asks the engine, which knows.  Nothing here waits for a disk or talks
 
 Rules kept here:
 - A hit is a hint.  Bytes are checked as the client's `Check` says; with `Check.NONE` the index is asked once more
-  behind the read, so that bytes of a place that was given up meanwhile are not taken.
+  behind the read, and whether the engine still keeps it, so that bytes of a place that was given up meanwhile are not
+  taken.
+- What is no chunk's id is known nowhere: the engine says so.
 - May be called from several threads; descriptors in use stay open.
 """
 
@@ -73,16 +75,29 @@ class HotReads:
         self._descriptors = descriptors
         self._check = check
 
+    def places_of(self, chunks: Sequence[bytes]) -> list[Found | None]:
+        """Where chunks are, in order; None: not known."""
+        try:
+            return self.find_many(list(chunks))
+        except ValueError:
+            return [None] * len(chunks)
+
+    def _place_of(self, chunk: ChunkId) -> Found | None:
+        try:
+            return self._find(chunk)
+        except ValueError:
+            return None
+
     def read_into(self, chunk: ChunkId, target: memoryview) -> int:
         """Fill the beginning of `target` with a chunk, checked; its length, or NOT_READ: then it may hold anything."""
-        found = self._find(chunk)
+        found = self._place_of(chunk)
         if found is None or found[3] > len(target):
             return NOT_READ
         return self.read_found(chunk, found, target[: found[3]])
 
     def read(self, chunk: ChunkId) -> bytes | None:
         """A chunk as bytes, checked; None when it was not read."""
-        found = self._find(chunk)
+        found = self._place_of(chunk)
         if found is None:
             return None
         new = NewBytes(found[3])
@@ -117,7 +132,7 @@ class HotReads:
         elif check is Check.CRC32C:
             is_right = count == length and crc32c(target) == crc
         else:
-            is_right = count == length and self._find(chunk) == found
+            is_right = count == length and self._find(chunk) == found and self.index.is_current
         return length if is_right else NOT_READ
 
     def read_run(self, run: Sequence[Job], lengths: list[int]) -> None:
@@ -137,6 +152,8 @@ class HotReads:
         finally:
             self._descriptors.leave(held)
         again = self.find_many([job.chunk for job in run]) if self._check is Check.NONE else None
+        if again is not None and not self.index.is_current:
+            return
         for place, (number, chunk, found, target) in enumerate(run):
             left -= found[3]
             if left < 0:

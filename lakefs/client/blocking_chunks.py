@@ -82,12 +82,15 @@ class Chunks(HotIndexUser):
 
     def _renew(self) -> None:
         if self.is_due:
-            self.use_hot_index(self._lake.run(open_hot_index()))
+            epoch = self._lake.epoch
+            index = self._lake.run(open_hot_index())
+            if self._lake.epoch == epoch:  # else it may be that of an engine that is gone: the next read asks
+                self.use_hot_index(index)
 
     def _read_hot(self, hot: HotReads, chunks: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
         """Lengths of what was read at once, NOT_READ of the rest; large ones first found, shared between threads."""
         lengths = [NOT_READ] * len(chunks)
-        runs = runs_of(_jobs(chunks, hot.find_many(list(chunks)), targets))
+        runs = runs_of(_jobs(chunks, hot.places_of(chunks), targets))
         shared = iter(runs)  # whoever is free takes the next: the interpreter's lock makes that one step
         is_shared = len(runs) > 1 and sum(map(len, targets)) >= SHARED_FROM_BYTES
         helpers = [

@@ -65,7 +65,10 @@ class TrioChunks(HotIndexUser):
 
     async def _renew(self) -> None:
         if self.is_due:
-            self.use_hot_index(await self._lake.run(open_hot_index()))
+            epoch = self._lake.epoch
+            index = await self._lake.run(open_hot_index())
+            if self._lake.epoch == epoch:  # else it may be that of an engine that is gone: the next read asks
+                self.use_hot_index(index)
 
     def _read_hot(self, chunks: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
         """Lengths of what was read at once, NOT_READ of the rest."""
@@ -74,7 +77,7 @@ class TrioChunks(HotIndexUser):
         if hot is None:
             return lengths
         room = AT_ONCE_BYTES
-        found_all = hot.find_many(list(chunks))
+        found_all = hot.places_of(chunks)
         for index, (chunk, found, target) in enumerate(zip(chunks, found_all, targets, strict=True)):
             if found is not None and found[3] <= min(len(target), room):
                 lengths[index] = hot.read_found(ChunkId(chunk), found, target[: found[3]])

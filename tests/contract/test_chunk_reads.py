@@ -13,7 +13,7 @@ from lakefs.client.blocking import Lake
 from lakefs.client.blocking_driver import BlockingDriver
 from lakefs.client.trio_driver import TrioDriver
 from lakefs.errors import ChunkNotFound, InvalidArgument
-from lakefs.hot_reads import HotReads
+from lakefs.hot_reads import NOT_READ, HotReads, Job
 from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import table_bytes
 from lakefs.ids import EMPTY_CHUNK, ChunkId, data_chunk_id
@@ -165,8 +165,17 @@ def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Ki
         chunk = ChunkId(CHUNKS[2])
         found = table.find(chunk)
         assert found is not None
+        target = memoryview(bytearray(found[3]))
+        lengths = [NOT_READ] * 2
+        two = [Job(number, chunk, found, target) for number in range(2)]
+        hot.read_run(two[:1], lengths)
+        assert lengths == [found[3], NOT_READ]
+        with mock.patch.object(hot.index, "is_current", False):  # nobody would remove it there
+            assert hot.read_found(chunk, found, target) == NOT_READ
+            hot.read_run(two, lengths := [NOT_READ] * 2)
+            assert lengths == [NOT_READ] * 2
         assert table.remove(chunk)
-        assert hot.read_found(chunk, found, memoryview(bytearray(found[3]))) < 0
+        assert hot.read_found(chunk, found, target) == NOT_READ
 
     run(kind, body)
 
@@ -201,5 +210,20 @@ def test_chunks_side_by_side_are_read_together_and_checked_each_by_itself(kind: 
             assert table.put(chunks[right], *found[:4], other[4])
         assert await chunks_of(lake, "get_many_into", chunks, buffers) == lengths
         assert [bytes(b[: len(c)]) for b, c in zip(buffers, contents, strict=True)] == contents
+
+    run(kind, body)
+
+
+def test_what_is_no_chunks_id_is_refused_where_an_index_is_used_too(kind: Kind) -> None:
+    async def body(lake: Driven) -> None:
+        await stored(lake)
+        await index_of(lake)
+        for chunk in (b"no id", b"\x09" + bytes(32)):
+            with pytest.raises(InvalidArgument, match="no chunk's id"):
+                await chunks_of(lake, "get", chunk)
+            with pytest.raises(InvalidArgument, match="no chunk's id"):
+                await chunks_of(lake, "get_into", chunk, bytearray(9))
+            with pytest.raises(InvalidArgument, match="no chunk's id"):
+                await chunks_of(lake, "get_many_into", [CHUNKS[0], chunk], [bytearray(9), bytearray(9)])
 
     run(kind, body)

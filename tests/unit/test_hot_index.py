@@ -8,16 +8,23 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import pytest
 
-from lakefs.errors import PermissionDenied, StoreDamaged
+from lakefs.client.blocking_chunks import Chunks
+from lakefs.errors import EngineBusy, EngineUnreachable, PermissionDenied, StoreDamaged
 from lakefs.hot_index import HotIndexReader
+from lakefs.hot_index_opening import open_hot_index
 from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import TableHeader, table_bytes
+from lakefs.movers import Check
+from lakefs.service import Reply
+from lakefs.steps import Start
+from lakefs.wire.messages import HotIndexOpened
 
 CAPACITY: Final = 1024
 HEADER: Final = TableHeader(CAPACITY, b"s" * 16, b"b" * 16)
@@ -168,3 +175,70 @@ def test_what_is_no_whole_table_is_refused(content: bytes) -> None:
     with pytest.raises(StoreDamaged):
         HotIndexReader(descriptor)
     os.close(descriptor)
+
+
+def _opened(
+    steps: Generator[Any, Any, Any], *answers: Reply | Exception
+) -> tuple[HotIndexReader | None, int]:
+    """What came of asking an engine that answers so, and how many requests were made."""
+    asked = 0
+    step = next(steps)
+    left = list(answers)
+    try:
+        while True:
+            if isinstance(step, Start):
+                asked += 1
+                step = steps.send("ticket")
+            elif isinstance(answer := left.pop(0), Exception):
+                step = steps.throw(answer)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        return end.value, asked
+
+
+@pytest.mark.parametrize("error", [EngineBusy("out of descriptors"), EngineUnreachable("gone")])
+def test_an_index_that_cannot_be_had_now_is_done_without(error: Exception) -> None:
+    assert _opened(open_hot_index(), error) == (None, 1)
+
+
+def test_a_table_that_was_replaced_on_its_way_is_asked_for_once_more(shared: tuple[int, HotTable]) -> None:
+    old = os.memfd_create("hot-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(old, table_bytes(CAPACITY))
+    fcntl.fcntl(old, _F_ADD_SEALS, _SEALS)
+    answers = [
+        Reply(HotIndexOpened(1), descriptors=[descriptor]) for descriptor in (os.dup(old), os.dup(shared[0]))
+    ]
+    reader, asked = _opened(open_hot_index(), *answers)
+    assert reader is not None
+    assert (reader.find(CHUNK), asked) == (PLACE, 2)
+    zeros = [Reply(HotIndexOpened(1), descriptors=[os.dup(old)]) for _ in range(2)]
+    assert _opened(open_hot_index(), *zeros) == (None, 2)
+    os.close(old)
+
+
+class _Reconnecting:
+    """A lake whose connection is another one behind the first request for the index."""
+
+    steps = SimpleNamespace(
+        carries_descriptors=True, descriptors=None, check=Check.BLAKE3, get_chunks=lambda _: None
+    )
+
+    def __init__(self, reader: HotIndexReader) -> None:
+        self.epoch = 1
+        self._reader = reader
+
+    def run(self, steps: Generator[Any, Any, Any] | None) -> object:
+        if steps is None:
+            return [b"content"]
+        if self.epoch == 1:
+            self.epoch = 2
+        return self._reader
+
+
+def test_the_index_of_a_connection_that_was_lost_meanwhile_is_not_used(shared: tuple[int, HotTable]) -> None:
+    chunks = Chunks(cast("Any", _Reconnecting(HotIndexReader(shared[0]))))
+    chunks.get_many([CHUNK])
+    assert chunks.hot_reads() is None
+    chunks.get_many([CHUNK])
+    assert chunks.hot_reads() is not None
