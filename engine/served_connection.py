@@ -345,7 +345,9 @@ class ServedConnection:
             self._answer(stream_id, reply)
         except LakeError as error:
             self._fail(stream_id, error)
-        except trio.Cancelled:
+        except Exception as error:  # noqa: BLE001 - a bug of the service is the answer to this request only
+            self._fail(stream_id, self._unexpected(job.request, error))
+        except BaseException:  # Cancelled, or the group that a nursery of the handler makes of it
             if trio.current_time() >= job.expires_at:
                 self._fail(
                     stream_id,
@@ -354,8 +356,6 @@ class ServedConnection:
             elif worker.scope.cancel_called:  # else the connection ends
                 self._sender.cork(self._wire.end(stream_id))
             raise
-        except Exception as error:  # noqa: BLE001 - a bug of the service is the answer to this request only
-            self._fail(stream_id, self._unexpected(job.request, error))
         finally:
             del self._serving[stream_id]
             if job.expires_at != math.inf:

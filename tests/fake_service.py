@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from engine.tasks import run_all
 from lakefs.errors import BucketNotFound, ChunkNotFound, InvalidArgument, KeyNotFound
 from lakefs.ids import Buffer, ChunkKind, chunk_id_of
 from lakefs.service import Body, Reply, ServedClient
@@ -69,6 +70,8 @@ class FakeService:
     segments: dict[int, int] = field(default_factory=dict)
     gate: trio.Event = field(default_factory=trio.Event)
     waits: tuple[type[Request], ...] = (Status,)
+    tasks: int = 1
+    """In so many of its tasks a request waits."""
     clients: set[FakeClient] = field(default_factory=set)
     connected_total: int = 0
     served: list[str] = field(default_factory=list)
@@ -136,7 +139,7 @@ class FakeService:
         self, client: ServedClient, request: Request, body: Body, descriptors: Sequence[int]
     ) -> Reply:
         if isinstance(request, self.waits):
-            await self.gate.wait()
+            await run_all(self._wait, range(self.tasks))
         if isinstance(request, Ping):
             return Reply(Done())
         if isinstance(request, Hello):
@@ -159,6 +162,9 @@ class FakeService:
         if isinstance(request, RunFsck):
             raise ZeroDivisionError("planted")
         return self._named(request)
+
+    async def _wait(self, _: int) -> None:
+        await self.gate.wait()
 
     def _named(self, request: Request) -> Reply:
         if isinstance(request, BucketRemove):

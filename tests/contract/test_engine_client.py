@@ -20,6 +20,7 @@ from lakefs.client.reconnecting import connect_reconnecting
 from lakefs.client.remote import connect_engine
 from lakefs.errors import BucketNotFound, ChunkNotFound, InternalError, InvalidArgument
 from lakefs.ids import Buffer, data_chunk_id
+from lakefs.limits import INFLIGHT_PER_CONNECTION
 from lakefs.net import TrioNetwork
 from lakefs.ports import Network
 from lakefs.service import EngineClient
@@ -295,6 +296,24 @@ def test_a_cancelled_call_ends_and_the_client_lives(opened: Opened) -> None:
 
     service = run(opened, body)
     assert "Status" in service.cancelled
+
+
+def test_calls_cancelled_while_the_engine_serves_them_in_several_tasks_make_room_for_others(
+    opened: Opened,
+) -> None:
+    async def body(engine: EngineClient, service: FakeService) -> None:
+        if isinstance(engine, InThreads):
+            pytest.skip("threads cannot be cancelled")
+        service.tasks = 2
+        async with trio.open_nursery() as nursery:
+            for _ in range(INFLIGHT_PER_CONNECTION):
+                nursery.start_soon(engine.call, Status())
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(30):
+            assert (await engine.call(Ping())).message == Done()
+
+    run(opened, body)
 
 
 def test_a_watch_gives_events_in_order_and_ends_with_its_block(opened: Opened) -> None:
