@@ -32,6 +32,7 @@ from engine.puts import failure_of
 from engine.slot_reader import SlotLoad
 from engine.store import Store
 from lakefs.errors import (
+    ChunkDamaged,
     ChunkNotFound,
     CorruptionError,
     InvalidArgument,
@@ -208,9 +209,10 @@ class Loads:
             sequence = view.sequence
         loads = loading.refuse_overlaps([load for load in found if load is not None])
         await self._metadata.wait_durable(sequence)
-        suspect = self._store.chunks.is_quarantined
-        good = [load for load in loads if not suspect(loading.chunks[load.index])]
-        await self._slots.read(await self._read_cached(good))
+        for load in loads:
+            if self._store.chunks.is_quarantined(loading.chunks[load.index]):
+                load.error = _suspect(loading.chunks[load.index])  # it is read with all checks, or not at all
+        await self._slots.read(await self._read_cached([load for load in loads if load.error is None]))
         moved = self._moved(loading, loads) if self._segments.punch_count != punched else set()
         return [load.index for load in loads if load.index in moved or not await self._settled(loading, load)]
 
@@ -291,6 +293,11 @@ def _end_of_run(places: Seq[Found], begin: int) -> int:
         behind += length
         end += 1
     return end
+
+
+def _suspect(chunk: ChunkId) -> LakeError:
+    text = id_text(chunk)
+    return ChunkDamaged(f"chunk {text} was found damaged before", subject=text)
 
 
 def _moved(chunk: ChunkId) -> LakeError:

@@ -351,6 +351,28 @@ def test_a_chunk_whose_checksums_do_not_hold_is_damaged_and_noted(kind: Kind) ->
     on_a_socket(kind, body)
 
 
+@pytest.mark.parametrize("checksums", [True, False])
+def test_a_chunk_that_is_known_to_be_damaged_is_never_told_to_be_loaded(kind: Kind, checksums: bool) -> None:
+    async def body(engine: Engine) -> None:
+        if engine.store is None:
+            return
+        async with pool_of(engine) as pool:
+            bad, good = await pool.store(payload_of(64 * KIB), payload_of(1000))
+            record = records(engine.store)[ChunkId(bad)]
+            path = engine.folder / "store" / "segments" / f"{record.segment:016x}.large"
+            with path.open("r+b") as file:
+                file.seek(record.offset + 10)
+                file.write(b"rot")
+            with pytest.raises(ChunkDamaged):
+                await read(engine.client, bad)
+            assert engine.store.chunks.is_quarantined(ChunkId(bad))
+            loaded = await pool.load([bad, good], [0, MIB], checksums=checksums)
+            assert errors_of(loaded) == [ChunkDamaged, None]
+            assert loaded.lengths == [0, 1000]
+
+    on_a_socket(kind, body)
+
+
 def test_a_load_that_is_cancelled_writes_nothing_more_once_it_is_answered(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
