@@ -8,6 +8,8 @@ Rules kept here:
 - What fails its check is loaded once more, then streamed: the engine then looks past its page cache, and notes damage.
   What fails even then is ChunkDamaged.
 - A pool is lent when it is first used, and again when the engine does not know its number any more.
+- A load that has failed, or was cancelled, writes nothing more to the pool: what is in flight is waited for, or the
+  lending is ended.
 """
 
 from __future__ import annotations
@@ -110,10 +112,24 @@ def load_slots(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list[
         try:
             return (yield from _Loading(access, pool, slots, number).run())
         except SessionLost:
-            pool.number = None
+            pool.forget(number)
             if attempt == ATTEMPTS - 1:
                 raise
+        except LakeError:
+            raise  # nothing is in flight
+        except BaseException:
+            yield from _take_back(pool, number)
+            raise
     raise AssertionError("the last attempt has returned or raised")
+
+
+def _take_back(pool: Pool, number: int) -> Steps[None]:
+    """End the lending of a load that was cancelled: else what is in flight might write to slots of the next one."""
+    pool.forget(number)
+    try:
+        yield from send(ReturnMemory(number))
+    except LakeError:
+        return  # it ends with its connection
 
 
 def return_pool(pool: Pool) -> Steps[None]:
@@ -141,10 +157,14 @@ class _Loading:
         if self._access.check is not Check.NONE:
             size = -(-size // BATCHES)
         size = min(max(size, BATCH_MIN), BATCH_MAX)
-        for first in range(0, len(self._slots), size):
-            indexes = range(first, min(first + size, len(self._slots)))
-            yield from pipeline.submit(Send(self._request(indexes)), self._check_of(indexes, pipeline))
-        yield from pipeline.drain()
+        try:
+            for first in range(0, len(self._slots), size):
+                indexes = range(first, min(first + size, len(self._slots)))
+                yield from pipeline.submit(Send(self._request(indexes)), self._check_of(indexes, pipeline))
+            yield from pipeline.drain()
+        except LakeError:
+            yield from pipeline.settle()
+            raise
         for index in self._failed:
             yield from self._load_again(index)
         return self._lengths

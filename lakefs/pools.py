@@ -62,6 +62,11 @@ class Pool:
             self.number = number
         return self.number == number
 
+    def forget(self, number: int) -> None:
+        """The engine does not know it by that number any more."""
+        if self.number == number:
+            self.number = None
+
     def slot(self, offset: int, length: int) -> memoryview:
         """A part of the memory.  InvalidArgument when it is outside."""
         if not 0 <= offset <= offset + length <= self.size_bytes:

@@ -17,7 +17,7 @@ from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES
 from lakefs.names import Name, parse_object_name
 from lakefs.service import Reply
 from lakefs.shared_memory import SharedMemory, Slot
-from lakefs.slot_putting import forget_number, lend, send_slots
+from lakefs.slot_putting import forget_number, lend, send_slots, take_back
 from lakefs.steps import Pipeline, Send, Steps, send
 from lakefs.uploading import Transfer, result_of
 from lakefs.wire.messages import (
@@ -84,20 +84,43 @@ def put_many(
     """
     parsed = [_parsed(place, name, data) for place, (name, data) in enumerate(objects)]
     put = _Put(transfer, len(parsed), attributes, create_bucket)
-    pipeline = Pipeline(2)
-    for memory, group in _by_memory(parsed):
-        number = None if memory is None else (yield from lend(transfer, memory))
-        at_once = max(1, in_flight // 2)
-        if memory is None or number is None:
-            for batch in _batches(group, BODY_BYTES, at_once):
-                yield from pipeline.submit(_bodies(put, batch), _noting(put, batch))
-        else:
-            for batch in _batches(group, BODY_BYTES_MAX, at_once):
-                yield from _submit_slots(pipeline, put, batch, memory, number)
-    yield from pipeline.drain()
+    try:
+        yield from _put_all(put, parsed, max(1, in_flight // 2))
+    except LakeError:
+        raise  # nothing is in flight
+    except BaseException:
+        for memory, _ in _by_memory(parsed):
+            if memory is not None:
+                yield from take_back(transfer, memory)
+        raise
     if put.failures:
         raise put.failures[0]
     return [stat for stat in put.stats if stat is not None]
+
+
+def _put_all(put: _Put, objects: Sequence[_Object], at_once: int) -> Steps[None]:
+    """Put all, at most `at_once` with one request; nothing is in flight when this returns or raises a LakeError."""
+    pipeline = Pipeline(2)
+    try:
+        for memory, group in _by_memory(objects):
+            yield from _submit_group(pipeline, put, memory, group, at_once)
+        yield from pipeline.drain()
+    except LakeError:
+        yield from pipeline.settle()
+        raise
+
+
+def _submit_group(
+    pipeline: Pipeline, put: _Put, memory: SharedMemory | None, group: Sequence[_Object], at_once: int
+) -> Steps[None]:
+    """Objects of one memory, or of none."""
+    number = None if memory is None else (yield from lend(put.transfer, memory))
+    if memory is None or number is None:
+        for batch in _batches(group, BODY_BYTES, at_once):
+            yield from pipeline.submit(_bodies(put, batch), _noting(put, batch))
+    else:
+        for batch in _batches(group, BODY_BYTES_MAX, at_once):
+            yield from _submit_slots(pipeline, put, batch, memory, number)
 
 
 def _parsed(place: int, name: str, data: Buffer | Slot) -> _Object:

@@ -7,6 +7,7 @@ Rules kept here:
 - A memory is lent when it is first used, and again when the connection is another: the engine answers SessionLost to a
   number that it does not know, and has done nothing then.
 - A request names slots of one memory, at most 16 MiB.
+- Nothing is copied from slots for a name any more when its put has ended, in whatever way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lakefs.chunking import CutPlan, iter_extents
-from lakefs.errors import EngineBusy, PermissionDenied, SessionLost, UnsupportedVersion
+from lakefs.errors import EngineBusy, LakeError, PermissionDenied, SessionLost, UnsupportedVersion
 from lakefs.ids import Buffer
 from lakefs.service import Reply
 from lakefs.shared_memory import LentMemories, SharedMemory, Slot
@@ -81,6 +82,11 @@ def send_slots(
             forget_number(transfer.lent, memory, number)
             if attempt == ATTEMPTS - 1:
                 raise
+        except LakeError:
+            raise
+        except BaseException:
+            yield from take_back(transfer, memory)
+            raise
     raise AssertionError("unreachable")
 
 
@@ -88,6 +94,15 @@ def forget_number(lent: LentMemories | None, memory: SharedMemory, number: int) 
     """The engine does not know it any more."""
     assert lent is not None, "what has a number was lent"
     lent.forget(memory, number)
+
+
+def take_back(transfer: Transfer, memory: SharedMemory) -> Steps[None]:
+    """End the lending after a put was cancelled: else slots filled anew might be stored under its names."""
+    if transfer.lent is not None:
+        try:
+            yield from return_memory(transfer.lent, memory)
+        except LakeError:
+            return  # it ends with its connection
 
 
 def store_by_slots(upload: Upload, slot: Slot, number: int, plan: CutPlan) -> Steps[None]:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
+from lakefs.errors import LakeError
 from lakefs.ids import Buffer
 from lakefs.service import Reply
 from lakefs.wire.messages import (
@@ -151,6 +152,14 @@ class Pipeline:
         """Complete everything, also what completions submit on the way."""
         while self._flight:
             yield from self._complete_oldest()
+
+    def settle(self) -> Steps[None]:
+        """Wait for what is in flight when something has failed; further failures are passed over."""
+        while self._flight:
+            try:
+                yield from self._complete_oldest()
+            except LakeError:
+                continue
 
     def _complete_oldest(self) -> Steps[None]:
         ticket, done, failed = self._flight.popleft()

@@ -6,14 +6,18 @@ import gc
 import random
 
 import pytest
+import trio
 
 from engine import lendings
+from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import InvalidArgument, InvalidName, KeyNotFound, PreconditionFailed
 from lakefs.limits import CHUNK_BYTES
 from lakefs.shared_memory import SharedMemory, Slot
+from lakefs.steps import Step
 from lakefs.wire import messages as m
 from tests.contract.engines import Kind
 from tests.contract.test_lake import Driven, content_of, run, safetensors
+from tests.contract.test_lake_pools import asks, seen
 
 SIZES = [0, 1, 65_535, 65_536, CHUNK_BYTES, 2 * CHUNK_BYTES + 70_000]
 
@@ -169,5 +173,30 @@ def test_an_object_of_a_batch_that_is_longer_than_a_chunk_is_refused(kind: Kind)
                 lake.steps.put_many([("bkt/a", b"a"), ("bkt/long", memory.slot(0, CHUNK_BYTES + 1))])
             )
         memory.close()
+
+    run(kind, body)
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_a_put_that_was_cancelled_has_its_lending_ended(kind: Kind, many: bool) -> None:
+    async def body(lake: Driven) -> None:
+        if not (isinstance(lake.lake, TrioLake) and lake.engine.client.carries_descriptors):
+            return
+        memory = SharedMemory(CHUNK_BYTES)
+        slot = filled(memory, content_of(1000))
+        with trio.CancelScope() as scope:
+
+            def see(step: Step, answer: object) -> None:
+                if asks(step, m.PutSlots):
+                    scope.cancel()
+
+            put = lake.steps.put_many([("bkt/a", slot)]) if many else lake.steps.put("bkt/a", slot)
+            await lake.run(seen(put, see))
+        assert scope.cancelled_caught
+        assert lake.count(m.ReturnMemory) == 1
+        await lake.run(lake.steps.put_many([("bkt/b", slot)]))
+        assert await lake.run(lake.steps.get("bkt/b")) == content_of(1000)
+        assert lake.count(m.LendMemory) == 2
+        await returned(lake, memory)
 
     run(kind, body)

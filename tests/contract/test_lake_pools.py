@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ import trio
 from engine.segment_files import SEGMENTS_FOLDER
 from lakefs import loading
 from lakefs.client.blocking import Lake
+from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import (
     ChunkDamaged,
     ChunkNotFound,
@@ -27,10 +29,12 @@ from lakefs.ids import EMPTY_CHUNK, data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.movers import Check
 from lakefs.pools import Pool
+from lakefs.steps import Send, Start, Step, Steps, Wait
 from lakefs.wire import messages as m
 from tests.contract.engines import KINDS, InThreads, Kind
 from tests.contract.test_lake import MANY, Driven, content_of, run
 
+T = TypeVar("T")
 SIZES = (0, 1, 4000, 64 * KIB - 1, 64 * KIB, 300_000, MIB)
 POOL = 32 * MIB
 
@@ -214,6 +218,84 @@ def test_an_engine_that_takes_no_memory_sends_the_bytes(kind: Kind, monkeypatch:
             assert lake.count(m.LoadSlots) == 0
 
     run(kind, body)
+
+
+def test_a_load_that_failed_has_nothing_in_flight_any_more(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "BATCH_MIN", 1)
+    monkeypatch.setattr(loading, "BATCH_MAX", 1)
+
+    async def body(lake: Driven) -> None:
+        if not lake.engine.client.carries_descriptors:
+            return
+        await put(lake, content_of(300_000))
+        chunk, missing = data_chunk_id(content_of(300_000)), data_chunk_id(b"never stored")
+        in_flight: set[int] = set()
+
+        def see(step: Step, answer: object) -> None:
+            if isinstance(step, Start) and asks(step, m.LoadSlots):
+                in_flight.add(id(answer))
+            elif isinstance(step, Wait):
+                in_flight.discard(id(step.ticket))
+
+        async with pool_of(lake) as pool:
+            steps = lake.steps.load_many([missing, chunk, chunk], pool, [0, MIB, 2 * MIB])
+            with pytest.raises(ChunkNotFound):
+                await lake.run(seen(steps, see))
+            assert lake.count(m.LoadSlots) == 3
+            assert not in_flight
+            assert await load(lake, [chunk], pool, [0]) == [300_000]
+            assert lake.count(m.LendMemory) == 1
+
+    run(kind, body)
+
+
+def test_a_load_that_was_cancelled_has_its_lending_ended(kind: Kind) -> None:
+    async def body(lake: Driven) -> None:
+        if not (isinstance(lake.lake, TrioLake) and lake.engine.client.carries_descriptors):
+            return
+        (name,) = await put(lake, content_of(300_000))
+        async with pool_of(lake) as pool:
+            with trio.CancelScope() as scope:
+
+                def see(step: Step, answer: object) -> None:
+                    if asks(step, m.LoadSlots):
+                        scope.cancel()
+
+                await lake.run(seen(lake.steps.load_many([name], pool, [0]), see))
+            assert scope.cancelled_caught
+            assert lake.count(m.ReturnMemory) == 1
+            assert await load(lake, [name], pool, [MIB]) == [300_000]
+            assert pool.buffer[MIB : MIB + 300_000] == content_of(300_000)
+            assert lake.count(m.LendMemory) == 2
+
+    run(kind, body)
+
+
+def asks(step: Step, request: type[m.Request]) -> bool:
+    """Whether the step sends such a request."""
+    return (
+        isinstance(step, Start) and isinstance(step.effect, Send) and isinstance(step.effect.request, request)
+    )
+
+
+def seen(steps: Steps[T], see: Callable[[Step, object], None]) -> Steps[T]:
+    """The same steps; each is told, with its answer, when it has been taken."""
+    answer: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            step = steps.throw(error) if error is not None else steps.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        answer, error = None, None
+        try:
+            answer = yield step
+        except BaseException as raised:  # noqa: BLE001 - thrown into the operation, which raises it
+            error = raised
+        see(step, answer)
 
 
 def test_many_chunks_are_asked_for_in_few_requests(kind: Kind) -> None:
