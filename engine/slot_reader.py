@@ -22,7 +22,7 @@ from typing import Final
 from engine.extents import page_down, page_up
 from engine.format import ChunkRecord
 from engine.io_queue import OffloadQueue
-from engine.lent_memory import copy_into
+from engine.lent_memory import copy_into, memory_of_our_own
 from engine.segment_files import ReadFile, ReadFiles
 from engine.tasks import run_all
 from lakefs.errors import CorruptionError, LakeError, OperationalError, StoreDamaged
@@ -201,9 +201,8 @@ class _Tails:
     """Pages of the engine's own for what lies behind the last whole page of payloads, as a memfd."""
 
     def __init__(self, count: int) -> None:
-        self._descriptor = os.memfd_create("lake tails", os.MFD_CLOEXEC)
+        self._descriptor = memory_of_our_own("lake tails", count * _TAIL_BYTES)
         try:
-            os.ftruncate(self._descriptor, count * _TAIL_BYTES)
             self._pages = memoryview(mmap.mmap(self._descriptor, count * _TAIL_BYTES))
         except BaseException:
             os.close(self._descriptor)

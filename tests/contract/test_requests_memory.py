@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import mmap
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 import pytest
 import trio
@@ -13,7 +17,7 @@ import trio.testing
 
 from engine import lendings, lent_memory
 from engine.holds import Client
-from engine.lent_memory import LentMemory, read_into
+from engine.lent_memory import LentMemory, put_into, read_into
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, SessionLost, SourceChanged
 from lakefs.limits import LENT_MEMORIES_PER_CONNECTION_MAX
 from lakefs.service import EngineClient
@@ -272,3 +276,41 @@ def test_places_outside_of_lent_memory_are_refused() -> None:
     for offset, length in ((0, BYTES + 1), (BYTES, 1), (-1, 1), (1, -1), (1 << 62, 1 << 62)):
         with pytest.raises(InvalidArgument):
             memory.check_range(offset, length)
+
+
+def test_memory_of_many_pages_is_let_go_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lent_memory, "LET_GO_AT_ONCE_BYTES", BYTES - 1)
+    gone: SimpleQueue[tuple[threading.Thread, int]] = SimpleQueue()
+    original = lent_memory._let_go
+
+    def let_go(mapped: list[memoryview | None], descriptor: int) -> None:
+        original(mapped, descriptor)
+        gone.put((threading.current_thread(), descriptor))
+
+    monkeypatch.setattr(lent_memory, "_let_go", let_go)
+    with memory_of() as descriptor:
+        os.pwrite(descriptor, bytes(BYTES), 0)
+        memory = LentMemory(os.dup(descriptor), BYTES, writable=True)
+        memory.open()
+        assert memory.end().is_set()
+        thread, own = gone.get(timeout=30)
+        assert thread is not threading.current_thread()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(own)
+
+
+def test_an_engine_without_descriptors_or_memory_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with memory_of() as descriptor:
+        monkeypatch.setattr(mmap, "mmap", none_left)
+        with pytest.raises(EngineBusy):
+            LentMemory(descriptor, BYTES, writable=True).open()
+        monkeypatch.setattr(os, "memfd_create", none_left)
+        with pytest.raises(EngineBusy):
+            put_into(memoryview(bytearray(5)), b"bytes")
+        monkeypatch.undo()
+        monkeypatch.setattr(os, "pwrite", none_left)
+        with pytest.raises(EngineBusy):
+            put_into(memoryview(bytearray(5)), b"bytes")
