@@ -9,7 +9,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -18,13 +17,11 @@ from typing import Final
 
 from lakefs.errors import EngineBusy
 from lakefs.limits import MIB
+from lakefs.memory_advice import POPULATE_WRITE, advise
 from lakefs.slabs import SEALS
 
 HUGE_BYTES: Final = 2 * MIB
 _MFD_HUGE_2MB: Final = 21 << 26
-_MADV_POPULATE_WRITE: Final = 23
-"""Linux 5.14; Python has no name for it."""
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class SealedMemory:
@@ -95,7 +92,7 @@ def _plain(name: str, size_bytes: int) -> tuple[int, mmap.mmap]:
         os.ftruncate(descriptor, size_bytes)
         mapping = mmap.mmap(descriptor, size_bytes)
         if size_bytes >= HUGE_BYTES:
-            _advise(mapping, mmap.MADV_HUGEPAGE)  # refused where there are none: then it stays as it is
+            advise(mapping, mmap.MADV_HUGEPAGE)  # refused where there are none: then it stays as it is
         failed = _populate(mapping)
         if failed == errno.EINVAL:  # an older kernel
             os.posix_fallocate(descriptor, 0, size_bytes)
@@ -108,19 +105,7 @@ def _plain(name: str, size_bytes: int) -> tuple[int, mmap.mmap]:
 
 
 def _populate(mapping: mmap.mmap) -> int:
-    return _advise(mapping, _MADV_POPULATE_WRITE)
-
-
-def _advise(mapping: mmap.mmap, advice: int) -> int:
-    """madvise without the interpreter's lock, which `mmap.madvise` keeps; 0 or the error's number."""
-    memory = ctypes.c_char.from_buffer(mapping)
-    try:
-        result = _libc.madvise(
-            ctypes.c_void_p(ctypes.addressof(memory)), ctypes.c_size_t(len(mapping)), ctypes.c_int(advice)
-        )
-        return ctypes.get_errno() if result else 0
-    finally:
-        del memory
+    return advise(mapping, POPULATE_WRITE)
 
 
 def _reopened(descriptor: int) -> int:

@@ -1,8 +1,9 @@
-"""Have the kernel bring a place of a file into its page cache, in folios as large as it has, without a lock held.
+"""Advice to the kernel about memory, without a lock held: files into the page cache, pages of mappings taken ahead.
 
 `mmap.madvise` keeps the interpreter's lock while the kernel waits for the disk, so every other thread of the client
-stands still for as long.  A call through ctypes gives the lock up.  The mapping is made, advised and given back here;
-its bytes are never read, so an I/O error, or a file that was cut, is an error of the call and no signal.
+stands still for as long.  A call through ctypes gives the lock up.  The mapping of a file is made, advised
+and given back here; its bytes are never read, so an I/O error, or a file that was cut, is an error of the call and no
+signal.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import mmap
 from typing import Final
 
 _MADV_POPULATE_READ: Final = 22  # Linux 5.14; Python names it from 3.12 on
+POPULATE_WRITE: Final = 23
+"""MADV_POPULATE_WRITE, Linux 5.14: all pages are there, or an error says that there are not as many."""
 _HUGE_BYTES: Final = 2 << 20
 _FAILED: Final = ctypes.c_void_p(-1).value
 
-_libc: Final = ctypes.CDLL(None)
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong
@@ -45,3 +48,12 @@ def populate(descriptor: int, offset: int, length: int) -> bool:
         return True
     finally:
         _libc.munmap(address, size)
+
+
+def advise(mapping: mmap.mmap, advice: int) -> int:
+    """madvise for all of a writable mapping; 0 or the error's number.  Blocks, in any thread."""
+    memory = ctypes.c_char.from_buffer(mapping)
+    try:
+        return ctypes.get_errno() if _libc.madvise(ctypes.addressof(memory), len(mapping), advice) else 0
+    finally:
+        del memory  # else the mapping cannot be closed

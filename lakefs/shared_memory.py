@@ -18,22 +18,19 @@ Rules kept here:
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
 import threading
 from bisect import insort
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 from weakref import WeakKeyDictionary
 
 from lakefs.errors import InvalidArgument, LocalFileError
 from lakefs.limits import PAGE_BYTES
+from lakefs.memory_advice import POPULATE_WRITE, advise
 from lakefs.new_memory import new_memory
-
-_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, Linux 5.14
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class SharedMemory:
@@ -179,12 +176,10 @@ def _page_up(size_bytes: int) -> int:
 
 
 def _populate(mapping: mmap.mmap) -> None:
-    """Take all pages, with the interpreter's lock released.  OSError when there are not as many."""
-    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-    if _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping)), _POPULATE_WRITE):
-        code = ctypes.get_errno()
-        if code != errno.EINVAL:  # a kernel that does not know it: pages come when they are filled
-            raise OSError(code, os.strerror(code))
+    """Take all pages.  OSError when there are not as many."""
+    code = advise(mapping, POPULATE_WRITE)
+    if code not in (0, errno.EINVAL):  # a kernel that does not know it: pages come when they are filled
+        raise OSError(code, os.strerror(code))
 
 
 def _no_memory(size_bytes: int, error: OSError) -> LocalFileError:
