@@ -29,7 +29,7 @@ from lakefs.crc import crc32c
 from lakefs.errors import StaleGrant
 from lakefs.fetching import locate
 from lakefs.getting import read_range
-from lakefs.ids import Buffer, ChunkId, SegmentId
+from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import GRANULE_BYTES, MIB, PAGE_BYTES
 from lakefs.movers import (
     BRING_IN_FROM,
@@ -40,9 +40,11 @@ from lakefs.movers import (
     fetch_crcs,
     fetch_granules,
     granules_around,
+    may_be_cached,
+    missing_for,
+    read_cached,
 )
 from lakefs.opened import Access, Opened, Piece
-from lakefs.page_cache import is_cached
 from lakefs.ports import Offload
 from lakefs.wire.messages import Grant
 
@@ -151,7 +153,9 @@ class BlobReader:
             if inline is not None or grant is None or grant.logical_bytes != piece.length:
                 return None
             begin, stop = granules_around(first, last - first, piece.length)
-            if stop - begin >= BRING_IN_FROM and not self._may_be_cached(grant, begin, stop):
+            if stop - begin >= BRING_IN_FROM and not may_be_cached(
+                self._access.descriptors, grant, begin, stop - begin
+            ):
                 return None
             crcs = self._known_crcs(piece.chunk, grant)
             if crcs is None:
@@ -178,7 +182,7 @@ class BlobReader:
         if sums is None:
             crcs = self._known_crcs(piece.chunk, grant)
             target = self._buffers.own[: stop - granule]
-            if crcs is None or not self._read_cached(grant, granule, target):
+            if crcs is None or not read_cached(self._access.descriptors, grant, granule, target):
                 return None
             crc = int.from_bytes(crcs[4 * number : 4 * number + 4], "little")
             return (
@@ -189,16 +193,12 @@ class BlobReader:
         before, behind = at // PAGE_BYTES, -(-(last - granule) // PAGE_BYTES)
         begin = granule + before * PAGE_BYTES
         target = self._buffers.own[: min(granule + behind * PAGE_BYTES, stop) - begin]
-        if self._read_cached(grant, begin, target) and crc32c(target, sums[before]) == sums[behind]:
+        if (
+            read_cached(self._access.descriptors, grant, begin, target)
+            and crc32c(target, sums[before]) == sums[behind]
+        ):
             return target[first - begin : last - begin]
         return None
-
-    def _read_cached(self, grant: Grant, begin: int, target: memoryview) -> bool:
-        return self._access.descriptors.read_cached(SegmentId(grant.segment), target, grant.offset + begin)
-
-    def _may_be_cached(self, grant: Grant, begin: int, stop: int) -> bool:
-        with self._access.descriptors.use(SegmentId(grant.segment)) as descriptor:
-            return is_cached(descriptor, grant.offset + begin, stop - begin) is not False
 
     def _known_crcs(self, chunk: ChunkId, grant: Grant) -> bytes | None:
         crcs = self._vectors.get(chunk)
@@ -239,8 +239,8 @@ class BlobReader:
         grants = self.opened.grants
         chunks = [piece.chunk for piece in pieces]
         if all(chunk in grants for chunk in chunks):
-            segments = {SegmentId(grants[chunk].segment) for chunk in chunks}
-            if not self._access.descriptors.missing(segments):
+            missing = missing_for(self._access.descriptors, (grants[chunk] for chunk in chunks))
+            if not any(missing):
                 return
         await self._lake.run(locate(self._access, self.opened, chunks))
 

@@ -21,7 +21,6 @@ from lakefs.errors import ChunkNotFound, CorruptionError, StaleGrant
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import GRANULE_BYTES, SLABS_PER_REQUEST_MAX
 from lakefs.movers import (
-    MEDIUM_DRAM,
     Check,
     check_digest,
     check_granules,
@@ -30,6 +29,7 @@ from lakefs.movers import (
     fetch_into,
     fetch_range,
     granules_around,
+    missing_for,
     read_ahead,
     require_present,
 )
@@ -178,31 +178,18 @@ def ask_for_places(chunks: Mapping[ChunkId, Places], media: int) -> Steps[dict[C
 
 def _need_descriptors(access: Access, grants: Iterable[Grant]) -> Steps[None]:
     """Have the descriptors of the segments that grants point to, and the slabs."""
-    segments: set[SegmentId] = set()
-    slabs: set[int] = set()
-    for grant in grants:
-        if grant.medium == MEDIUM_DRAM:
-            slabs.add(grant.segment)
-        else:
-            segments.add(SegmentId(grant.segment))
-    if slabs:
-        yield from _need_slabs(access, slabs)
-    missing = access.descriptors.missing(segments)
-    for start in range(0, len(missing), DESCRIPTORS_PER_REQUEST):
-        wanted = missing[start : start + DESCRIPTORS_PER_REQUEST]
+    segments, slabs = missing_for(access.descriptors, grants)
+    for start in range(0, len(slabs), SLABS_PER_REQUEST_MAX):
+        reply = yield from send(OpenSlabs(slabs[start : start + SLABS_PER_REQUEST_MAX]))
+        assert isinstance(reply.message, SlabsOpened)
+        opened = reply.message
+        access.descriptors.slabs.add(opened.slabs, reply.descriptors, opened.slab_bytes)
+    for start in range(0, len(segments), DESCRIPTORS_PER_REQUEST):
+        wanted = segments[start : start + DESCRIPTORS_PER_REQUEST]
         reply = yield from send(OpenSegments([int(segment) for segment in wanted]))
         assert isinstance(reply.message, SegmentsOpened)
         for segment, descriptor in zip(reply.message.segments, reply.descriptors, strict=True):
             access.descriptors.add(SegmentId(segment), descriptor)
-
-
-def _need_slabs(access: Access, slabs: set[int]) -> Steps[None]:
-    missing = access.descriptors.slabs.missing(slabs)
-    for start in range(0, len(missing), SLABS_PER_REQUEST_MAX):
-        reply = yield from send(OpenSlabs(missing[start : start + SLABS_PER_REQUEST_MAX]))
-        assert isinstance(reply.message, SlabsOpened)
-        opened = reply.message
-        access.descriptors.slabs.add(opened.slabs, reply.descriptors, opened.slab_bytes)
 
 
 def _locate_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:

@@ -19,7 +19,7 @@ import os
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -162,6 +162,20 @@ class SegmentDescriptors:
                 del self._open[segment]
 
 
+def missing_for(
+    descriptors: SegmentDescriptors, grants: Iterable[Grant]
+) -> tuple[list[SegmentId], list[int]]:
+    """Segments, and slabs of the DRAM tier, that grants point to and that are not held or mapped."""
+    segments: set[SegmentId] = set()
+    slabs: set[int] = set()
+    for grant in grants:
+        if grant.medium == MEDIUM_DRAM:
+            slabs.add(grant.segment)
+        else:
+            segments.add(SegmentId(grant.segment))
+    return descriptors.missing(segments), descriptors.slabs.missing(slabs) if slabs else []
+
+
 def fetch_into(
     descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, target: memoryview, check: Check
 ) -> None:
@@ -189,9 +203,7 @@ def fetch_cached(
 ) -> bool:
     """As `fetch_into` for a chunk of one granule, without a wait: False when the page cache lacks some.  StaleGrant."""
     assert len(target) == grant.logical_bytes <= GRANULE_BYTES
-    if grant.medium == MEDIUM_DRAM:
-        descriptors.slabs.copy(grant, 0, target)
-    elif not descriptors.read_cached(SegmentId(grant.segment), target, grant.offset):
+    if not read_cached(descriptors, grant, 0, target):
         return False
     if check is Check.BLAKE3:
         check_digest(chunk, target)
@@ -238,10 +250,10 @@ def fetch_granules(
 
 def cached_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -> bytes | None:
     """As `fetch_crcs`, without a wait: None when they are not in the page cache."""
-    vector = memoryview(bytearray(_vector_bytes(grant)))
-    place = SegmentId(grant.segment), grant.offset + grant.stored_bytes
+    begin, vector = grant.stored_bytes, memoryview(bytearray(_vector_bytes(grant)))
     if vector and not (
-        descriptors.may_be_cached(*place, len(vector)) and descriptors.read_cached(place[0], vector, place[1])
+        may_be_cached(descriptors, grant, begin, len(vector))
+        and read_cached(descriptors, grant, begin, vector)
     ):
         return None
     return _checked_vector(vector, chunk, grant)
@@ -251,10 +263,25 @@ def cached_granules(
     descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, crcs: bytes, begin: int, target: memoryview
 ) -> bool:
     """As `fetch_granules`, without a wait: False when the page cache lacks some."""
-    if not descriptors.read_cached(SegmentId(grant.segment), target, grant.offset + begin):
+    if not read_cached(descriptors, grant, begin, target):
         return False
     check_granules(chunk, target, _crcs_from(crcs, begin, len(target)))
     return True
+
+
+def may_be_cached(descriptors: SegmentDescriptors, grant: Grant, begin: int, length: int) -> bool:
+    """Whether a place of the extent is in memory, or nobody knows; see `SegmentDescriptors.may_be_cached`."""
+    return grant.medium == MEDIUM_DRAM or descriptors.may_be_cached(
+        SegmentId(grant.segment), grant.offset + begin, length
+    )
+
+
+def read_cached(descriptors: SegmentDescriptors, grant: Grant, begin: int, target: memoryview) -> bool:
+    """Fill `target` with bytes of the extent from `begin` on, unchecked; False: that would wait.  StaleGrant."""
+    if grant.medium == MEDIUM_DRAM:
+        descriptors.slabs.copy(grant, begin, target)
+        return True
+    return descriptors.read_cached(SegmentId(grant.segment), target, grant.offset + begin)
 
 
 def _read_granted(

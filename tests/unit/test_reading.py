@@ -11,13 +11,14 @@ import pytest
 import trio
 from hypothesis import given, settings, strategies as st
 
+from engine.arena import Arena
 from fuse.page_sums import PageSums
 from fuse.reading import BlobReader, ReadBuffers
 from lakefs.client.trio_lake import TrioLake
 from lakefs.crc import crc32c
 from lakefs.ids import ChunkId, ChunkKind, SegmentId, chunk_id_of
-from lakefs.limits import GRANULE_BYTES, MIB
-from lakefs.movers import MEDIUM_SEGMENT, SegmentDescriptors, bring_in
+from lakefs.limits import GRANULE_BYTES, KIB, MIB
+from lakefs.movers import MEDIUM_DRAM, MEDIUM_SEGMENT, SegmentDescriptors, bring_in
 from lakefs.names import Name
 from lakefs.offload import InlineOffload
 from lakefs.opened import Access, Opened, Piece
@@ -182,6 +183,38 @@ def test_a_chunk_whose_length_is_not_the_grants_is_left_to_the_engine(tmp_path: 
     )
     assert shelf.read(shelf.opened.pieces[1].offset, 10) == b""
     assert shelf.fell_back == 1
+
+
+def test_a_chunk_in_the_engines_memory_is_read_from_there_for_as_long_as_it_is_there(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "segment")
+    piece = shelf.opened.pieces[1]
+    grant = shelf.opened.grants[piece.chunk]
+    arena = Arena(1, MIB)
+    slot_class = next(each for each in arena.classes if each.slot_bytes >= 256 * KIB)
+    arena.add_slab(arena.make_slab_memory(), slot_class)
+    slot = arena.take_free(slot_class)
+    arena.begin_change(slot)
+    with shelf.path.open("r+b") as file:
+        file.seek(grant.offset)
+        extent = file.read(piece.length + 12)
+        arena.memory(slot)[: len(extent)] = extent
+        file.truncate(0)  # nothing is to be had there
+    place = (MEDIUM_DRAM, slot.slab, slot.offset, piece.length, piece.length, 0, grant.crc)
+    shelf.opened.grants[piece.chunk] = Grant(*place, arena.end_change(slot))
+    held = [os.dup(slab.memory.descriptor) for slab in arena.slabs.values()]
+    shelf.descriptors.slabs.add(list(arena.slabs), [*held, os.dup(arena.generations_descriptor)], MIB)
+    for begin, length in ((0, piece.length), (5, 10), (GRANULE_BYTES - 1, 2), (5, 10), (8192, 4096)):
+        wanted = CONTENT[piece.offset + begin : piece.offset + begin + length]
+        found = shelf.reader.read_nowait(piece.offset + begin, length)
+        assert found is not None
+        assert bytes(found) == wanted
+        assert shelf.read_waiting(piece.offset + begin, length) == wanted
+    arena.begin_change(slot)
+    for number, length in enumerate((10, piece.length)):
+        assert shelf.fell_back == number
+        assert shelf.reader.read_nowait(piece.offset, length) is None
+        assert shelf.read_waiting(piece.offset, length) == b""  # what the engine is asked for
+    arena.close()
 
 
 def test_an_object_whose_chunks_end_early_is_not_filled_up_with_what_was_read_before(tmp_path: Path) -> None:
