@@ -17,20 +17,20 @@ UNTIMED_S: Final = 60.0
 """A scenario that is not in the table is taken to need so long."""
 
 EXPECTED_S: Final[Mapping[str, float]] = {
-    "startup": 15, "grant-blake3": 10, "grant-crc32c": 10,
-    "space": 20, "gc-latency": 40, "gc-reclaim": 50,
-    "scrub": 35, "scrub-memory": 20, "scrub-small": 30, "dedup-model": 20,
-    "mount-read": 50, "mount-reread": 75, "mount-tensors": 25, "mount-tensors-cold": 25, "mount-write": 100,
-    "mount-random": 25, "mount-cp": 80, "mount-git": 80, "mount-tar": 30, "mount-find": 20, "mount-du": 20,
-    "mount-memory": 20,
-    "peers-read": 25, "peers-read-first": 15, "peers-reread": 25, "peers-random": 20, "peers-tensors": 15,
-    "peers-tensors-first": 15, "peers-write": 35, "peers-cp": 25, "peers-copy": 25, "peers-git": 35,
-    "peers-tar": 25, "peers-find": 20, "peers-du": 20, "peers-memory": 20,
-    "s3-rate-get-4k": 60, "s3-rate-get-1m": 60, "s3-rate-get-64m": 120, "s3-rate-put-4k": 60, "s3-rate-put-1m": 70,
-    "s3-rate-put-64m": 215, "s3-crowd": 45, "s3-memory": 60,
-    "s3-processes-get-4k": 30, "s3-processes-get-1m": 20, "s3-processes-put-4k": 35,
-    "memory-large": 45, "memory-million": 100, "rename-million": 15, "list-million": 15, "open-million": 10,
-    "mixed": 170,
+    "startup": 6, "grant-blake3": 4, "grant-crc32c": 3,
+    "space": 9, "gc-latency": 95, "gc-reclaim": 90,
+    "scrub": 15, "scrub-memory": 7, "scrub-small": 10, "dedup-model": 8,
+    "mount-read": 45, "mount-reread": 40, "mount-tensors": 7, "mount-tensors-cold": 10, "mount-write": 150,
+    "mount-random": 70, "mount-cp": 130, "mount-git": 140, "mount-tar": 45, "mount-find": 20, "mount-du": 30,
+    "mount-memory": 11,
+    "peers-read": 15, "peers-read-first": 8, "peers-reread": 15, "peers-random": 12, "peers-tensors": 6,
+    "peers-tensors-first": 8, "peers-write": 25, "peers-cp": 20, "peers-copy": 20, "peers-git": 25,
+    "peers-tar": 15, "peers-find": 15, "peers-du": 15, "peers-memory": 15,
+    "s3-rate-get-4k": 45, "s3-rate-get-1m": 55, "s3-rate-get-64m": 105, "s3-rate-put-4k": 35, "s3-rate-put-1m": 50,
+    "s3-rate-put-64m": 130, "s3-crowd": 12, "s3-memory": 25,
+    "s3-processes-get-4k": 12, "s3-processes-get-1m": 7, "s3-processes-put-4k": 8,
+    "memory-large": 40, "memory-million": 110, "rename-million": 2, "list-million": 15, "open-million": 10,
+    "mixed": 210,
 }  # fmt: skip
 
 _CPU: Final = (

@@ -127,7 +127,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
         "bytes_per_s",
         sides,
         generator=ALONE,
-        expected_s=30,
+        expected_s=35,
         targets=(Target("bytes_per_s", at_least(0.9, "x"), FIO),),
     ),
 )

@@ -19,6 +19,7 @@ KIB: Final = 1024
 MIB: Final = 1 << 20
 SIZES: Final = {"4 KiB": 4 * KIB, "60 KiB": 60 * KIB, "1 MiB": MIB, "64 MiB": 64 * MIB}
 BATCH: Final = 1000
+OBJECTS_MAX: Final = 20_000
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def latency_sides(bench: Bench) -> Iterator[Sides]:
     """
     count = bench.scale.pick(1000, 30)
     base = bench.scale.pick(50_000, 500)
-    garbage = bench.scale.pick(10_000, 200)
+    garbage = bench.scale.pick(5_000, 200)
     numbers = itertools.count()
     chance = random.Random(1)
     moved: list[int] = []
@@ -79,7 +80,7 @@ def reclaim(bench: Bench) -> dict[str, float]:
     figures: dict[str, float] = {}
     for label, size in SIZES.items():
         for share in (0.5, 0.9):
-            count = max(4, total // size)
+            count = max(4, min(total // size, OBJECTS_MAX))
             sizes = [size if size >= MIB else _about(number, size) for number in range(count)]
             figures[f"{label}, {share:.0%} removed"] = _reclaimed(bench, f"{size}-{share}", sizes, share)
     mixed = [size for size in SIZES.values() for _ in range(max(2, total // 4 // size))]

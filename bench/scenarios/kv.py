@@ -72,7 +72,7 @@ def _scenario(name: str, moved: Moved, *targets: Target) -> Scenario:
         GETS if moved.what == "get" else PUTS,
         targets=targets,
         generator=NOTHING,
-        expected_s=25,
+        expected_s=37,
     )
 
 

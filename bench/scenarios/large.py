@@ -156,7 +156,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
         "bytes_per_s",
         put_sides,
         generator=ALONE,
-        expected_s=95,
+        expected_s=115,
         targets=(Target("bytes_per_s", at_least(0.8, "x"), DD),),
         stores=True,
     ),
@@ -166,7 +166,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
         "bytes_per_s",
         get_sides,
         generator=ALONE,
-        expected_s=55,
+        expected_s=85,
         targets=(Target("bytes_per_s", at_least(0.8, "x"), COPY),),
     ),
 )

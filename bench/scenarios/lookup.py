@@ -126,7 +126,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
         "operations_per_s",
         sides,
         generator=ALONE,
-        expected_s=40,
+        expected_s=45,
         targets=(Target(NANOSECONDS, at_most(200, " ns")),),
     ),
 )

@@ -138,7 +138,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
         "p99_us",
         s3_sides(OURS, "openlaked", "nginx", rate_per_s=S3_RATE_PER_S),
         generator=_ITS_OWN,
-        expected_s=65,
+        expected_s=50,
     ),
     Sampled(
         "open-get-4k",
@@ -146,7 +146,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
         "p99_us",
         native_sides,
         generator="two processes; the same two read files beside it: their latencies are the generator's own",
-        expected_s=35,
+        expected_s=25,
     ),
     Sampled(
         "null-http",
@@ -154,6 +154,6 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
         "operations_per_s",
         s3_sides(OURS, rate_per_s=0.0),
         generator=NULL,
-        expected_s=35,
+        expected_s=25,
     ),
 )

@@ -159,7 +159,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
         "p50_us",
         memory_sides,
         generator=ALONE,
-        expected_s=20,
+        expected_s=30,
         targets=(Target("p50_us", at_most(250, "us")),),
     ),
     Sampled(
@@ -168,7 +168,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
         "bytes_per_s",
         disk_sides,
         generator=ALONE,
-        expected_s=30,
+        expected_s=15,
         targets=(Target("bytes_per_s", at_least(0.85, "x"), FIO),),
     ),
 )

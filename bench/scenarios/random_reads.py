@@ -151,7 +151,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
         "operations_per_s",
         random_sides,
         generator="the engine is asked for 16 chunks at a time, which takes the generator a half of the engine's CPU",
-        expected_s=40,
+        expected_s=35,
         targets=(
             Target("operations_per_s", at_least(0.5, "x"), FIO),
             Target("server_cpu_us", at_most(0.5, "x"), THREADS),

@@ -162,15 +162,15 @@ def _row(
 
 SCENARIOS: Final[tuple[Scenario, ...]] = (
     _row("get-4k", "GET of 4 KiB, hot", 0.35, 20, _get(4 * KIB, 100, 8000), nginx=None),
-    _row("put-4k", "PUT of 4 KiB, durable", 0.08, 35, _put(4 * KIB, 1000, signed=True)),
+    _row("put-4k", "PUT of 4 KiB, durable", 0.08, 18, _put(4 * KIB, 1000, signed=True)),
     _row("get-1m", "GET of 1 MiB", 0.5, 15, _get(MIB, 16, 400), nginx=None),
     _row("get-64m", "GET of 64 MiB", 0.8, 40, _get(64 * MIB, 2, 24), nginx=at_most(1, "x")),
-    _row("put-1m", "PUT of 1 MiB, UNSIGNED-PAYLOAD", 0.4, 20, _put(MIB, 96, signed=False)),
-    _row("put-1m-signed", "PUT of 1 MiB, payload signed", 0.5, 20, _put(MIB, 96, signed=True)),
-    _row("put-64m", "PUT of 64 MiB, UNSIGNED-PAYLOAD", 0.65, 50, _put(64 * MIB, 8, signed=False)),
-    _row("put-64m-signed", "PUT of 64 MiB, payload signed", 0.8, 50, _put(64 * MIB, 8, signed=True)),
+    _row("put-1m", "PUT of 1 MiB, UNSIGNED-PAYLOAD", 0.4, 12, _put(MIB, 96, signed=False)),
+    _row("put-1m-signed", "PUT of 1 MiB, payload signed", 0.5, 12, _put(MIB, 96, signed=True)),
+    _row("put-64m", "PUT of 64 MiB, UNSIGNED-PAYLOAD", 0.65, 28, _put(64 * MIB, 8, signed=False)),
+    _row("put-64m-signed", "PUT of 64 MiB, payload signed", 0.8, 28, _put(64 * MIB, 8, signed=True)),
     _row(
-        "range-4k", "4 KiB of 64 MiB, by range", 0.1, 25, _get(64 * MIB, 2, 1600, ranged=_RANGES), nginx=None
+        "range-4k", "4 KiB of 64 MiB, by range", 0.1, 45, _get(64 * MIB, 2, 1600, ranged=_RANGES), nginx=None
     ),
-    _row("list", "LIST of 1,000 of 100,000 keys", 0.2, 100, _listing),
+    _row("list", "LIST of 1,000 of 100,000 keys", 0.2, 115, _listing),
 )

@@ -113,7 +113,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
         "p50_us",
         latency_sides,
         generator="one client, one put after the other: the round trip itself is what is timed",
-        expected_s=10,
+        expected_s=9,
         targets=(Target("p50_us", at_most(2.5, "x"), APPEND),),
         stores=True,
     ),
