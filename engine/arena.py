@@ -7,7 +7,9 @@ Rules kept here:
 - A slot's generation is odd while its bytes may change or mean nothing, even while they are a chunk's; it only grows.
   It is made odd before a byte changes, and even after the last one did.  The first is a random number: a grant means
   nothing in the slabs of another engine, which a client may still have mapped.
-- A slab changes its size only when none of its slots is in use, and every one of them has an odd generation.
+- A slab changes its size only when none of its slots is in use, and every one of them has an odd generation.  One that
+  is about to is in no class: none of its slots is given out, and no hand comes by.
+- No step here walks more than the slots of one slab.
 
 What is in the slots, and which of them goes, is the business of `dram_tier`.  Used on the loop; the memory of a slot
 that is being filled also in one thread.
@@ -92,6 +94,9 @@ class Slab:
         self.memory = memory
         self.view = memory.view
         self.slots: list[Slot] = []
+        self.free: list[Slot] = []
+        self.is_leaving = False
+        """Whether it is being emptied, for slots of another size."""
         self.used_at = 0
         """When one of its slots was last read, counted in reads."""
         self.taken = 0
@@ -101,14 +106,30 @@ class Slab:
 
 
 class SlotClass:
-    """All slots of one size: those that are free, and a CLOCK's hand over all of them."""
+    """All slots of one size, as many in each slab, and a CLOCK's hand over all of them."""
 
-    def __init__(self, slot_bytes: int) -> None:
+    def __init__(self, slot_bytes: int, slab_bytes: int) -> None:
         self.slot_bytes = slot_bytes
+        self.slots_per_slab: Final = slab_bytes // slot_bytes
         self.slabs: list[Slab] = []
-        self.slots: list[Slot] = []
-        self.free: list[Slot] = []
+        self.with_free: list[Slab] = []
+        """Those with free slots."""
         self.hand = 0
+        """Counts slots."""
+
+    @property
+    def slot_count(self) -> int:
+        """How many slots there are."""
+        return len(self.slabs) * self.slots_per_slab
+
+    @property
+    def free_count(self) -> int:
+        """How many of them are free."""
+        return sum(len(slab.free) for slab in self.with_free)
+
+    def slot_at(self, index: int) -> Slot:
+        """Slot number `index` of this class, below `slot_count`."""
+        return self.slabs[index // self.slots_per_slab].slots[index % self.slots_per_slab]
 
 
 class Arena:
@@ -124,7 +145,7 @@ class Arena:
         assert slabs_max >= 1, "an arena has a slab"
         self.slabs_max: Final = slabs_max
         self.slab_bytes: Final = slab_bytes
-        self.classes: Final = [SlotClass(size) for size in SLOT_SIZES if size <= slab_bytes]
+        self.classes: Final = [SlotClass(size, slab_bytes) for size in SLOT_SIZES if size <= slab_bytes]
         self._slot_sizes = [size.slot_bytes for size in self.classes]
         self._make_memory = make_memory
         self.slabs: Final[dict[int, Slab]] = {}
@@ -177,17 +198,22 @@ class Arena:
         self.slabs[slab.number] = slab
         self._cut(slab, size)
 
-    def recut(self, slab: Slab, size: SlotClass) -> None:
-        """Give a slab, none of whose slots is in use, to another class."""
+    def begin_recut(self, slab: Slab) -> None:
+        """Take a slab out of its class: its slots are emptied now, and none is filled any more."""
         old = self._home[slab.number]
+        old.slabs.remove(slab)
+        if slab.free:
+            old.with_free.remove(slab)
+        slab.is_leaving = True
+
+    def recut(self, slab: Slab, size: SlotClass) -> None:
+        """Give a slab for which this was begun, and none of whose slots is in use, to another class."""
+        assert slab.is_leaving, "nobody is given a slot of it"
         assert not slab.taken, "what is in use has its place"
         assert all(self.generation(slot) % 2 or not self.generation(slot) for slot in slab.slots), (
             "no readers"
         )
-        old.slabs.remove(slab)
-        old.slots = [slot for found in old.slabs for slot in found.slots]
-        old.free = [slot for slot in old.free if slot.slab != slab.number]
-        old.hand = 0
+        slab.is_leaving = False
         self._cut(slab, size)
 
     def _cut(self, slab: Slab, size: SlotClass) -> None:
@@ -197,9 +223,9 @@ class Arena:
         ]
         slab.used_at = 0
         self._home[slab.number] = size
+        slab.free = slab.slots[::-1]
         size.slabs.append(slab)
-        size.slots.extend(slab.slots)
-        size.free.extend(reversed(slab.slots))
+        size.with_free.append(slab)
 
     # --- slots -------------------------------------------------------------------------------------
 
@@ -225,19 +251,25 @@ class Arena:
 
     def take_free(self, size: SlotClass) -> Slot:
         """A free slot of that class, of which there is one."""
-        slot = size.free.pop()
-        self.slabs[slot.slab].taken += 1
+        slab = size.with_free[-1]
+        slot = slab.free.pop()
+        if not slab.free:
+            size.with_free.pop()
+        slab.taken += 1
         self.begin_change(slot)
         return slot
 
     def give_free(self, slot: Slot) -> None:
         """Nothing is in the slot any more, and nobody fills it or has it pinned."""
         self.begin_change(slot)
-        self.slabs[slot.slab].taken -= 1
         slot.chunk = slot.grant = None
         slot.filling = slot.forgotten = slot.referenced = False
         slot.stored_bytes = 0
-        self._home[slot.slab].free.append(slot)
+        slab = self.slabs[slot.slab]
+        slab.taken -= 1
+        slab.free.append(slot)
+        if len(slab.free) == 1 and not slab.is_leaving:
+            self._home[slab.number].with_free.append(slab)
 
     def all_slots(self) -> Iterator[Slot]:
         """Every slot."""

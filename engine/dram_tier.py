@@ -2,8 +2,8 @@
 
 A chunk gets in when it was read more often lately than what would have to go for it (`admission`); what goes is found
 by CLOCK among the slots of its size: the first that was not read since the hand passed it last (Corbato, "A Paging
-Experiment with the Multics System", 1968).  A slab moves to another size when all in it was read longer ago than what
-would go otherwise.
+Experiment with the Multics System", 1968), or of many that all were, the one read longest ago.  A slab moves to another
+size when all in it was read longer ago than what would go otherwise.
 
 Rules kept here:
 - A slot's bytes are a chunk's from `publish` to `forget` or demotion; both make its generation odd at once, in the same
@@ -11,13 +11,16 @@ Rules kept here:
 - A chunk is in at most one slot that can be found.  One that is forgotten while it is being filled is never published.
 - At most half of the arena's memory is pinned; beyond that a pin is refused.
 - Bytes come in through `reserve` and `publish` only, checked by who brings them.
+- No step looks at more than HAND_STEPS_MAX slots for one that goes, nor empties more than EMPTIED_AT_ONCE_MAX of a slab
+  that changes its size: it goes on with the next admission.
 
 Nothing here is awaited; used on the loop.  `on_admitted` and `on_demoted` are told in the step in which it happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from engine.admission import READS_FOR_ADMISSION, Admission
@@ -31,6 +34,10 @@ from lakefs.wire.messages import Grant
 
 _PLACE_BYTES: Final = 256 * KIB
 """A guess at what a chunk takes, for the size of what counts reads."""
+HAND_STEPS_MAX: Final = 512
+"""About 0.1 ms."""
+EMPTIED_AT_ONCE_MAX: Final = 128
+"""About 0.3 ms, with who is told of each."""
 _STARVED_FROM: Final = 16
 """Admissions that a size without any slab is refused before it takes one of another size."""
 
@@ -60,6 +67,8 @@ class DramTier:
         self._pinned: dict[int, Slot] = {}
         self._admission = Admission(max(1, arena.slabs_max * arena.slab_bytes // _PLACE_BYTES))
         self._starved: dict[int, int] = {}
+        self._leaving: tuple[Slab, SlotClass, Iterator[Slot]] | None = None
+        """The slab that is being emptied, for whom, and those of its slots that were not looked at yet."""
         self._reads = 0
         self._pinned_bytes = self._payload_bytes = 0
         self._hits = self._misses = self._fills = self._filled_bytes = 0
@@ -84,6 +93,11 @@ class DramTier:
         self._hits += 1
         return self._placement(slot)
 
+    def grant(self, chunk: ChunkId) -> Grant | None:
+        """What a reader of the chunk is told, or None; not counted."""
+        slot = self._slots.get(chunk)
+        return None if slot is None else slot.grant
+
     def note_read(self, chunk: ChunkId, stored_bytes: int) -> bool:
         """Somebody reads the chunk's beginning; whether it is worth bringing in now."""
         if stored_bytes < DRAM_PAYLOAD_BYTES_MIN:
@@ -104,7 +118,7 @@ class DramTier:
         size = self.arena.class_for(stored_bytes + vector_bytes(stored_bytes))
         if size is None:
             return False
-        if size.free or not self.arena.is_full:
+        if size.with_free or not self.arena.is_full:
             return True
         victim = self._next_victim(size)
         return victim is None or self._admission.admits(chunk, victim.chunk)
@@ -139,12 +153,14 @@ class DramTier:
     def pin(self, chunk: ChunkId) -> Placement | None:
         """Keep the chunk's bytes where they are until `unpin`; None when it is not in, or too much is pinned.
 
-        A chunk may be pinned many times; each pin is taken back by itself.
+        None, too, when its slab is being emptied.  A chunk may be pinned many times; each pin is taken back by itself.
         """
         slot = self._slots.get(chunk)
         if slot is None:
             return None
         if not slot.pins:
+            if self.arena.slabs[slot.slab].is_leaving:
+                return None
             taken = self._pinned_bytes + self.arena.home(slot).slot_bytes
             if taken > self.arena.slabs_max * self.arena.slab_bytes // 2:
                 return None
@@ -179,7 +195,7 @@ class DramTier:
     def needs_slab(self, chunk: ChunkId, extent_bytes: int) -> SlotClass | None:
         """The class for which a slab is to be made before such a chunk can be reserved a slot; None: none is needed."""
         size = self.arena.class_for(extent_bytes)
-        if size is None or size.free or self.arena.is_full or not self._admission.admits(chunk, None):
+        if size is None or size.with_free or self.arena.is_full or not self._admission.admits(chunk, None):
             return None
         return size
 
@@ -195,10 +211,11 @@ class DramTier:
 
         None when it is in, or under way, too long, or not worth what would have to go.
         """
+        self._empty_more()
         size = self.arena.class_for(extent_bytes)
         if size is None or chunk in self._slots or chunk in self._filling:
             return None
-        if not self._admission.admits(chunk, None) or not (size.free or self._make_room(chunk, size)):
+        if not self._admission.admits(chunk, None) or not (size.with_free or self._make_room(chunk, size)):
             self._refused += 1
             return None
         slot = self.arena.take_free(size)
@@ -256,6 +273,7 @@ class DramTier:
         for chunk in list(self._slots):
             self.forget(chunk)
         self._pinned.clear()
+        self._leaving = None
         self.arena.close()
 
     # --- making room -------------------------------------------------------------------------------
@@ -264,6 +282,7 @@ class DramTier:
         """Free a slot of that size, when the chunk is worth it."""
         cold = self._coldest_slab(size)
         if cold is not None and not cold.taken:
+            self.arena.begin_recut(cold)
             self.arena.recut(cold, size)
             return True
         victim = self._next_victim(size)
@@ -272,23 +291,25 @@ class DramTier:
         assert victim.chunk is not None, "a victim holds a chunk"
         if not self._admission.admits(chunk, victim.chunk):
             return False
-        if cold is not None and cold.used_at < victim.used_at:
-            self._recut(cold, size)
-        else:
-            self._demote(victim)
+        if cold is not None and cold.used_at < victim.used_at and self._leaving is None:
+            return self._recut(cold, size)
+        self._demote(victim)
         return True
 
     def _next_victim(self, size: SlotClass) -> Slot | None:
         """Where CLOCK's hand stops, and stays for the next time; None when all slots are pinned or being filled."""
-        count = len(size.slots)
-        for _ in range(2 * count):
-            slot = size.slots[size.hand % count]
+        count = size.slot_count
+        longest_ago: Slot | None = None
+        for _ in range(min(2 * count, HAND_STEPS_MAX)):
+            slot = size.slot_at(size.hand % count)
             if slot.chunk is not None and not slot.filling and not slot.pins:
                 if not slot.referenced:
                     return slot
                 slot.referenced = False
+                if longest_ago is None or slot.used_at < longest_ago.used_at:
+                    longest_ago = slot
             size.hand = (size.hand + 1) % count
-        return None
+        return longest_ago
 
     def _coldest_slab(self, size: SlotClass) -> Slab | None:
         """Of other sizes, the slab that was read longest ago and has nothing pinned or being filled."""
@@ -298,16 +319,28 @@ class DramTier:
     def _recut_for_starved(self, size: SlotClass, cold: Slab) -> bool:
         waited = self._starved.get(size.slot_bytes, 0) + 1
         self._starved[size.slot_bytes] = waited % _STARVED_FROM
-        if waited < _STARVED_FROM:
+        if waited < _STARVED_FROM or self._leaving is not None:
             return False
-        self._recut(cold, size)
-        return True
+        return self._recut(cold, size)
 
-    def _recut(self, slab: Slab, size: SlotClass) -> None:
-        for slot in slab.slots:
+    def _recut(self, slab: Slab, size: SlotClass) -> bool:
+        """Begin to empty a slab for slots of another size; whether it is done, so that there are free ones."""
+        self.arena.begin_recut(slab)
+        self._leaving = slab, size, iter(slab.slots)
+        self._empty_more()
+        return self._leaving is None
+
+    def _empty_more(self) -> None:
+        """Empty some more of the slab that is being emptied, if any, and cut it anew behind its last slot."""
+        if self._leaving is None:
+            return
+        slab, size, slots = self._leaving
+        for slot in islice(slots, EMPTIED_AT_ONCE_MAX):
             if slot.chunk is not None:  # nothing is pinned or being filled there
                 self._demote(slot)
-        self.arena.recut(slab, size)
+        if not slab.taken:
+            self._leaving = None
+            self.arena.recut(slab, size)
 
     def _demote(self, slot: Slot) -> None:
         chunk = slot.chunk
@@ -319,12 +352,12 @@ class DramTier:
 
     def _take_out(self, slot: Slot, chunk: ChunkId) -> None:
         self._payload_bytes -= slot.stored_bytes
+        for told in self.on_demoted:
+            told(chunk)
         if slot.pins:
             slot.forgotten = True
         else:
             self.arena.give_free(slot)
-        for told in self.on_demoted:
-            told(chunk)
 
     def _placement(self, slot: Slot) -> Placement:
         return Placement(slot.slab, slot.offset, self.arena.generation(slot), slot.stored_bytes, slot.crc)

@@ -121,6 +121,9 @@ def open_backing(setting: str, size_bytes: int) -> Backing:
     file = _opened(Path(setting))
     try:
         return _on_file(Path(setting), file, size_bytes)
+    except OSError as error:
+        os.close(file)
+        raise _unusable(setting, error) from error
     except BaseException:
         os.close(file)
         raise
@@ -157,8 +160,8 @@ def _opened(path: Path) -> int:
     """The file or device, locked."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, _FILE_MODE)
-    except OSError as error:
-        raise ConfigError(f"hot_index: {path}: {error.strerror}", subject=str(path)) from error
+    except (OSError, ValueError) as error:
+        raise _unusable(str(path), error) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -168,6 +171,11 @@ def _opened(path: Path) -> int:
             subject=str(path),
         ) from error
     return file
+
+
+def _unusable(setting: str, error: OSError | ValueError) -> ConfigError:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return ConfigError(f"hot_index: {setting}: {reason}", subject=setting)
 
 
 def _on_file(path: Path, file: int, size_bytes: int) -> Backing:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
+from unittest import mock
 
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -159,7 +161,7 @@ class TierModel(RuleBasedStateMachine):
         assert {slot.chunk for slot in held} == self.told
         assert figures["fills"] == figures["chunks"] + figures["demotions"] + figures["forgotten"]
         assert {name: figures[name] for name in self.counted} == dict(self.counted)
-        free = sum(len(size.free) for size in self.tier.arena.classes)
+        free = sum(len(slab.free) for slab in self.tier.arena.slabs.values())
         assert free == sum(slot.chunk is None for slot in slots)
         for slab in self.tier.arena.slabs.values():
             assert slab.taken == sum(slot.chunk is not None for slot in slab.slots)
@@ -169,8 +171,23 @@ class TierModel(RuleBasedStateMachine):
         self.tier.close()
 
 
+class ShortStepsModel(TierModel):
+    """The same where each step looks at, and empties, very little: what it begins goes on with the next one."""
+
+    def __init__(self) -> None:
+        self.bounds = mock.patch.multiple("engine.dram_tier", HAND_STEPS_MAX=3, EMPTIED_AT_ONCE_MAX=2)
+        self.bounds.start()
+        super().__init__()
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.bounds.stop()
+
+
 TestTierModel = TierModel.TestCase
 TestTierModel.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+TestShortStepsModel = ShortStepsModel.TestCase
+TestShortStepsModel.settings = settings(max_examples=30, stateful_step_count=60, deadline=None)
 
 
 def test_what_was_read_once_is_not_brought_in_and_what_was_read_twice_is() -> None:
@@ -211,6 +228,37 @@ def test_another_size_takes_a_slab_that_nobody_reads_any_more() -> None:
         assert tier.statistics()["memory_bytes"] == 2 * SLAB
 
 
+def test_a_slab_changes_its_size_in_bounded_steps_and_what_is_left_in_it_is_found_meanwhile() -> None:
+    with _tier(slabs=1) as tier, mock.patch("engine.dram_tier.EMPTIED_AT_ONCE_MAX", 5):
+        small = [_bring_in(tier, _payload(number, 64 * KIB)) for number in range(16)]
+        large = data_chunk_id(_payload(99, 256 * KIB))
+        sizes = [len(tier)]
+        while large not in tier:
+            _bring_in(tier, _payload(99, 256 * KIB))
+            sizes.append(len(tier))
+            found = [tier.find(chunk) for chunk in small]
+            assert sum(place is not None for place in found) == len(tier) - (large in tier)
+            assert len(tier) < 16 or not tier.arena.slabs[0].is_leaving
+            assert not (tier.arena.slabs[0].is_leaving and any(tier.pin(chunk) for chunk in small))
+        assert max(before - after for before, after in pairwise(sizes[:-1])) == 5
+        assert sizes[0] == 16
+        assert len(tier) == 1
+
+
+def test_the_hand_takes_what_was_read_longest_ago_of_those_that_it_looked_at() -> None:
+    with _tier(slabs=1) as tier, mock.patch("engine.dram_tier.HAND_STEPS_MAX", 4):
+        chunks = [_bring_in(tier, _payload(number, 64 * KIB)) for number in range(16)]
+        size = tier.arena.classes[1]
+        for first in (0, 4):
+            with mock.patch.object(size, "slot_at", wraps=size.slot_at) as looked_at:
+                victim = tier._next_victim(size)
+            assert [call.args for call in looked_at.mock_calls] == [(first + at,) for at in range(4)]
+            assert victim is not None
+            assert victim.chunk == chunks[first], "of those it was read first"
+        _bring_in(tier, _payload(99, 64 * KIB), reads=9)
+        assert sum(chunk not in tier for chunk in chunks) == 1
+
+
 def test_a_pinned_chunk_outlives_its_being_freed_and_its_slot_is_used_again_afterwards() -> None:
     with _tier(slabs=1) as tier:
         payload = _payload(1, 64 * KIB)
@@ -218,14 +266,14 @@ def test_a_pinned_chunk_outlives_its_being_freed_and_its_slot_is_used_again_afte
         first, second = tier.pin(chunk), tier.pin(chunk)
         assert first is not None
         assert first == second
-        free = len(tier.arena.classes[1].free)
+        free = tier.arena.classes[1].free_count
         tier.forget(chunk)
         assert tier.find(chunk) is None
         tier.unpin(first)
         assert bytes(tier.extent(first)) == payload
-        assert len(tier.arena.classes[1].free) == free
+        assert tier.arena.classes[1].free_count == free
         tier.unpin(first)
-        assert len(tier.arena.classes[1].free) == free + 1
+        assert tier.arena.classes[1].free_count == free + 1
         tier.unpin(first)  # one too many changes nothing
         assert tier.statistics()["pinned_bytes"] == 0
 

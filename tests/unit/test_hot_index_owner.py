@@ -367,6 +367,19 @@ def test_two_engines_do_not_share_a_file_and_what_is_no_file_is_refused(tmp_path
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_path_that_cannot_be_used_after_all_is_an_error_of_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "hot-index"
+    monkeypatch.setattr("engine.tiers._mapped_dax", lambda *_: os.ftruncate(-1, 0))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match=f"hot_index: {path}: Bad file descriptor"):
+        open_backing(str(path), table_bytes(1024))
+    with pytest.raises(ConfigError, match="null"):
+        open_backing("with\0null", table_bytes(1024))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_without_huge_pages_others_serve_and_that_is_said() -> None:
     backing = open_backing("memory", table_bytes(1024))
     assert backing.kind == "huge pages" or "no huge pages" in backing.note

@@ -64,6 +64,7 @@ def test_a_reader_copies_what_it_was_granted_and_nothing_once_the_slot_is_used_a
 def test_any_part_of_a_slot_can_be_copied() -> None:
     with _arena() as arena:
         slabs = _reader(arena)
+        arena.begin_recut(arena.slabs[0])
         arena.recut(arena.slabs[0], arena.classes[2])
         slot = arena.take_free(arena.classes[2])
         content = os.urandom(256 * KIB)
