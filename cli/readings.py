@@ -77,6 +77,11 @@ def hot_index_readings(store: Store) -> list[Reading]:
         Reading("lake_hot_index_entries_max", "Chunks it has room for", lambda: statistic("entries_max")),
         Reading("lake_hot_index_bytes", "Memory of the hot index", lambda: statistic("bytes")),
         Reading(
+            "lake_hot_index_in_slabs",
+            "Chunks that it tells to be in the DRAM tier",
+            lambda: statistic("in_slabs"),
+        ),
+        Reading(
             "lake_hot_index_refused_total",
             "Chunks that the hot index had no room for",
             lambda: statistic("refused"),
@@ -183,5 +188,15 @@ def dram_readings(store: Store) -> list[Reading]:
         ),
         Reading(
             "lake_dram_demotions_total", "Chunks that went for others", figure("demotions"), counter=True
+        ),
+        Reading(
+            "lake_dram_client_reads_total",
+            "Reads that clients did by themselves and told of, a sample",
+            lambda: {
+                "hit": figure("client_hits")(),
+                "miss": figure("client_reads")() - figure("client_hits")(),
+            },
+            "outcome",
+            counter=True,
         ),
     ]

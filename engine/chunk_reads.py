@@ -65,9 +65,13 @@ class ChunkReads:
         done: list[RangeRead | LakeError | None] = [
             item if isinstance(item, LakeError) else None for item in planned
         ]
+        worth_it: set[int] = set()
         if self._dram.tier is not None:
             for index, item in enumerate(planned):
                 if isinstance(item, tuple):
+                    record, offset, _ = item
+                    if not offset and self._dram.note_read(chunks[index], record.stored_bytes):
+                        worth_it.add(index)  # who reads on, piece by piece, reads the chunk once
                     done[index] = await self._read_in_arena(chunks[index], item, releases)
         missing = [
             (index, item)
@@ -78,18 +82,25 @@ class ChunkReads:
         for (index, item), read in zip(missing, found, strict=True):
             if isinstance(read, LakeError):
                 read = await self._read_elsewhere(chunks[index], item, read)
+            elif index in worth_it:
+                self._admit(chunks[index], item[0], read)
             done[index] = read
         return [read for read in done if read is not None]
 
     async def _read_in_arena(self, chunk: ChunkId, wanted: Range, releases: ExitStack) -> RangeRead | None:
-        record, offset, length = wanted
-        if not offset:  # who reads on, piece by piece, reads the chunk once
-            self._dram.note_read(chunk, record.stored_bytes)
-        pinned = await self._dram.read_range(chunk, record, offset, length)
+        pinned = await self._dram.read_range(chunk, *wanted)
         if pinned is None:
             return None
         releases.callback(pinned.release)
         return pinned.begin, pinned.payload, pinned.crcs
+
+    def _admit(self, chunk: ChunkId, record: ChunkRecord, read: RangeRead) -> None:
+        """Bring a chunk in that is worth it, with the bytes just read where they are all of it."""
+        begin, payload, crcs = read
+        if begin or len(payload) < record.stored_bytes:
+            self._dram.want(chunk)
+        else:
+            self._dram.offer(chunk, record, payload, crcs if record.has_vector else b"")
 
     async def _read_elsewhere(self, chunk: ChunkId, wanted: Range, error: LakeError) -> RangeRead | LakeError:
         """A piece that could not be read, looked for again when the chunk was moved meanwhile; else what that means."""

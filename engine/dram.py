@@ -2,7 +2,8 @@
 
 Rules kept here:
 - A chunk gets in by a read of its segment that was checked by CRC32C, into a slot that nobody can read meanwhile; it is
-  published in the step in which its record is seen once more.
+  published in the step in which its record is seen once more.  Where somebody's read has just brought its bytes, and
+  checked them, those are copied, and the segment is not read again.
 - It is forgotten in the step in which its record goes or it is quarantined, which is before its place is punched.
 - What is served from here is checked by CRC32C on its way, as what is served from the disk; what does not match is
   forgotten, and the disk is asked.
@@ -28,14 +29,29 @@ from engine.metadata import Metadata
 from engine.quarantine import ChunkQuarantined, Quarantine
 from engine.segments import Segments
 from lakefs.errors import EngineBusy, LakeError
-from lakefs.ids import ChunkId, Sequence, id_text
-from lakefs.limits import DRAM_FILLERS, DRAM_FILLS_QUEUED_MAX, GRANULE_BYTES
+from lakefs.ids import Buffer, ChunkId, Sequence, id_text
+from lakefs.limits import DRAM_FILLERS, DRAM_FILLS_QUEUED_MAX, DRAM_HELD_BYTES_MAX, GRANULE_BYTES
 from lakefs.ports import Offload
 from lakefs.wire.messages import Grant
 
 _CHECKED_AT_ONCE_BYTES: Final = 256 << 10
 """Checked in the loop in one go: 15 us."""
+_COPIED_AT_ONCE_BYTES: Final = GRANULE_BYTES
+"""Copied in the loop in one go: 5 us."""
 _log: Final = structlog.get_logger(__name__)
+
+
+class _Payload(NamedTuple):
+    """A whole chunk that was read and checked: its payload, and its vector of CRCs where it has one."""
+
+    payload: Buffer
+    vector: bytes
+
+    def copy_to(self, memory: memoryview) -> None:
+        """Lay it out as in its segment."""
+        end = len(self.payload)
+        memory[:end] = self.payload
+        memory[end : end + len(self.vector)] = self.vector
 
 
 class PinnedRange(NamedTuple):
@@ -67,6 +83,15 @@ class Dram:
         self._quarantine = quarantine
         self._offload = offload
         self._queued: set[ChunkId] = set()
+        self._held: dict[ChunkId, _Payload] = {}
+        """Of some that are queued, what was read of them."""
+        self._held_bytes = 0
+        self.offered = 0
+        """Chunks that came in without another read of their segment."""
+        self.client_reads = 0
+        """Reads that clients told of, a sample of those that they do without asking."""
+        self.client_hits = 0
+        """Those of them whose chunk is in the tier."""
         self._wanted: trio.MemorySendChannel[ChunkId]
         self._wanted, self._wants = trio.open_memory_channel[ChunkId](DRAM_FILLS_QUEUED_MAX)
         if tier is not None:
@@ -74,19 +99,25 @@ class Dram:
 
     # --- reads -------------------------------------------------------------------------------------
 
-    def note_read(self, chunk: ChunkId, stored_bytes: int) -> None:
-        """Somebody reads the chunk from its beginning; it is brought in when that is worth it."""
-        if self.tier is not None and self.tier.note_read(chunk, stored_bytes):
-            self._want(chunk)
+    def note_read(self, chunk: ChunkId, stored_bytes: int, *, by_client: bool = False) -> bool:
+        """Somebody reads the chunk from its beginning; whether it is worth a place: `offer` it then, or `want` it.
 
-    def note_reads(self, chunks: Seq[ChunkId], grants: list[Grant], *, understood: bool) -> None:
-        """As `note_read` for chunks that were asked for; where it is `understood`, grants of the arena take the places
-        of those of segments."""
-        if self.tier is not None:
-            for chunk in self.tier.note_reads(chunks, grants, understood=understood):
-                self._want(chunk)
+        `by_client`: a client has read it without asking, and tells.
+        """
+        if self.tier is None:
+            return False
+        if by_client:
+            self.client_reads += 1
+            self.client_hits += chunk in self.tier
+        return self.tier.note_read(chunk, stored_bytes)
 
-    def _want(self, chunk: ChunkId) -> None:
+    def note_reads(self, chunks: Seq[ChunkId], grants: list[Grant], *, understood: bool) -> list[ChunkId]:
+        """As `note_read` for chunks that were asked for, those that are worth a place; where it is `understood`, grants
+        of the arena take the places of those of segments."""
+        return [] if self.tier is None else self.tier.note_reads(chunks, grants, understood=understood)
+
+    def want(self, chunk: ChunkId) -> None:
+        """Have a chunk that is worth it brought in, from its segment."""
         if chunk in self._queued or chunk in self._quarantine:
             return
         try:
@@ -94,6 +125,23 @@ class Dram:
         except trio.WouldBlock:
             return
         self._queued.add(chunk)
+
+    def offer(self, chunk: ChunkId, record: ChunkRecord, payload: Buffer, vector: bytes = b"") -> None:
+        """As `want`, with the whole chunk just read and checked; its memory is nobody's to change any more."""
+        assert len(payload) == record.stored_bytes
+        tier, read = self.tier, _Payload(payload, vector)
+        if tier is None or chunk in tier or chunk in self._queued:
+            return
+        if len(payload) > _COPIED_AT_ONCE_BYTES or tier.needs_slab(chunk, record.extent_bytes) is not None:
+            self.want(chunk)
+            if chunk in self._queued and self._held_bytes + len(payload) <= DRAM_HELD_BYTES_MAX:
+                self._held[chunk] = read
+                self._held_bytes += len(payload)
+            return
+        slot = None if self._record(chunk) is None else tier.reserve(chunk, record.extent_bytes)
+        if slot is not None:
+            read.copy_to(tier.arena.memory(slot))
+            self.offered += tier.publish(slot, record.stored_bytes, record.crc)
 
     def small_at_once(self, chunk: ChunkId, record: ChunkRecord) -> bytes | None:
         """The payload of a chunk of one granule, checked, when the arena has it; does not wait."""
@@ -149,16 +197,19 @@ class Dram:
 
     async def _fill(self) -> None:
         async for chunk in self._wants:
+            read = self._held.pop(chunk, None)
             try:
-                await self._bring_in(chunk)
+                await self._bring_in(chunk, read)
             except LakeError as error:  # whoever reads the chunk itself finds out, and says so
                 _log.debug("dram_fill_failed", chunk=id_text(chunk), reason=error.message)
             except (MemoryError, OSError) as error:  # the machine is short: the disk serves
                 _log.warning("dram_fill_failed", chunk=id_text(chunk), reason=repr(error))
             finally:
                 self._queued.discard(chunk)
+                self._held_bytes -= 0 if read is None else len(read.payload)
+                del read
 
-    async def _bring_in(self, chunk: ChunkId) -> None:
+    async def _bring_in(self, chunk: ChunkId, read: _Payload | None) -> None:
         tier, record = self.tier, self._record(chunk)
         assert tier is not None, "fills are asked for where there is a tier"
         if record is None:
@@ -169,10 +220,13 @@ class Dram:
             return
         is_in = False
         try:
-            await self._segments.read_chunk(record, tier.arena.memory(slot))
+            if read is None:
+                await self._segments.read_chunk(record, tier.arena.memory(slot))
+            else:
+                await self._offload.run(read.copy_to, tier.arena.memory(slot))
             if self._record(chunk) is not None:
                 is_in = True
-                tier.publish(slot, record.stored_bytes, record.crc)
+                self.offered += tier.publish(slot, record.stored_bytes, record.crc) and read is not None
         finally:
             if not is_in:
                 tier.abandon(slot)
@@ -203,7 +257,13 @@ class Dram:
 
     def statistics(self) -> dict[str, Any]:
         """Figures for status; `limit_bytes` 0: there is no tier."""
-        return {"limit_bytes": 0} if self.tier is None else self.tier.statistics()
+        if self.tier is None:
+            return {"limit_bytes": 0}
+        return self.tier.statistics() | {
+            "offered": self.offered,
+            "client_reads": self.client_reads,
+            "client_hits": self.client_hits,
+        }
 
 
 def _checked_range(

@@ -84,6 +84,10 @@ class EmbeddedEngine:
         finally:
             await close_events(events)
 
+    def tell(self, request: Request) -> bool:
+        """Nothing is told: who shares a process with the engine asks it."""
+        return False
+
     async def aclose(self) -> None:
         """The client is gone: its leases end, its sessions linger."""
         await self._service.disconnected(self._client)
@@ -138,6 +142,10 @@ class EmbeddedBlockingEngine:
 
     def forget(self, ticket: object) -> None:
         """Nobody will finish this request: it runs to its end."""
+
+    def tell(self, request: Request) -> bool:
+        """Nothing is told: who shares a process with the engine asks it."""
+        return False
 
     def close(self) -> None:
         """Stop the engine cleanly; idempotent."""

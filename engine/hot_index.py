@@ -5,11 +5,15 @@
     growth  a table that is full, and sized by itself, is replaced by one of twice the size, filled behind
     stop    a kept table gets the last sequence of the clean stop, after which nothing was written
 
+An entry tells the place in a segment (tier 1), or that in the DRAM tier while the chunk is there (tier 3).
+
 Rules kept here:
 - An entry is put when its record is durable, so an answer from the table needs no waiting.
 - An entry goes in the step in which the group that frees, moves or quarantines its chunk has become durable: before
   whoever waits for that group punches the place.
 - Only what the record says of a raw chunk of the default domain goes in; what is not there is asked of the store.
+- `in_slabs` has the place in a segment of exactly those chunks whose entry tells tier 3.  The engine's own look-ups
+  answer that one.  A kept table tells no tier 3 after a clean stop.
 - A kept table is taken again when store, boot and sequence are those of the last clean stop, and every entry is
   whole; else it is made anew.  While it is in use, its header says so.
 - Table full, memory short, files that cannot be used by themselves: counted or said, never an error of a request.
@@ -62,6 +66,10 @@ _PLAIN_KEY: Final = (b"\0\0", 255)
 _log: Final = structlog.get_logger(__name__)
 
 
+def _nowhere(_: bytes) -> Found | None:
+    return None
+
+
 @dataclass
 class _Counts:
     """Since the start."""
@@ -90,13 +98,24 @@ class HotIndex:
     was_kept: bool = False
     """Whether the table is that of the last clean stop."""
     counts: _Counts = field(default_factory=_Counts)
+    slab_place_of: Callable[[bytes], Found | None] = _nowhere
+    """Where a chunk is in the DRAM tier, as an entry of tier 3; None: nowhere."""
+    in_slabs: dict[bytes, Found] = field(default_factory=dict)
     _full: trio.Event = field(default_factory=trio.Event)
 
     # --- asking ------------------------------------------------------------------------------------
 
-    def find_many(self, chunks: list[ChunkId]) -> list[Found | None]:
-        """Durable places of those that are known here."""
+    def places_of(self, chunks: list[ChunkId]) -> list[Found | None]:
+        """Durable places in segments of those that are known here; not counted."""
         found = self.table.find_many(chunks)
+        if self.in_slabs:
+            in_slabs = self.in_slabs
+            return [in_slabs.get(chunk, place) for chunk, place in zip(chunks, found, strict=True)]
+        return found
+
+    def find_many(self, chunks: list[ChunkId]) -> list[Found | None]:
+        """As `places_of`, for clients."""
+        found = self.places_of(chunks)
         missed = found.count(None)
         self.counts.missed += missed
         self.counts.found += len(found) - missed
@@ -108,7 +127,7 @@ class HotIndex:
             NO_GRANT
             if place is None or place[0] != SEGMENT_TIER
             else Grant(SEGMENT_TIER, place[1], place[2], place[3], place[3], 0, place[4])
-            for place in self.table.find_many(chunks)
+            for place in self.places_of(chunks)
         ]
         unknown = [index for index, grant in enumerate(grants) if grant is NO_GRANT]
         self.counts.missed += len(unknown)
@@ -131,6 +150,7 @@ class HotIndex:
             "found": self.counts.found,
             "missed": self.counts.missed,
             "lent": self.counts.lent,
+            "in_slabs": len(self.in_slabs),
         }
 
     # --- writing -----------------------------------------------------------------------------------
@@ -147,7 +167,34 @@ class HotIndex:
 
     def remove(self, chunk: bytes) -> None:
         """The chunk is not at any place that the table could tell."""
+        self.in_slabs.pop(chunk, None)
         self.table.remove(chunk)
+
+    def tell_slab(self, chunk: bytes) -> None:
+        """The chunk has come into the DRAM tier: its entry, if it has one, tells that."""
+        place = self.in_slabs.get(chunk) or self.table.find(chunk)
+        if place is not None and place[0] == SEGMENT_TIER:
+            self._tell(chunk, place)
+
+    def tell_segment(self, chunk: bytes) -> None:
+        """The chunk leaves the DRAM tier: its entry tells its segment again."""
+        place = self.in_slabs.pop(chunk, None)
+        if place is not None:
+            self.put(chunk, place)
+
+    def _tell(self, chunk: bytes, place: Found) -> bool:
+        """The chunk is at this place of a segment, durably: its entry tells that, or where it is in the DRAM tier.
+
+        False when the table does not take it.
+        """
+        slab_place = self.slab_place_of(chunk)
+        if slab_place is None or slab_place[3:] != place[3:]:
+            self.in_slabs.pop(chunk, None)
+            return self.put(chunk, place)
+        is_taken = self.put(chunk, slab_place)
+        if is_taken:
+            self.in_slabs[chunk] = place
+        return is_taken
 
     def records_durable(self, mutations: list[Mutation]) -> None:
         """A group is durable: what it says of chunks is so now."""
@@ -155,14 +202,14 @@ class HotIndex:
             if table is Table.CHUNKS and op is not Op.DELETE:
                 self._put_record(key, value)
             elif table is Table.CHUNKS or op is not Op.DELETE:
-                self.table.remove(chunk_id_of_key(key))
+                self.remove(chunk_id_of_key(key))
 
     def _put_record(self, key: bytes, value: bytes) -> None:
         """What the record says; nothing when the table cannot say it, or the chunk is damaged."""
         chunk = chunk_id_of_key(key)
         place = _place_in(key, value)
-        if place is None or self.is_quarantined(chunk) or not self.put(chunk, place):
-            self.table.remove(chunk)
+        if place is None or self.is_quarantined(chunk) or not self._tell(chunk, place):
+            self.remove(chunk)
 
     # --- life --------------------------------------------------------------------------------------
 
@@ -221,6 +268,7 @@ class HotIndex:
             return False
         old, old_table = self.backing, self.table
         self.backing, self.table = backing, HotTable(backing.memory, capacity)
+        self.in_slabs.clear()
         self.state, self._full = "filling", trio.Event()
         self.counts.grown += 1
         self._write_header()
@@ -273,6 +321,8 @@ class HotIndex:
 
     def keep(self, clean_sequence: Sequence) -> None:
         """The store stops cleanly here: note it, for the next start.  Blocks."""
+        for chunk in list(self.in_slabs):
+            self.tell_segment(chunk)
         if self.state != "ready":
             return
         self._write_header(clean_sequence)

@@ -12,6 +12,7 @@ import trio
 
 from engine.format import Table
 from engine.hot_index import WATCHED, HotIndex, capacity_allowed
+from engine.hot_slabs import joined
 from engine.store import Store
 from engine.tiers import open_backing
 from lakefs.errors import LakeError
@@ -78,6 +79,7 @@ async def _opened(store: Store, setting: str, entries: int) -> HotIndex:
         less = f"memory allows {entries_max(capacity)} entries, not {entries}"
         backing.note = "; ".join(filter(None, [less, backing.note]))
     await store.offload.run(index.begin, store.clean_before)
+    store.leaving.enter_context(joined(index, store.dram.tier))
     if backing.is_kept:
         store.at_clean_stop.append(index.keep)
     return index

@@ -70,6 +70,8 @@ class _Opening:
     lengths: list[int] = field(default_factory=list)
     grants: list[m.Grant] = field(default_factory=list)
     small: ChunkRecord | None = None
+    worth_it: bool = False
+    """Whether its small chunk is to come into the DRAM tier."""
 
     def add_only_chunk(self) -> bool:
         """Note the chunk of a blob without manifest; whether its payload may come inline, or is empty."""
@@ -141,8 +143,10 @@ class Reads:
         payload = self._dram.small_at_once(item.chunks[0], item.small)
         if payload is None:
             payload = self._segments.small_at_once(item.small)
-        if payload is None:
-            return None
+            if payload is None:
+                return None
+            if item.worth_it:
+                self._dram.offer(item.chunks[0], item.small, payload)
         item.grants = [_inline_grant(item.small, 0, len(payload))]
         return Reply(m.OpenResults([_open_result(item)]), Body([payload]))
 
@@ -208,6 +212,8 @@ class Reads:
             if isinstance(item, _Opening) and item.small is not None and item.small.logical_bytes <= budget:
                 budget -= item.small.logical_bytes
                 chosen.append((index, item, item.small))
+            elif isinstance(item, _Opening) and item.worth_it:
+                self._dram.want(item.chunks[0])
         if not chosen:
             return []
         payloads = await self._small_payloads(
@@ -221,6 +227,8 @@ class Reads:
                 if not isinstance(error, StaleGrant):
                     opening[index] = _damaged(item, error)
                 continue
+            if item.worth_it:
+                self._dram.offer(item.chunks[0], record, payload)
             item.grants = [_inline_grant(record, offset, len(payload))]
             parts.append(payload)
             offset += len(payload)
@@ -254,7 +262,8 @@ class Reads:
                     grants[index] = grant_of(find_chunk(view, chunks[index]))
                 sequence = view.sequence
             await self._metadata.wait_durable(sequence)
-        self._dram.note_reads(chunks, grants, understood=_reads_slabs(client, request.media))
+        for chunk in self._dram.note_reads(chunks, grants, understood=_reads_slabs(client, request.media)):
+            self._dram.want(chunk)
         return Reply(m.Located(grants))
 
     def _grant_all(
@@ -276,7 +285,10 @@ class Reads:
                 item.small = records[0]
             grants = [grant_of(record) for record in records]
             understood = not is_small and _reads_slabs(client, request.media)  # it most likely comes along
-            self._dram.note_reads(wanted, grants, understood=understood)
+            worth_it = self._dram.note_reads(wanted, grants, understood=understood)
+            item.worth_it = is_small and bool(worth_it)
+            for chunk in () if is_small else worth_it:
+                self._dram.want(chunk)
             item.grants = [NO_GRANT] * len(item.chunks)
             item.grants[first:behind] = grants
 

@@ -10,6 +10,7 @@ from engine.held_blobs import checked_chunks
 from engine.holds import Client
 from engine.store import Store
 from lakefs.errors import PermissionDenied, RequestTooLarge
+from lakefs.ids import ChunkId
 from lakefs.limits import SLABS_PER_REQUEST_MAX
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
@@ -47,9 +48,19 @@ class SlabRequests:
     async def note_reads(self, client: Client, request: m.NoteReads, body: Body, _: Sequence[int]) -> Reply:
         chunks = checked_chunks(request.chunks)
         if self._dram.tier is not None:
-            with self._store.metadata.view() as view:
-                for chunk in chunks:
-                    record = find_chunk(view, chunk)
-                    if record is not None:
-                        self._dram.note_read(chunk, record.stored_bytes)
+            for chunk, length in zip(chunks, self._lengths(chunks), strict=True):
+                if length is not None and self._dram.note_read(chunk, length, by_client=True):
+                    self._dram.want(chunk)
         return Reply(m.Done())
+
+    def _lengths(self, chunks: Sequence[ChunkId]) -> list[int | None]:
+        """Payload bytes of each; None: there is no such chunk."""
+        hot = self._store.hot_index
+        found = [None] * len(chunks) if hot is None else hot.places_of(list(chunks))
+        lengths = [None if place is None else place[3] for place in found]
+        if None in lengths:
+            with self._store.metadata.view() as view:
+                for index, chunk in enumerate(chunks):
+                    if lengths[index] is None and (record := find_chunk(view, chunk)) is not None:
+                        lengths[index] = record.stored_bytes
+        return lengths

@@ -2,6 +2,8 @@
 
     find in the hot index  ->  preadv(RWF_NOWAIT) from the segment  ->  CRC32C or BLAKE3  ->  done
 
+What the engine has in memory is copied from there (`lakefs.hot_slabs`).
+
 Whatever is odd (the index does not know, a page is not cached, no descriptor is held, the check fails) is no error:
 the caller asks the engine, which knows.  Nothing here waits for a disk or talks to anybody.
 
@@ -23,9 +25,17 @@ from blake3 import blake3
 
 from lakefs.crc import crc32c
 from lakefs.errors import StaleGrant
+from lakefs.hot_slabs import is_read_in_slab
 from lakefs.ids import Buffer, ChunkId, ChunkKind, SegmentId
 from lakefs.limits import GRANULE_BYTES, KIB
-from lakefs.movers import BRING_IN_FROM, MEDIUM_SEGMENT, Check, SegmentDescriptors, check_granules
+from lakefs.movers import (
+    BRING_IN_FROM,
+    MEDIUM_DRAM,
+    MEDIUM_SEGMENT,
+    Check,
+    SegmentDescriptors,
+    check_granules,
+)
 from lakefs.new_bytes import NewBytes
 
 Found = tuple[int, int, int, int, int]
@@ -108,9 +118,12 @@ class HotReads:
     def read_found(self, chunk: ChunkId, found: Found, target: memoryview) -> int:
         """As `read_into`, of what `find` has answered; `target` is as long as the chunk."""
         medium, segment, offset, length, crc = found
-        if medium != MEDIUM_SEGMENT or chunk[0] != _DATA:
-            return NOT_READ
         descriptors = self._descriptors
+        if medium != MEDIUM_SEGMENT or chunk[0] != _DATA:
+            if medium != MEDIUM_DRAM or chunk[0] != _DATA:
+                return NOT_READ
+            is_read = is_read_in_slab(descriptors.slabs, chunk, found, target, self._check)
+            return length if is_read else NOT_READ
         if length >= BRING_IN_FROM and not descriptors.may_be_cached(SegmentId(segment), offset, length):
             return NOT_READ  # or the kernel would begin to fetch it, page by page
         check = self._check

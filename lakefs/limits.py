@@ -94,6 +94,10 @@ HOT_INDEX_MEMORY_SHARE: Final = 16
 """A table takes at most 1/16 of the memory: on 32 GiB 2 GiB, 26 million chunks."""
 HOT_INDEX_ATTEMPTS: Final = 8
 """Looks of a reader at a part of the table that changes under it; then the engine is asked."""
+READ_NOTES_EVERY: Final = 8
+"""Of so many reads by the hot index about one is noted, for the engine to be told."""
+READ_NOTES_MAX: Final = 256
+"""Told in one request: 8.5 KB, at most ten times a second."""
 
 # --- reading ahead -----------------------------------------------------------------------------------
 READ_AHEAD_WINDOW_BYTES_MIN: Final = 4 * MIB
@@ -137,6 +141,8 @@ DRAM_SHARE_MOST: Final = 0.75
 """The most of that memory that the tier may be: the rest is for everything else, the page cache too."""
 DRAM_FILLS_QUEUED_MAX: Final = 256
 """Chunks that wait to be brought in; more are left to their next read.  50 KB of references."""
+DRAM_HELD_BYTES_MAX: Final = 16 * MIB
+"""Of those that wait, payload that somebody's read has brought already; what has no room is read again."""
 DRAM_FILLERS: Final = 2
 """Chunks that are brought in at the same time: two of the engine's threads at most."""
 SLABS_PER_REQUEST_MAX: Final = 63

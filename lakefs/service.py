@@ -84,6 +84,13 @@ class EngineClient(Protocol):
         """
         ...
 
+    def tell(self, request: Request) -> bool:
+        """Send a request whose answer does not matter, when nothing else is under way and it need not wait.
+
+        Whether it was sent; it may get lost even then.
+        """
+        ...
+
     def watch(
         self, bucket: str, *, others_only: bool = False
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
@@ -174,6 +181,10 @@ class BlockingEngineClient(Protocol):
 
     def forget(self, ticket: Any) -> None:
         """Nobody will finish this request; it is done all the same."""
+        ...
+
+    def tell(self, request: Request) -> bool:
+        """As `EngineClient.tell`."""
         ...
 
     def close(self) -> None:

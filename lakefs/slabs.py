@@ -8,9 +8,12 @@ slab, offset and generation.
 Rules kept here:
 - Bytes are copied between two looks at the generation, and what is copied is then checked as any bytes are: the
   generation saves work and finds what is stale early, correctness rests on the check.
+- What one read looks at, generations and slabs, is of one engine: both change in one step.
 - Only memory that its maker can neither shrink nor lend for writing is mapped (its seals are looked at): a mapping of
   anything else might be a SIGBUS.
 - The mapping is read-only for good: the kernel refuses to make it, or the descriptor, writable.
+
+An entry of the hot index that tells a place here (tier 3) has slab and generation in one number, see `pack_place`.
 
 Where generations lie: that of the slot at `offset` of slab `n` is number `(n * slab_bytes + offset) // UNIT_BYTES`, 8
 bytes each, in the machine's order.  No two slots share one: each begins in a unit of its own.
@@ -23,7 +26,7 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from lakefs.errors import StaleGrant
 from lakefs.limits import KIB, MIB
@@ -33,6 +36,10 @@ SLAB_BYTES: Final = 64 * MIB
 UNIT_BYTES: Final = 16 * KIB
 """The shortest slot."""
 GENERATION_BYTES: Final = 8
+PLACE_GENERATION_BITS: Final = 48
+_PLACE_GENERATION_MASK: Final = (1 << PLACE_GENERATION_BITS) - 1
+_PLACE_SLABS: Final = 1 << 64 - PLACE_GENERATION_BITS
+"""4 TiB."""
 F_SEAL_FUTURE_WRITE: Final = 0x10
 """Linux 5.1; Python has no name for it before 3.13."""
 SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE
@@ -45,21 +52,34 @@ def generation_number(slab: int, offset: int, slab_bytes: int) -> int:
     return (slab * slab_bytes + offset) // UNIT_BYTES
 
 
+def pack_place(slab: int, generation: int) -> int | None:
+    """Slab and generation as the `segment` of a hot index's entry; None when they do not fit, after 10^14 fills."""
+    if slab >= _PLACE_SLABS or generation > _PLACE_GENERATION_MASK:
+        return None
+    return slab << PLACE_GENERATION_BITS | generation
+
+
+class _Arena(NamedTuple):
+    """What is mapped of one engine."""
+
+    file: tuple[int, int]
+    """Which file the generations are."""
+    slab_bytes: int
+    generations: memoryview
+    slabs: dict[int, memoryview]
+
+
 class Slabs:
     """The slabs of one engine that this client has mapped.  Used from any of the client's threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._slabs: dict[int, memoryview] = {}
-        self._generations: memoryview | None = None
-        self._arena: tuple[int, int] | None = None
-        """Which file the generations are."""
-        self._slab_bytes = SLAB_BYTES
+        self._arena: _Arena | None = None
 
     def missing(self, slabs: set[int]) -> list[int]:
         """Those of `slabs` that are not mapped."""
-        with self._lock:
-            return sorted(slab for slab in slabs if slab not in self._slabs)
+        arena = self._arena
+        return sorted(slab for slab in slabs if arena is None or slab not in arena.slabs)
 
     def add(self, slabs: Sequence[int], descriptors: Sequence[int], slab_bytes: int) -> None:
         """Map what the engine sent: a descriptor for each slab, and behind them that of the generations.
@@ -75,58 +95,81 @@ class Slabs:
         )
         for descriptor in descriptors[len(held) + 1 :]:
             os.close(descriptor)
+        if arena is None or generations is None:
+            return
+        size = len(generations) // GENERATION_BYTES * GENERATION_BYTES
         with self._lock:
-            if generations is not None and arena != self._arena:
-                self._slabs.clear()
-                self._arena = arena
-            self._slab_bytes = slab_bytes
-            for slab, found in mapped.items():
-                if found is not None:
-                    self._slabs.setdefault(slab, found)
-            if generations is not None:  # last: they are looked at before a slab is
-                size = len(generations) // GENERATION_BYTES * GENERATION_BYTES
-                self._generations = generations[:size].cast("Q")
+            held_slabs = {} if self._arena is None or self._arena.file != arena else self._arena.slabs
+            added = {slab: found for slab, found in mapped.items() if found is not None}
+            self._arena = _Arena(arena, slab_bytes, generations[:size].cast("Q"), added | held_slabs)
 
     def is_current(self, grant: Grant) -> bool:
         """Whether the slot still holds what the grant was given for; False when its slab is not mapped."""
-        generations = self._generations
-        number = generation_number(grant.segment, grant.offset, self._slab_bytes)
-        return (
-            generations is not None
-            and grant.segment in self._slabs
-            and number < len(generations)
-            and generations[number] == grant.epoch
-        )
+        arena = self._arena
+        return arena is not None and _is_current(arena, grant)
 
     def view(self, grant: Grant, begin: int, length: int) -> memoryview:
         """Bytes of the slot from `begin` on, as they are and will be: read-only.  StaleGrant.
 
         They may become another chunk's at any time, unless the chunk is pinned: `is_current` afterwards tells.
         """
-        if not self.is_current(grant):
-            raise _stale(grant)
-        found = self._slabs.get(grant.segment)
-        if found is None:
-            raise _stale(grant)
-        start = grant.offset + begin
-        if begin < 0 or length < 0 or grant.offset < 0 or start + length > len(found):
-            raise _stale(grant)
-        return found[start : start + length]
+        return _view(self._arena, grant, begin, length)
 
     def copy(self, grant: Grant, begin: int, target: memoryview) -> None:
         """Fill `target` with the slot's bytes from `begin` on.  StaleGrant when the slot was used anew meanwhile."""
-        target[:] = self.view(grant, begin, len(target))
-        if not self.is_current(grant):
+        arena = self._arena
+        target[:] = _view(arena, grant, begin, len(target))
+        if arena is None or not _is_current(arena, grant):
             raise _stale(grant)
+
+    def copy_place(self, place: int, offset: int, target: memoryview, vector: memoryview | None) -> bool:
+        """`copy` from a place that the hot index tells (see `pack_place`), and into `vector` what is behind it.
+
+        False when the slot holds something else by now, or is not mapped; then the memory may hold anything.
+        """
+        arena, slab, generation = self._arena, place >> PLACE_GENERATION_BITS, place & _PLACE_GENERATION_MASK
+        if arena is None:
+            return False
+        generations, memory = arena.generations, arena.slabs.get(slab)
+        number = generation_number(slab, offset, arena.slab_bytes)
+        end = offset + len(target)
+        stop = end if vector is None else end + len(vector)
+        if memory is None or number >= len(generations) or stop > len(memory):
+            return False
+        if generation & 1 or generations[number] != generation:
+            return False
+        target[:] = memory[offset:end]
+        if vector is not None:
+            vector[:] = memory[end:stop]
+        return generations[number] == generation
 
     def drop(self) -> None:
         """Forget all slabs, as when the connection to their engine is lost; memory goes when nobody views it."""
         with self._lock:
-            self._slabs.clear()
-            self._generations = self._arena = None
+            self._arena = None
 
     def __len__(self) -> int:
-        return len(self._slabs)
+        return 0 if self._arena is None else len(self._arena.slabs)
+
+
+def _is_current(arena: _Arena, grant: Grant) -> bool:
+    number = generation_number(grant.segment, grant.offset, arena.slab_bytes)
+    return (
+        grant.segment in arena.slabs
+        and 0 <= number < len(arena.generations)
+        and arena.generations[number] == grant.epoch
+    )
+
+
+def _view(arena: _Arena | None, grant: Grant, begin: int, length: int) -> memoryview:
+    """Bytes of the slot from `begin` on.  StaleGrant."""
+    if arena is None or not _is_current(arena, grant):
+        raise _stale(grant)
+    found = arena.slabs[grant.segment]
+    start = grant.offset + begin
+    if begin < 0 or length < 0 or grant.offset < 0 or start + length > len(found):
+        raise _stale(grant)
+    return found[start : start + length]
 
 
 def _file_of(descriptor: int) -> tuple[int, int]:

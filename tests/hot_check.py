@@ -13,6 +13,9 @@ from lakefs.hot_table_format import (
     Found,
     unpack_entry,
 )
+from lakefs.ids import ChunkId
+from lakefs.movers import MEDIUM_DRAM
+from lakefs.slabs import pack_place
 
 
 def entries_of(store: Store) -> dict[bytes, Found]:
@@ -42,12 +45,19 @@ def check_hot_index(store: Store) -> bool:
         }
         if view.sequence > store.metadata.durable_sequence:
             return False
+    assert store.hot_index is not None
+    told = {chunk for chunk, found in entries.items() if found[0] == MEDIUM_DRAM}
+    assert told == store.hot_index.in_slabs.keys(), "it does not know which entries tell a slab"
     for chunk, found in entries.items():
         assert chunk in records, f"the hot index names {chunk.hex()}, which has no record"
+        grant = store.dram.tier and store.dram.tier.grant(ChunkId(chunk))
+        if grant:
+            place = pack_place(grant.segment, grant.epoch)
+            assert found == (MEDIUM_DRAM, place, grant.offset, grant.stored_bytes, grant.crc)
+            found = store.hot_index.in_slabs[chunk]
         record = records[chunk_id_of_key(chunk[:1] + b"\0\0" + chunk[1:])]
         assert found == (1, record.segment, record.offset, record.stored_bytes, record.crc)
         assert not store.chunks.is_quarantined(chunk_id_of_key(chunk[:1] + b"\0\0" + chunk[1:]))
-    assert store.hot_index is not None
     if store.hot_index.state == "ready" and not store.hot_index.counts.refused:
         missing = [c for c in records if c not in entries and not store.chunks.is_quarantined(c)]
         assert not missing, f"{len(missing)} chunks are not in the hot index"

@@ -94,6 +94,10 @@ class AwaitedEngine:
         except EngineUnreachable as error:
             raise _away() from error
 
+    def tell(self, request: Request) -> bool:
+        """See `EngineClient.tell`."""
+        return self._engine is not None and not self._is_away and self._engine.tell(request)
+
     @asynccontextmanager
     async def watch(self, bucket: str, *, others_only: bool = False) -> AsyncIterator[WatchEvents]:
         """See `EngineClient.watch`."""

@@ -38,6 +38,8 @@ class Chunks(HotIndexUser):
         if hot is not None:
             content = hot.read(ChunkId(chunk))
             if content is not None:
+                if self.notes.note(chunk):
+                    self.tell_notes()
                 return content
         return self.get_many([chunk])[0]
 
@@ -57,6 +59,8 @@ class Chunks(HotIndexUser):
         if hot is not None:
             length = hot.read_into(ChunkId(chunk), target)
             if length != NOT_READ:
+                if self.notes.note(chunk):
+                    self.tell_notes()
                 return length
         return self._ask_for([chunk], [target])[0]
 
@@ -73,6 +77,8 @@ class Chunks(HotIndexUser):
             found = self._ask_for([chunks[index] for index in left], [targets[index] for index in left])
             for index, length in zip(left, found, strict=True):
                 lengths[index] = length
+        elif self.notes.note_many(chunks):  # else the engine has heard of most of them
+            self.tell_notes()
         return lengths
 
     def _ask_for(self, chunks: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:

@@ -20,6 +20,7 @@ from lakefs.lake import LakeSteps
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.service import BlockingEngineClient
 from lakefs.steps import Send, Start, Step, Steps, Ticket, Wait
+from lakefs.wire.messages import Request
 
 T = TypeVar("T")
 WORK_THREADS = 2
@@ -88,6 +89,15 @@ class BlockingDriver:
                     self._engine.cancel(ticket)
                 for future in flight.works:
                     future.cancel() or future.exception()
+
+    def tell(self, request: Request) -> bool:
+        """Send a request whose answer does not matter, when no operation runs and it need not wait; whether it was."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return not self._closed and self._engine.tell(request)
+        finally:
+            self._lock.release()
 
     def _drive(self, steps: Steps[T], flight: _Flight) -> T:
         answer: Any = None

@@ -157,6 +157,20 @@ class Link:
             return
         self._send([frame, *body] if body else [frame], ticket.descriptors)
 
+    def tell(self, ticket: Ticket) -> bool:
+        """Send a short request of which nobody awaits the answer, when nothing is under way; whether it was sent."""
+        if self._tickets:  # the answer to what was told before may have come
+            self._receive(self._take_in_arrived, self._is_awaited)
+        if self._tickets or self._receiver_at_work or self.draining or self.error is not None:
+            return False
+        poll = select.poll()
+        poll.register(self._sock, select.POLLOUT)
+        if not poll.poll(0):
+            return False
+        ticket.dropped = True
+        self.submit(ticket)
+        return True
+
     def wait(self, ticket: Ticket) -> Reply | None:
         """The ticket's reply; None when it has ended with an error."""
         while not ticket.ended:

@@ -15,6 +15,7 @@ One connection is `lakefs.client.blocking_link.Link`; this module replaces it wh
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -50,6 +51,8 @@ class BlockingEngine:
         self._link: Link | None = None
         self._sessions = SessionKeeper()
         self._sending = threading.RLock()
+        self._process: Final = os.getpid()
+        """A fork has the same connection, to which only one may write."""
 
     def __enter__(self) -> BlockingEngine:
         return self
@@ -136,6 +139,15 @@ class BlockingEngine:
     def forget(self, ticket: Ticket) -> None:
         """Nobody will finish this ticket: its reply is dropped, when it comes; the request is done all the same."""
         ticket.dropped = True
+
+    def tell(self, request: Request) -> bool:
+        """See `BlockingEngineClient.tell`.  Never connects, never waits; nothing is raised."""
+        if os.getpid() != self._process or not self._sending.acquire(blocking=False):
+            return False
+        try:
+            return self._link is not None and self._link.tell(Ticket(request))
+        finally:
+            self._sending.release()
 
     def _recover(self, ticket: Ticket, error: LakeError) -> None:
         """Send a request again whose connection was lost, or raise."""

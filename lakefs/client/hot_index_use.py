@@ -9,6 +9,8 @@ from typing import Protocol
 
 from lakefs.hot_reads import HotIndex, HotReads
 from lakefs.lake import LakeSteps
+from lakefs.read_notes import ReadNotes
+from lakefs.wire.messages import NoteReads, Request
 
 _NEVER = -1
 
@@ -22,6 +24,9 @@ class Connected(Protocol):
     def epoch(self) -> int:
         """Counts connections."""
 
+    def tell(self, request: Request) -> bool:
+        """Send a request whose answer does not matter, when that needs no wait."""
+
 
 class HotIndexUser:
     """The index of one connection, and the reads by it."""
@@ -30,6 +35,8 @@ class HotIndexUser:
         self._client = client
         self._hot: HotReads | None = None
         self._hot_epoch = _NEVER
+        self.notes = ReadNotes()
+        """Of chunks that were read by it."""
 
     def hot_reads(self) -> HotReads | None:
         """Reads that need no round trip; None when the engine of this connection shares no index."""
@@ -40,6 +47,10 @@ class HotIndexUser:
         steps = self._client.steps
         self._hot = None if index is None else HotReads(index, steps.descriptors, steps.check)
         self._hot_epoch = self._client.epoch
+
+    def tell_notes(self) -> None:
+        """Tell the engine what was read without it; dropped when the connection is busy.  Nothing is waited for."""
+        self._client.tell(NoteReads(self.notes.take()))
 
     @property
     def is_due(self) -> bool:

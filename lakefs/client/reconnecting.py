@@ -135,6 +135,10 @@ class ReconnectingEngine:
                 self._sessions.note(request, reply.message)
                 return reply
 
+    def tell(self, request: Request) -> bool:
+        """See `EngineClient.tell`."""
+        return self._engine is not None and self._engine.tell(request)
+
     @asynccontextmanager
     async def watch(self, bucket: str, *, others_only: bool = False) -> AsyncIterator[WatchEvents]:
         """See `RemoteEngine.watch`: it ends with the connection, and the caller watches anew."""

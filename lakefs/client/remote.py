@@ -174,9 +174,19 @@ class RemoteEngine:
                 self._ping()
                 was_asked = True
 
+    def tell(self, request: Request) -> bool:
+        """See `EngineClient.tell`."""
+        if self._lost is not None or self.draining or self._calls or self._sender.queued:
+            return False
+        self._send_unawaited(request)
+        return True
+
     def _ping(self) -> None:
         """Ask for a sign of life; nobody waits for the answer, nor for room to send the question."""
-        stream_id, frame = self._wire.request(Ping(), 0, 0, deadline_ms=0)
+        self._send_unawaited(Ping())
+
+    def _send_unawaited(self, request: Request) -> None:
+        stream_id, frame = self._wire.request(request, 0, 0, deadline_ms=0)
         call = self._calls[stream_id] = _Call(None, ())
         self._sender.send(frame, (), (), partial(self._sent, stream_id, call))
 

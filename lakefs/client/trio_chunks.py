@@ -54,6 +54,8 @@ class TrioChunks(HotIndexUser):
         lengths = self._read_hot(chunks, targets)
         left = [index for index, length in enumerate(lengths) if length == NOT_READ]
         if not left:
+            if self.notes.note_many(chunks):
+                self.tell_notes()
             await trio.lowlevel.checkpoint()
             return lengths
         wanted = [chunks[index] for index in left], [targets[index] for index in left]

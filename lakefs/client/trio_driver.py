@@ -18,6 +18,7 @@ from lakefs.opened import Access
 from lakefs.ports import Offload
 from lakefs.service import EngineClient
 from lakefs.steps import Send, Start, Step, Steps, Tell, Work, takes
+from lakefs.wire.messages import Request
 
 T = TypeVar("T")
 CLEANUP_S = 5.0
@@ -74,6 +75,10 @@ class TrioDriver:
     def epoch(self) -> int:
         """Counts connections: what the engine gave on an earlier one is void."""
         return self._engine.epoch
+
+    def tell(self, request: Request) -> bool:
+        """Send a request whose answer does not matter; see `EngineClient.tell`."""
+        return self._engine.tell(request)
 
     async def run(self, steps: Steps[T]) -> T:
         """Drive an operation of `LakeSteps` to its end."""

@@ -61,6 +61,9 @@ class InThreads:
 
         return await trio.to_thread.run_sync(blocking)
 
+    def tell(self, request: Request) -> bool:
+        return self.engine.tell(request)
+
     def watch(self, bucket: str, *, others_only: bool = False) -> AbstractAsyncContextManager[Any]:
         raise AssertionError("a blocking client cannot watch")
 

@@ -21,6 +21,7 @@ from engine.disk import LocalDisk
 from engine.dram_tier import DramTier
 from engine.embedded import EmbeddedEngine
 from engine.service import Service
+from engine.sizes import StoreSizes
 from engine.store import Store, open_store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import ChunkDamaged, EngineBusy, InvalidArgument, LakeError, PermissionDenied
@@ -77,7 +78,7 @@ class World:
         return chunk
 
 
-def run(body: Callable[[World], Awaitable[None]], slabs: int = 3) -> None:
+def run(body: Callable[[World], Awaitable[None]], slabs: int = 3, sizes: StoreSizes = SMALL_SIZES) -> None:
     async def main(folder: Path) -> None:
         tier = DramTier(Arena(slabs, SLAB))
         async with ThreadOffload(3, "dram") as offload:
@@ -88,7 +89,7 @@ def run(body: Callable[[World], Awaitable[None]], slabs: int = 3) -> None:
                 offload,
                 grace_s=0.0,
                 verify_index=False,
-                sizes=SMALL_SIZES,
+                sizes=sizes,
                 tier=tier,
             ) as store:
                 with trio.fail_after(60):
@@ -100,7 +101,7 @@ def run(body: Callable[[World], Awaitable[None]], slabs: int = 3) -> None:
         trio.run(main, Path(name))
 
 
-def _punch_everything(world: World) -> None:
+def punch_everything(world: World) -> None:
     """Whatever is on the disk of payload reads as zeros from now on."""
     for path in (world.folder / "segments").iterdir():
         size = path.stat().st_size
@@ -122,7 +123,7 @@ def test_what_is_read_again_comes_from_memory_also_when_the_disk_has_it_no_more(
                 assert await lake.run(lake.steps.get("bkt/object")) == content
             for at in range(0, length, 4 * MIB):
                 await world.event(data_chunk_id(content[at : at + 4 * MIB])).wait()
-            _punch_everything(world)
+            punch_everything(world)
             assert await lake.run(lake.steps.get("bkt/object")) == content
             begin, end = length // 3, length // 2
             opened = await lake.run(lake.steps.open("bkt/object"))
@@ -137,7 +138,7 @@ def test_clients_without_descriptors_are_served_from_memory() -> None:
     async def body(world: World) -> None:
         content = os.urandom(300 * KIB)
         await world.warm(content)
-        _punch_everything(world)
+        punch_everything(world)
         async with world.lake(descriptors=False) as lake:
             assert await lake.run(lake.steps.get("bkt/object")) == content
             opened = await lake.run(lake.steps.open("bkt/object"))
@@ -147,12 +148,78 @@ def test_clients_without_descriptors_are_served_from_memory() -> None:
     run(body)
 
 
+@pytest.mark.parametrize("length", [20 * KIB, 64 * KIB, 300 * KIB, 4 * MIB])
+def test_what_a_read_has_just_brought_comes_in_without_another_read(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(world: World) -> None:
+        async def refuse(*_: object) -> memoryview:
+            raise AssertionError("the segment is read again")
+
+        contents = [os.urandom(length) for _ in range(2)]  # the first one needs a slab
+        with monkeypatch.context() as strict:
+            strict.setattr(world.store.segments, "read_chunk", refuse)
+            async with world.lake(descriptors=False) as lake:
+                for number, content in enumerate(contents):
+                    await lake.run(lake.steps.put(f"bkt/{number}", content))
+                    for _ in range(2):
+                        assert await lake.run(lake.steps.get(f"bkt/{number}")) == content
+                    await world.event(data_chunk_id(content)).wait()
+                punch_everything(world)
+                for number, content in enumerate(contents):
+                    assert await lake.run(lake.steps.get(f"bkt/{number}")) == content
+        assert world.store.dram.statistics()["offered"] == 2
+
+    run(body)
+
+
+def test_what_was_read_in_part_comes_in_whole() -> None:
+    async def body(world: World) -> None:
+        content = os.urandom(300 * KIB)
+        chunk = data_chunk_id(content)
+        async with world.lake() as lake:
+            await lake.run(lake.steps.put("bkt/object", content))
+        for _ in range(2):
+            await world.client(descriptors=False).call(m.ReadChunks([chunk], [0], [9]))
+        await world.event(chunk).wait()
+        punch_everything(world)
+        async with world.lake() as lake:
+            assert await lake.run(lake.steps.get("bkt/object")) == content
+        assert world.store.dram.statistics()["offered"] == 0
+
+    run(body)
+
+
+def test_payload_that_waits_for_its_place_is_bounded_and_read_again_beyond_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.dram.DRAM_HELD_BYTES_MAX", 300 * KIB)
+
+    async def body(world: World) -> None:
+        contents = [os.urandom(200 * KIB) for _ in range(4)]
+        chunks: list[bytes] = [data_chunk_id(content) for content in contents]
+        async with world.lake() as lake:
+            for number, content in enumerate(contents):
+                await lake.run(lake.steps.put(f"bkt/{number}", content))
+        client = world.client(descriptors=False)
+        for _ in range(2):
+            await client.call(m.ReadChunks(chunks, [0] * 4, [0] * 4))
+        for content in contents:
+            await world.event(data_chunk_id(content)).wait()
+        await trio.testing.wait_all_tasks_blocked()
+        assert 1 <= world.store.dram.statistics()["offered"] < 4
+        assert world.store.dram._held_bytes == 0
+        assert not world.store.dram._held
+
+    run(body)
+
+
 def test_small_payloads_come_inline_from_memory() -> None:
     async def body(world: World) -> None:
         content = os.urandom(20 * KIB)
         await world.warm(content)
         await world.store.metadata.sync()
-        _punch_everything(world)
+        punch_everything(world)
         client = world.client()
         for names in ([("bkt", "object")], [("bkt", "object"), ("bkt", "object")]):
             reply = await client.call(m.OpenObjects(names))
@@ -226,7 +293,7 @@ def test_a_damaged_chunk_is_not_kept_in_memory(caplog: pytest.LogCaptureFixture)
     async def body(world: World) -> None:
         content = os.urandom(64 * KIB)
         chunk = await world.warm(content)
-        _punch_everything(world)
+        punch_everything(world)
         with world.store.metadata.view() as view:
             record = find_chunk(view, chunk)
         assert record is not None
@@ -331,6 +398,9 @@ def test_noted_reads_count_and_odd_ones_are_refused() -> None:
             await lake.run(lake.steps.put("bkt/object", content))
         await world.client().call(m.NoteReads([chunk, chunk, data_chunk_id(b"elsewhere")]))
         await world.event(chunk).wait()
+        await world.client().call(m.NoteReads([chunk]))
+        figures = world.store.dram.statistics()
+        assert (figures["client_reads"], figures["client_hits"]) == (3, 1)
         with pytest.raises(InvalidArgument):
             await world.client().call(m.NoteReads([b"odd"]))
 

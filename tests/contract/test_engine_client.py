@@ -284,6 +284,40 @@ def test_descriptors_go_to_the_engine_and_come_back_as_new_ones(opened: Opened, 
     run(opened, body)
 
 
+def test_what_is_told_is_sent_when_nothing_is_under_way_and_dropped_when_the_engine_is_slow(
+    opened: Opened,
+) -> None:
+    async def body(engine: EngineClient, service: FakeService) -> None:
+        if isinstance(engine, EmbeddedEngine):
+            assert not engine.tell(Ping())
+            return
+        assert engine.tell(Status())
+        assert not engine.tell(Ping()), "what was told before is not answered yet"
+        await engine.call(Ping())
+        assert not engine.tell(Ping())
+        service.gate.set()
+        while not engine.tell(Ping()):
+            await engine.call(StatNames([]))
+        await engine.call(StatNames([]))
+        assert service.served.count("Status") == 1
+        assert service.served.count("Ping") == 2
+
+    run(opened, body)
+
+
+def test_nothing_is_told_while_a_call_waits_for_its_answer(opened: Opened) -> None:
+    async def body(engine: EngineClient, service: FakeService) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.call, Status())
+            while "Status" not in service.served:
+                await trio.lowlevel.checkpoint()
+            assert not engine.tell(Ping())
+            service.gate.set()
+        assert "Ping" not in service.served
+
+    run(opened, body)
+
+
 def test_a_cancelled_call_ends_and_the_client_lives(opened: Opened) -> None:
     async def body(engine: EngineClient, service: FakeService) -> None:
         if isinstance(engine, InThreads):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,7 +13,7 @@ import pytest
 import lakefs
 from lakefs.client.blocking_driver import BlockingDriver
 from lakefs.ids import data_chunk_id
-from tests.e2e.served import WAIT_S, Served
+from tests.e2e.served import WAIT_S, Served, serving
 
 
 def until_hot(lake: lakefs.Lake, chunk: bytes) -> None:
@@ -52,6 +53,34 @@ def test_a_chunk_is_read_without_a_request_and_is_not_there_when_it_was_freed(
             pass
         with pytest.raises(lakefs.LakeError, match="not in the store"):
             lake.chunks.get(chunk)
+
+
+def test_what_is_read_without_the_engine_is_told_to_it_and_then_read_from_its_memory(folder: Path) -> None:
+    contents = [os.urandom(length) for length in (20 << 10, 64 << 10, 300 << 10)]
+    chunks = [data_chunk_id(content) for content in contents]
+    with serving(folder, "--dram-tier-bytes", "256M") as engine, lakefs.connect(engine.server) as lake:
+        for number, content in enumerate(contents):
+            lake.put(f"bkt/{number}", content)
+        for chunk in chunks:
+            until_hot(lake, chunk)
+        hot = lake.chunks.hot_reads()
+        assert hot is not None
+        until = time.monotonic() + WAIT_S
+        while not all((found := hot.index.find(chunk)) and found[0] == 3 for chunk in chunks):
+            assert [lake.chunks.get(chunk) for chunk in chunks] == contents
+            assert time.monotonic() < until, lake.status()["dram"]
+        while not lake.status()["dram"]["client_reads"]:
+            for chunk in chunks:
+                lake.chunks.get(chunk)
+        assert [lake.chunks.get(chunk) for chunk in chunks] == contents  # the slabs have come
+        with no_requests(), mock.patch("lakefs.hot_reads.os.preadv", side_effect=AssertionError("a segment")):
+            assert [lake.chunks.get(chunk) for chunk in chunks] == contents
+        engine.kill()
+        with no_requests():
+            assert [lake.chunks.get(chunk) for chunk in chunks] == contents, "what is mapped stays"
+        engine.start()
+        lake.status()
+        assert [lake.chunks.get(chunk) for chunk in chunks] == contents
 
 
 def test_chunks_are_read_after_the_engine_was_replaced(served: Served) -> None:

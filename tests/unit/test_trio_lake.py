@@ -46,6 +46,9 @@ class StuckEngine:
             raise EngineUnreachable("gone")
         return Reply(m.SessionOpened(bytes(16)) if isinstance(request, m.SessionOpen) else m.Done())
 
+    def tell(self, request: m.Request) -> bool:
+        return False
+
     def watch(
         self, bucket: str, *, others_only: bool = False
     ) -> AbstractAsyncContextManager[AsyncIterator[m.WatchEvent]]:
