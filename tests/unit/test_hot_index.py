@@ -129,16 +129,19 @@ def test_a_scribbling_reader_does_not_get_a_mapping_to_scribble_on(shared: tuple
         reader._memory[0:1] = b"x"
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    address = _address_of(reader._memory)
+    address = _address_of(reader._memory, shared[0])
     assert libc.mprotect(address, 4096, mmap.PROT_READ | mmap.PROT_WRITE) == -1
     assert reader.find(CHUNK) == PLACE
 
 
-def _address_of(memory: mmap.mmap) -> int:
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    [line] = [line for line in maps if "memfd:hot-index" in line and line.split()[1] == "r--s"]
-    assert len(memory) <= int(line.split("-")[1].split()[0], 16) - int(line.split("-")[0], 16)
-    return int(line.split("-")[0], 16)
+def _address_of(memory: mmap.mmap, descriptor: int) -> int:
+    """Where the only read-only mapping of the descriptor's file is."""
+    inode = str(os.fstat(descriptor).st_ino)
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    [line] = [fields[0] for fields in maps if fields[4] == inode and fields[1] == "r--s"]
+    begin, end = (int(each, 16) for each in line.split("-"))
+    assert len(memory) <= end - begin
+    return begin
 
 
 def test_memory_that_its_owner_can_cut_is_not_mapped(tmp_path: Path) -> None:
