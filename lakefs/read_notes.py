@@ -19,7 +19,7 @@ from typing import Final
 from lakefs.limits import READ_NOTES_EVERY, READ_NOTES_MAX
 
 TELL_FULL_S: Final = 0.1
-"""Between two requests with `READ_NOTES_MAX` chunks: each takes about 0.2 ms of the engine's time."""
+"""Between two requests with `READ_NOTES_MAX` chunks: each takes about 0.3 ms of the engine's time."""
 TELL_S: Final = 1.0
 """Between two requests with fewer."""
 

@@ -73,8 +73,11 @@ def test_what_is_read_without_the_engine_is_told_to_it_and_then_read_from_its_me
             for chunk in chunks:
                 lake.chunks.get(chunk)
         assert [lake.chunks.get(chunk) for chunk in chunks] == contents  # the slabs have come
+        buffers = [bytearray(len(content)) for content in contents]
         with no_requests(), mock.patch("lakefs.hot_reads.os.preadv", side_effect=AssertionError("a segment")):
             assert [lake.chunks.get(chunk) for chunk in chunks] == contents
+            assert lake.chunks.get_many_into(chunks, buffers) == [len(content) for content in contents]
+        assert buffers == contents
         engine.kill()
         with no_requests():
             assert [lake.chunks.get(chunk) for chunk in chunks] == contents, "what is mapped stays"
