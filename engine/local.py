@@ -12,7 +12,8 @@ from engine.crash_note import noting_crashes
 from engine.disk import LocalDisk
 from engine.dram_tier import DramTier
 from engine.io_queue import open_io_queue
-from engine.store import Store, open_store
+from engine.store import Store
+from engine.store_opening import open_store
 from lakefs.limits import GC_GRACE_S
 from lakefs.offload import ThreadOffload
 from lakefs.slabs import SLAB_BYTES

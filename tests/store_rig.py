@@ -16,7 +16,8 @@ from engine.embedded import EmbeddedEngine
 from engine.format import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.service import Service
 from engine.sizes import MetadataSizes, SegmentSizes, StoreSizes
-from engine.store import Store, open_store
+from engine.store import Store
+from engine.store_opening import open_store
 from engine.views import Transaction
 from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import KIB, MIB

@@ -18,7 +18,8 @@ from engine.disk import LocalDisk
 from engine.embedded import EmbeddedBlockingEngine, EmbeddedEngine
 from engine.server import Server
 from engine.service import Service
-from engine.store import Store, open_store
+from engine.store import Store
+from engine.store_opening import open_store
 from lakefs.client.blocking_remote import connect_blocking
 from lakefs.client.remote import connect_engine
 from lakefs.ids import Buffer

@@ -22,7 +22,8 @@ from engine.dram_tier import DramTier
 from engine.embedded import EmbeddedEngine
 from engine.service import Service
 from engine.sizes import StoreSizes
-from engine.store import Store, open_store
+from engine.store import Store
+from engine.store_opening import open_store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import ChunkDamaged, EngineBusy, InvalidArgument, LakeError, PermissionDenied
 from lakefs.ids import ChunkId, data_chunk_id

@@ -11,7 +11,7 @@ import trio
 from engine.clock import SystemClock
 from engine.disk import LocalDisk
 from engine.gc import GcReport
-from engine.store import open_store
+from engine.store_opening import open_store
 from lakefs.offload import ThreadOffload
 
 PAGE = 4096

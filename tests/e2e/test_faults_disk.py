@@ -20,7 +20,8 @@ from engine.clock import SystemClock
 from engine.disk import LocalDisk, LocalFile
 from engine.embedded import EmbeddedEngine
 from engine.service import Service
-from engine.store import Store, open_store
+from engine.store import Store
+from engine.store_opening import open_store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import ChunkDamaged, DiskFailed, LakeError, StoreReadOnly
 from lakefs.offload import ThreadOffload

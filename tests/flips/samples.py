@@ -20,7 +20,8 @@ from engine.disk import LocalDisk
 from engine.embedded import EmbeddedEngine
 from engine.service import Service
 from engine.sizes import MetadataSizes, SegmentSizes, StoreSizes
-from engine.store import Store, open_store
+from engine.store import Store
+from engine.store_opening import open_store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.limits import KIB, MIB
 from lakefs.offload import InlineOffload

@@ -11,7 +11,8 @@ import trio
 from engine.embedded import EmbeddedEngine
 from engine.service import Service
 from engine.sizes import MetadataSizes, StoreSizes
-from engine.store import Store, open_store
+from engine.store import Store
+from engine.store_opening import open_store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import DiskFailed, StoreReadOnly
 from lakefs.limits import KIB, MIB

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from engine.sizes import MetadataSizes, StoreSizes
-from engine.store import open_store
+from engine.store_opening import open_store
 from lakefs.errors import DiskFailed, LakeError
 from lakefs.limits import KIB, MIB
 from lakefs.offload import InlineOffload

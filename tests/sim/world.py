@@ -20,7 +20,8 @@ import trio
 from engine.hot_index_life import run_hot_index
 from engine.reserve import RESERVE_PATH
 from engine.service import Service
-from engine.store import Store, open_store
+from engine.store import Store
+from engine.store_opening import open_store
 from lakefs.errors import CorruptionError, DiskFailed, OperationalError, StoreFull, StoreReadOnly
 from lakefs.ids import Sequence
 from lakefs.limits import KIB, MIB, UPLOAD_EXPIRY_S
