@@ -306,7 +306,7 @@ class Segments:
 
     def _unpinned_pages(self, segment: SegmentId, kind: SegmentKind, spans: Sequence[Span]) -> list[Span]:
         """The whole pages of the spans that touch nothing pinned."""
-        pinned = owned_spans(kind, self.pins.spans(segment))
+        pinned = owned_spans(kind, self.pins.touching(segment, spans))
         return whole_pages(without(spans, pinned) if pinned else spans)
 
     async def _punch_pages(self, segment: SegmentId, pages: list[Span]) -> None:

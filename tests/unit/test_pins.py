@@ -14,11 +14,13 @@ from hypothesis import given, strategies as st
 from engine import pins as pins_module
 from engine.compaction import Compactor
 from engine.embedded import EmbeddedEngine
-from engine.extents import Span, without
+from engine.extents import Span, owned_spans, page_up, without
+from engine.format import SegmentKind
+from engine.pins import PinnedPlaces
 from engine.store import Store
 from lakefs.errors import EngineBusy
 from lakefs.ids import ChunkId, SegmentId, data_chunk_id
-from lakefs.limits import COMPACT_SHARE_MOST
+from lakefs.limits import COMPACT_SHARE_MOST, PAGE_BYTES
 from lakefs.wire import messages as m
 from tests.sim.disk import SimDisk
 from tests.store_rig import (
@@ -228,6 +230,67 @@ def test_what_is_left_of_spans_is_what_no_kept_one_has(
     assert sorted(place for offset, length in left for place in range(offset, offset + length)) == sorted(
         some - kept
     )
+
+
+_PLACES = st.lists(
+    st.tuples(st.integers(0, 3 * PAGE_BYTES), st.integers(1, 3 * PAGE_BYTES)), min_size=1, max_size=20
+)
+"""Room before each place, and its length."""
+
+
+def _laid_out(places: list[tuple[int, int]], kind: SegmentKind) -> list[Span]:
+    """Places of a segment of that kind, one behind the other."""
+    laid: list[Span] = []
+    end = PAGE_BYTES
+    for room, length in places:
+        begin = end + room if kind is SegmentKind.SMALL else page_up(end + room)
+        laid.append((begin, length))
+        end = begin + length
+    return laid
+
+
+@given(
+    _PLACES,
+    _PLACES,
+    st.sampled_from(SegmentKind),
+    st.lists(st.tuples(st.integers(0, 19), st.integers(0, 2), st.booleans()), max_size=80),
+)
+def test_what_a_punch_leaves_is_what_all_pins_sorted_each_time_would_have_it_leave(
+    places: list[tuple[int, int]],
+    punched: list[tuple[int, int]],
+    kind: SegmentKind,
+    steps: list[tuple[int, int, bool]],
+) -> None:
+    laid, spans = _laid_out(places, kind), owned_spans(kind, _laid_out(punched, kind))
+    pinned, naive = PinnedPlaces(), dict.fromkeys(range(len(laid)), 0)
+    for number, connections, looked_at in steps:
+        index = number % len(laid)
+        while naive[index] != connections:
+            if naive[index] < connections:
+                pinned.enter(*laid[index])
+                naive[index] += 1
+            else:
+                pinned.leave(laid[index][0])
+                naive[index] -= 1
+        all_of_them = [laid[index] for index, count in sorted(naive.items()) if count]
+        assert bool(pinned) == bool(all_of_them)
+        if looked_at:
+            assert pinned.touching([(0, 1 << 40)]) == all_of_them
+            found = pinned.touching(spans)
+            assert set(found) <= set(all_of_them)
+            assert without(spans, owned_spans(kind, found)) == without(spans, owned_spans(kind, all_of_them))
+
+
+def test_a_punch_looks_at_the_pins_that_it_touches_and_not_at_all_of_them() -> None:
+    pinned = PinnedPlaces()
+    for number in range(10_000):
+        pinned.enter(number * 2 * PAGE_BYTES, 100)
+    before = pinned.touching([(0, 1)])
+    with mock.patch.object(pins_module, "page_up", wraps=page_up) as looked_at:
+        found = pinned.touching([(PAGE_BYTES * 5000, PAGE_BYTES * 4), (PAGE_BYTES * 9001, PAGE_BYTES)])
+    assert before == [(0, 100)]
+    assert [offset // PAGE_BYTES for offset, _ in found] == [5000, 5002]
+    assert looked_at.call_count <= 5
 
 
 def test_ids_that_are_none_are_refused() -> None:
