@@ -3,7 +3,7 @@
 A trial prepares itself, uncounted, and gives one call; the call is made once to warm up, then again and again until the
 time is over or `BYTES_MAX` have been stored.  Contents are incompressible and all different, so nothing is stored
 twice.  Everything lies in one bucket that nobody else has; `Ground.clean` removes it.  What a trial meets
-(LakeError) is its result, not the end of the others.
+(LakeError) is its result, not the end of the others; one that this machine lacks something for is left out.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from lakefs.errors import LakeError
+from cli.bench_mount import temporary_mount, what_mounting_lacks
+from lakefs.errors import LakeError, LocalFileError
 from lakefs.histogram import Histogram
 from lakefs.names import parse_object_name
 from lakefs.steps import send
 from lakefs.wire.messages import Locate
 
 if TYPE_CHECKING:
+    from cli.target import Target
     from lakefs.client.blocking import Lake
 
+T = TypeVar("T")
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 SMALL: Final = 4 * KIB
@@ -71,6 +74,8 @@ class Ground:
     """Where trials work: a lake, and a bucket of their own."""
 
     lake: Lake
+    target: Target | None = None
+    """How another process reaches the engine; None: it cannot."""
     bucket: str = field(default_factory=lambda: f"lake-bench-{os.urandom(6).hex()}")
     content: Content = field(default_factory=Content)
     held: ExitStack = field(default_factory=ExitStack)
@@ -101,11 +106,16 @@ class Trial:
     prepare: Callable[[Ground], Call]
     operations: int = 1
     stores: bool = False
+    lacks: Callable[[Ground], str] = lambda ground: ""
+    """What is missing here for it, in words; empty when nothing is."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial came to.  `engine_cpu_s`: None when the engine is not a process of ours."""
+    """What a trial came to.  `engine_cpu_s`: None when the engine is not a process of ours.
+
+    `left_out`: what it lacked, when it was not tried; `could_not_run`: what it failed with.
+    """
 
     trial: Trial
     calls: int = 0
@@ -114,6 +124,7 @@ class Outcome:
     latencies: Histogram = field(default_factory=Histogram)
     engine_cpu_s: float | None = None
     could_not_run: str = ""
+    left_out: str = ""
 
     @property
     def operations_per_s(self) -> float:
@@ -131,14 +142,16 @@ class Outcome:
 
     def as_json(self) -> dict[str, object]:
         """Figures by name."""
+        told = {"name": self.trial.name, "what": self.trial.what}
         if self.could_not_run:
-            return {"name": self.trial.name, "what": self.trial.what, "could_not_run": self.could_not_run}
+            return {**told, "could_not_run": self.could_not_run}
+        if self.left_out:
+            return {**told, "left_out": self.left_out}
         cpu = {}
         if self.engine_cpu_s is not None:
             cpu["engine_cpu_us"] = self.engine_cpu_s * 1e6 / max(1, self.calls * self.trial.operations)
         return {
-            "name": self.trial.name,
-            "what": self.trial.what,
+            **told,
             "calls": self.calls,
             "operations_per_s": self.operations_per_s,
             "bytes_per_s": self.bytes_per_s,
@@ -154,6 +167,9 @@ def run_trials(
 ) -> Iterator[Outcome]:
     """Each in turn, for so long."""
     for trial in trials:
+        if lacking := trial.lacks(ground):
+            yield Outcome(trial, left_out=lacking)
+            continue
         try:
             with ground.held:
                 outcome = _run(ground, trial, seconds, engine_pid)
@@ -231,10 +247,14 @@ def _get_small(ground: Ground) -> Call:
 
 
 def _get_blocks(ground: Ground) -> Call:
-    names = _filled(ground, BLOCK, HOT)
-    groups = itertools.cycle([names[start : start + BLOCKS] for start in range(0, HOT, BLOCKS)])
-    buffers = [bytearray(BLOCK) for _ in range(BLOCKS)]
+    groups, buffers = _groups(_filled(ground, BLOCK, HOT))
     return lambda: sum(ground.lake.get_many_into(next(groups), buffers))
+
+
+def _groups(items: Sequence[T]) -> tuple[Iterator[Sequence[T]], list[bytearray]]:
+    """Groups for one call each, in turn for ever; and where the blocks of one go."""
+    groups = [items[start : start + BLOCKS] for start in range(0, len(items), BLOCKS)]
+    return itertools.cycle(groups), [bytearray(BLOCK) for _ in range(BLOCKS)]
 
 
 def _put_shared(ground: Ground) -> Call:
@@ -261,9 +281,7 @@ def _get_id(ground: Ground) -> Call:
 
 
 def _get_ids(ground: Ground) -> Call:
-    chunks = _chunks(ground, HOT)
-    groups = itertools.cycle([chunks[start : start + BLOCKS] for start in range(0, HOT, BLOCKS)])
-    buffers = [bytearray(BLOCK) for _ in range(BLOCKS)]
+    groups, buffers = _groups(_chunks(ground, HOT))
     return lambda: sum(ground.lake.chunks.get_many_into(next(groups), buffers))
 
 
@@ -277,6 +295,33 @@ def _get_large(ground: Ground) -> Call:
     ground.lake.put(name, memoryview(ground.content.make(LARGE)))
     buffer = bytearray(LARGE)
     return lambda: ground.lake.get_into(name, buffer)
+
+
+def _read_mounted(ground: Ground) -> Call:
+    """From the beginning to the end, and again; what the kernel kept of it is dropped in between."""
+    assert ground.target is not None, "nothing was lacking"
+    ground.lake.put(ground.name("mounted"), memoryview(ground.content.make(LARGE)))
+    folder = ground.held.enter_context(temporary_mount(ground.target, ground.bucket))
+    file = ground.held.enter_context((folder / "mounted").open("rb", buffering=0))
+    buffer = bytearray(MIB)
+
+    def call() -> int:
+        try:
+            if not (count := file.readinto(buffer)):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                file.seek(0)
+                count = file.readinto(buffer)
+        except OSError as error:
+            raise LocalFileError(f"{folder}: {error.strerror}", subject=str(folder)) from error
+        return count
+
+    return call
+
+
+def _mounting_lacks(ground: Ground) -> str:
+    if ground.target is None:
+        return "a mount needs an engine that serves (--server)"
+    return what_mounting_lacks()
 
 
 def _stat(ground: Ground) -> Call:
@@ -317,5 +362,11 @@ TRIALS: Final[tuple[Trial, ...]] = (
     Trial("get-ids", f"get of {BLOCKS} x 64 KiB by chunk id in a call", _get_ids, BLOCKS),
     Trial("stat", "stat of one name: a round trip", _stat),
     Trial("locate", f"locate of {CHUNKS} chunks in a call", _locate, CHUNKS),
+    Trial(
+        "mount-read",
+        "sequential read of 64 MiB through a mount, 1 MiB in a call",
+        _read_mounted,
+        lacks=_mounting_lacks,
+    ),
 )
 """In the order that they run."""

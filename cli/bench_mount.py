@@ -1,0 +1,98 @@
+"""A mount for the time of a trial: a process of its own, at a new folder, both gone at the end.
+
+It is read-only, so that nothing can go through it into the store, and has none of the user's settings but the token.
+What does not end by itself is unmounted and killed.  SIGKILL of the bench is the one end that leaves it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from cli.target import Target
+from lakefs.errors import LocalFileError
+
+FUSE_DEVICE: Final = "/dev/fuse"
+END_S: Final = 30.0
+
+
+def what_mounting_lacks() -> str:
+    """What this machine has not got that a mount needs, in words; empty when nothing is missing."""
+    if not os.path.exists(FUSE_DEVICE):
+        return f"there is no {FUSE_DEVICE} (modprobe fuse; a container must be given the device)"
+    if not os.access(FUSE_DEVICE, os.R_OK | os.W_OK):
+        return f"this user may not open {FUSE_DEVICE}"
+    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        return "fusermount3 is missing (install the package fuse3)"
+    return ""
+
+
+@contextmanager
+def temporary_mount(target: Target, bucket: str) -> Iterator[Path]:
+    """A bucket of a running engine as a folder.  LocalFileError with the reason when it cannot be mounted.
+
+    Whatever is opened below the folder has to be closed in the block.
+    """
+    with tempfile.TemporaryDirectory(prefix="lake-bench-") as name:
+        folder = Path(name)
+        process = _started(target, bucket, folder)
+        place = folder / "mount"
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise LocalFileError(f"nothing was mounted: {_last_words(folder / 'log', process.wait())}")
+            yield place
+        finally:
+            _end(process, place)
+
+
+def _started(target: Target, bucket: str, folder: Path) -> subprocess.Popen[str]:
+    place, config = folder / "mount", folder / "lake.toml"
+    place.mkdir()
+    config.write_text("")
+    command = [sys.executable, "-m", "cli.main", "--server", target.address()]
+    if target.token_file is not None:
+        command += ["--token-file", str(target.token_file)]
+    command += ["mount", "--foreground", "--read-only", "--bucket", bucket, str(place)]
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("LAKE_")}
+    kept |= {name: os.environ[name] for name in ("LAKE_TOKEN",) if name in os.environ}
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=kept | {"LAKE_CONFIG": str(config), "STATE_DIRECTORY": str(folder / "lake-mount")},
+            start_new_session=True,  # an interrupt of the terminal is the bench's to handle
+        )
+
+
+def _last_words(log: Path, code: int) -> str:
+    """The error that the process ended with, as it told people."""
+    lines = log.read_text(errors="replace").splitlines()
+    told = (line.removeprefix("lake: ") for line in reversed(lines) if line.startswith("lake: "))
+    return next(told, f"the mount ended with {code}")
+
+
+def _end(process: subprocess.Popen[str], place: Path) -> None:
+    from fuse.mount_table import mount_at, real_path, unmount
+
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+    real = real_path(place)
+    if mount_at(real) is not None:  # it was killed
+        unmount(real, lazy=True)
