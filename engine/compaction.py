@@ -81,7 +81,7 @@ class CompactionReport:
     """Why not all segments were compacted that were worth it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Found:
     """A chunk and the record that it had when it was found."""
 

@@ -35,6 +35,7 @@ from engine.format import (
 )
 from engine.journal_reader import JOURNAL_FOLDER, Group, JournalFile, journal_path
 from engine.sizes import DEFAULT_SIZES, MetadataSizes
+from engine.zeros import zeros
 from lakefs.errors import EngineBusy, LakeError, StoreFull, StoreReadOnly
 from lakefs.ids import Sequence
 from lakefs.ports import Clock, Disk, DiskFile
@@ -157,7 +158,7 @@ class Journal:
         while True:
             try:
                 file.allocate(start, target - start)
-                file.pwrite(bytes(target - group_end), group_end)
+                file.pwritev(zeros(target - group_end), group_end)
             except StoreFull:
                 if target == group_end and not self._release_reserve():
                     raise

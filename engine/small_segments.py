@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import trio
 
@@ -26,18 +25,16 @@ from engine.failpoints import reached
 from engine.format import SEGMENT_DATA_OFFSET, SegmentKind
 from engine.segment_files import grow
 from engine.segment_maker import OpenSegment, SegmentMaker, WriteGate, close_segment_file
+from engine.zeros import zeros
 from lakefs.errors import DiskFailed, LakeError, StoreFull
 from lakefs.ids import Buffer, SegmentId
 from lakefs.limits import (
-    MIB,
     PAGE_BYTES,
     SMALL_PAYLOAD_BYTES,
     SMALL_UNWRITTEN_BYTES,
     SMALL_UNWRITTEN_BYTES_MAX,
 )
 from lakefs.ports import DiskFile
-
-_ZEROS: Final = bytes(MIB)
 
 
 @dataclass
@@ -286,6 +283,5 @@ class SmallWriter:
 def _write_zeros(file: DiskFile, offset: int, length: int) -> None:
     """Write zeros ahead, so that later synced writes meet written blocks."""
     assert offset % PAGE_BYTES == 0
-    for at in range(offset, offset + length, len(_ZEROS)):
-        file.pwrite(memoryview(_ZEROS)[: min(len(_ZEROS), offset + length - at)], at)
+    file.pwritev(zeros(length), offset)
     reached("small.zeroed")
