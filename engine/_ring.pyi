@@ -1,42 +1,82 @@
 """Types of the native module `_ring`; its rules are in `_ring.pyx`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final
 
+import trio
+
 from lakefs.ids import Buffer
+from lakefs.ports import FilePlace
 
 NOP: Final = 0
 SYNC_DATA: Final = 3
 READ: Final = 22
 WRITE: Final = 23
 
-Operation = tuple[int, int, Buffer | None, int]
-"""(opcode, descriptor, buffer or None, offset in the file)"""
+class Batch:
+    """Operations that are submitted together.  Filled, then submitted to one ring, then read for its results."""
+
+    room: int
+    """Operations that it has room for."""
+    count: int
+    """Operations that were added."""
+    submitted: int
+    """Of those, the first so many were handed over, or given up."""
+    pending: int
+    """Operations that have not ended."""
+    task: trio.lowlevel.Task | None
+    """Who waits for its end; the caller's to use."""
+
+    def __init__(self, room: int) -> None: ...
+    def add(self, opcode: int, descriptor: int, buffer: Buffer | None, offset: int) -> None:
+        """One operation, with memory of its own, which is held until the batch has ended.
+
+        BufferError, TypeError, OverflowError, or ValueError for what is no operation, or has no room: it is not added.
+        """
+
+    def add_reads(self, places: Iterable[FilePlace], buffer: Buffer) -> None:
+        """Reads that fill one memory, one behind the other; once.  Errors as of `add`; then the batch is of no use."""
+
+    def give_up(self) -> bool:
+        """What was not handed over will not be; whether nothing is pending any more."""
+
+    def results(self) -> list[int]:
+        """Of each operation the count of bytes or the negated errno; of what was given up, -ECANCELED."""
+
+    def are_whole(self) -> list[bool]:
+        """Of each operation whether it moved as much as it should."""
 
 class Ring:
-    """One io_uring instance.  Used by one thread; RuntimeError when two meet in it, ValueError once it is closed."""
+    """One io_uring instance.
+
+    Used by the thread that made it; RuntimeError when two meet in it, ValueError once it is closed.
+    """
 
     entries: int
     """Operations that may be in flight; the kernel rounds what was asked for up to a power of two."""
     in_flight: int
     """Operations submitted and not reaped."""
+    is_deferred: bool
+    """Whether the kernel keeps what completes until it is asked for."""
 
-    def __init__(self, entries: int) -> None:
-        """OSError as the kernel, or what filters system calls, refuses it."""
+    def __init__(self, entries: int, *, plain: bool = False) -> None:
+        """OSError as the kernel, or what filters system calls, refuses it.
+
+        `plain`: with nothing that came after Linux 5.6, as there.
+        """
 
     def eventfd(self) -> int:
         """A descriptor that becomes readable when something completes outside `submit`; the ring's own."""
 
-    def submit(self, token: object, operations: Sequence[Operation], first: int = 0) -> int:
-        """Hand over operations[first:] as far as there is room; how many were.  Their buffers are held until reaped.
+    def submit(self, batch: Batch) -> int:
+        """Hand over what the batch has left, as far as there is room; how many operations were.
 
         `reap` next: what completes during the call makes the eventfd readable only by luck.  OSError when the kernel
-        takes none and none is in flight; BufferError, TypeError or ValueError for what is no operation: then none was
-        handed over.
+        takes none and none is in flight.
         """
 
-    def reap(self) -> list[tuple[object, int, int]]:
-        """What has completed since: (token, index in its operations, count of bytes or the negated errno)."""
+    def reap(self) -> list[Batch]:
+        """Take what has completed since; the batches that have ended by it."""
 
     def wait(self, count: int) -> None:
         """Block until so many can be reaped (at most what is in flight), with the interpreter's lock released."""

@@ -5,6 +5,7 @@ Rules kept here:
   that cannot be opened is left to that reader, in a thread: it reads again, past the page cache too, and tells damage.
 - A few reads are tried in the page cache first.  Many go to the queue as one: io_uring copies what is cached during the
   submission, at less than a system call for each.
+- Payloads of one granule are read into one memory, one behind the other, with no object for each on the way.
 - At most READ_AT_ONCE_BYTES are read between two checkpoints, so that a long request holds up nobody.
 - Files are open, and counted as used, while the kernel reads them.
 """
@@ -13,18 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from itertools import compress
 from typing import Final
 
 import trio
+from crc32c import crc32c
 
-from engine.checksums import check_payload, check_vector, vector_of
+from engine.checksums import check_vector, vector_of
 from engine.format import ChunkRecord
 from engine.segment_files import HeldFiles, ReadFiles
 from engine.segment_reader import READ_AT_ONCE_BYTES, RangeRead, SegmentReader
 from lakefs.errors import LakeError, OperationalError, StoreDamaged
 from lakefs.ids import SegmentId
 from lakefs.limits import GRANULE_BYTES
-from lakefs.ports import DiskFile, FileRead, IoQueue, Offload
+from lakefs.ports import DiskFile, FilePlace, FileRead, IoQueue, Offload
 
 FEW: Final = 4
 """Up to so many reads, one system call for each costs no more than the way through a queue."""
@@ -72,23 +75,32 @@ class BatchReader:
         if not tried:
             self._look_in_memory(records, found)
         missing = [index for index, payload in enumerate(found) if payload is None]
-        pieces = [_Piece(record, 0, record.stored_bytes) for record in map(records.__getitem__, missing)]
-        for index, piece in zip(missing, await self._read_pieces(pieces), strict=True):
-            found[index] = None if piece is None else bytes(piece[1])
+        read_now = await self._read_plain([records[index] for index in missing])
+        for index, payload in zip(missing, read_now, strict=True):
+            found[index] = None if payload is None else bytes(payload)
         rest = [index for index in missing if found[index] is None]
         if rest:
             read = await self._offload.run(
                 self._reader.read_each_blocking, [records[index] for index in rest]
             )
             self.from_threads += len(rest)
-            for index, payload in zip(rest, read, strict=True):
-                found[index] = payload
+            for index, told in zip(rest, read, strict=True):
+                found[index] = told
         return [payload for payload in found if payload is not None]
 
     async def read_ranges(self, ranges: Sequence[Range]) -> list[RangeRead | LakeError]:
         """Ranges widened to granules and checked, as `SegmentReader.read_range` gives them, or the error of each."""
-        found: list[RangeRead | LakeError | None] = []
-        found += await self._read_pieces([_Piece(*wanted) for wanted in ranges])
+        found: list[RangeRead | LakeError | None] = [None] * len(ranges)
+        is_plain = [record.stored_bytes <= GRANULE_BYTES for record, _, _ in ranges]
+        records = [record for record, _, _ in compress(ranges, is_plain)]
+        plain = iter(await self._read_plain(records))
+        pieces = [_Piece(*wanted) for wanted, plainly in zip(ranges, is_plain, strict=True) if not plainly]
+        others = iter(await self._read_pieces(pieces) if pieces else ())
+        for index, plainly in enumerate(is_plain):
+            if not plainly:
+                found[index] = next(others)
+            elif (payload := next(plain)) is not None:
+                found[index] = 0, payload, ranges[index][0].crc.to_bytes(4, "little")
         for index, wanted in enumerate(ranges):
             if found[index] is None:
                 self.from_threads += 1
@@ -104,10 +116,42 @@ class BatchReader:
             payload = found[index] = look(record)
             self.from_cache += payload is not None
 
+    async def _read_plain(self, records: Sequence[ChunkRecord]) -> list[memoryview | None]:
+        """Whole payloads of chunks without vector, of those that the queue can read and that match."""
+        found: list[memoryview | None] = [None] * len(records)
+        for count, group in enumerate(_groups([record.stored_bytes for record in records])):
+            if count:
+                await trio.lowlevel.checkpoint()
+            await self._read_plain_group(records, group, found)
+        self.from_queue += len(found) - found.count(None)
+        return found
+
+    async def _read_plain_group(
+        self, records: Sequence[ChunkRecord], group: Sequence[int], found: list[memoryview | None]
+    ) -> None:
+        held = await self._hold({records[index].segment for index in group})
+        try:
+            chosen = [index for index in group if self._is_in_file(records[index], held)]
+            places: list[FilePlace] = []
+            for index in chosen:
+                record = records[index]
+                places.append((held[record.segment].file, record.offset, record.stored_bytes))
+            memory = memoryview(bytearray(sum(place[2] for place in places)))
+            whole = await self._queue.read_packed(places, memory) if places else []
+        finally:
+            self._files.leave_all(held)
+        end = 0
+        for index, is_whole in zip(chosen, whole, strict=True):
+            record = records[index]
+            begin, end = end, end + record.stored_bytes
+            payload = memory[begin:end]
+            if is_whole and crc32c(payload) == record.crc:
+                found[index] = payload
+
     async def _read_pieces(self, pieces: Sequence[_Piece]) -> list[RangeRead | None]:
         """Those that the queue can read and that match."""
         found: list[RangeRead | None] = [None] * len(pieces)
-        for count, group in enumerate(_groups(pieces)):
+        for count, group in enumerate(_groups([piece.length for piece in pieces])):
             if count:
                 await trio.lowlevel.checkpoint()
             await self._read_group(pieces, group, found)
@@ -149,16 +193,14 @@ class BatchReader:
 
 
 class _Piece:
-    """The granules that a range touches, with what checks them; without a vector the whole payload."""
+    """The granules that a range of a chunk with a vector touches, and the vector."""
 
     __slots__ = ("_begin", "_end", "_payload", "_vector", "record")
 
     def __init__(self, record: ChunkRecord, offset: int, length: int) -> None:
         self.record = record
-        self._begin, self._end = 0, record.stored_bytes
-        if record.has_vector:
-            self._begin = offset // GRANULE_BYTES * GRANULE_BYTES
-            self._end = min(-(-(offset + length) // GRANULE_BYTES) * GRANULE_BYTES, record.stored_bytes)
+        self._begin = offset // GRANULE_BYTES * GRANULE_BYTES
+        self._end = min(-(-(offset + length) // GRANULE_BYTES) * GRANULE_BYTES, record.stored_bytes)
 
     @property
     def length(self) -> int:
@@ -169,39 +211,31 @@ class _Piece:
         """What to read, into memory made now."""
         record = self.record
         self._payload = memoryview(bytearray(self.length))
-        wanted = [FileRead(file, self._payload, record.offset + self._begin)]
-        if record.has_vector:
-            self._vector = memoryview(bytearray(record.vector_bytes))
-            wanted.append(FileRead(file, self._vector, record.offset + record.stored_bytes))
-        return wanted
+        self._vector = memoryview(bytearray(record.vector_bytes))
+        return [
+            FileRead(file, self._payload, record.offset + self._begin),
+            FileRead(file, self._vector, record.offset + record.stored_bytes),
+        ]
 
     def is_filled(self, counts: Iterator[int | LakeError]) -> bool:
         """Take the answers to `reads`; whether each is whole."""
         filled = next(counts) == len(self._payload)
-        if self.record.has_vector:
-            filled = next(counts) == len(self._vector) and filled
-        return filled
+        return next(counts) == len(self._vector) and filled
 
     def checked(self) -> RangeRead | None:
         """The range that was read; None when it does not match."""
-        record = self.record
-        if not record.has_vector:
-            if check_payload(record, self._payload):
-                return 0, self._payload, record.crc.to_bytes(4, "little")
-            return None
-        if not check_vector(record, self._vector):
+        if not check_vector(self.record, self._vector):
             return None
         first = self._begin // GRANULE_BYTES
         crcs = bytes(self._vector[first * 4 : -(-self._end // GRANULE_BYTES) * 4])
         return (self._begin, self._payload, crcs) if vector_of(self._payload) == crcs else None
 
 
-def _groups(pieces: Sequence[_Piece]) -> Iterator[list[int]]:
-    """Indices of pieces that are read at once; those that are too long for that are in none."""
+def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of what is read at once; those that are too long for that are in none."""
     group: list[int] = []
     room = READ_AT_ONCE_BYTES
-    for index, piece in enumerate(pieces):
-        length = piece.length
+    for index, length in enumerate(lengths):
         if length > READ_AT_ONCE_BYTES:
             continue
         if length > room:

@@ -3,6 +3,8 @@
 Rules kept here:
 - Memory of the arena is pinned until the answer is sent.
 - A chunk that compaction moved meanwhile is looked for again; what does not match where it should be is damage.
+- Places come from the hot index where it knows them, in one look for all; what does not match at such a place is
+  looked for in the store before anything is said of it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from engine.puts import failure_of
 from engine.segments import Range, RangeRead
 from engine.store import Store
 from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError, RequestTooLarge, StaleGrant
-from lakefs.ids import ChunkId, id_text
+from lakefs.ids import ChunkId, Sequence, id_text
 from lakefs.limits import BODY_BYTES_MAX, GRANULE_BYTES
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
@@ -41,9 +43,7 @@ class ChunkReads:
         chunks = checked_chunks(request.chunks)
         if not len(chunks) == len(request.offsets) == len(request.lengths):
             raise InvalidArgument("chunks, offsets and lengths go together")
-        with self._metadata.view() as view:
-            records = [find_chunk(view, chunk) for chunk in chunks]
-            sequence = view.sequence
+        records, sequence = self._find(chunks)
         await self._metadata.wait_durable(sequence)
         planned = _planned(chunks, records, request)
         pieces: list[m.ReadPiece] = []
@@ -57,6 +57,19 @@ class ChunkReads:
                 pieces.append(m.ReadPiece(begin, len(payload), crcs))
                 parts.append(payload)
             return Reply(m.ReadChunksReply(pieces), Body(parts, releases.pop_all().close))
+
+    def _find(self, chunks: list[ChunkId]) -> tuple[list[ChunkRecord | None], Sequence]:
+        """The chunks' records, and what they rest on."""
+        hot = self._store.hot_index
+        records: list[ChunkRecord | None]
+        records = [None] * len(chunks) if hot is None else hot.records(chunks)
+        missing = [index for index, record in enumerate(records) if record is None]
+        if not missing:
+            return records, Sequence(0)
+        with self._metadata.view() as view:
+            for index in missing:
+                records[index] = find_chunk(view, chunks[index])
+            return records, view.sequence
 
     async def _read_planned(
         self, chunks: Seq[ChunkId], planned: Seq[Range | LakeError], releases: ExitStack

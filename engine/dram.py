@@ -135,6 +135,8 @@ class Dram:
         if len(payload) > _COPIED_AT_ONCE_BYTES or tier.needs_slab(chunk, record.extent_bytes) is not None:
             self.want(chunk)
             if chunk in self._queued and self._held_bytes + len(payload) <= DRAM_HELD_BYTES_MAX:
+                if len(payload) <= GRANULE_BYTES:  # a part of the memory of many
+                    read = _Payload(bytes(payload), vector)
                 self._held[chunk] = read
                 self._held_bytes += len(payload)
             return

@@ -31,6 +31,7 @@ import trio
 from engine.format import (
     CHECKSUM_CRC32C_GRANULE,
     CHUNK_RECORD,
+    ChunkRecord,
     Mutation,
     Op,
     StoreIdentity,
@@ -52,7 +53,7 @@ from lakefs.hot_table_format import (
     table_bytes,
     unpack_header,
 )
-from lakefs.ids import BootId, ChunkId, Sequence
+from lakefs.ids import Birth, BootId, ChunkId, SegmentId, Sequence
 from lakefs.limits import GC_BATCH, HOT_INDEX_MEMORY_SHARE, HOT_INDEX_SLOTS_MIN
 from lakefs.ports import Offload
 from lakefs.wire.grants import Grant
@@ -60,6 +61,7 @@ from lakefs.wire.grants import Grant
 SEGMENT_TIER: Final = 1
 NO_GRANT: Final = Grant(0)
 WATCHED: Final = frozenset((Table.CHUNKS, Table.QUARANTINE))
+_NO_BIRTH: Final = Birth(0)
 _KEYS_END: Final = b"\xff"
 _PLAIN_KEY: Final = (b"\0\0", 255)
 """Default domain, whole chunk."""
@@ -133,6 +135,18 @@ class HotIndex:
         self.counts.missed += len(unknown)
         self.counts.found += len(grants) - len(unknown)
         return grants, unknown
+
+    def records(self, chunks: list[ChunkId]) -> list[ChunkRecord | None]:
+        """What the store's records say, of chunks known here to lie in segments, durably; with a birth that none has.
+
+        So none is taken for the store's own record: whoever finds other bytes at its place looks there again.
+        """
+        return [
+            None
+            if place is None or place[0] != SEGMENT_TIER
+            else ChunkRecord(_NO_BIRTH, SegmentId(place[1]), place[2], place[3], place[3], place[4])
+            for place in self.find_many(chunks)
+        ]
 
     def statistics(self) -> dict[str, Any]:
         """For people and scripts; JSON-able."""

@@ -60,17 +60,18 @@ def check_pages(path: Path) -> None:
 
     Blocks.  DiskFailed when it cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        pages = _Pages.of(descriptor)
-        if pages is not None:
-            pages.check()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            pages = _Pages.of(descriptor)
+            if pages is not None:
+                pages.check()
+        finally:
+            os.close(descriptor)
     except struct.error as error:
         raise _damaged("what a page says of itself does not fit into it") from error
     except OSError as error:
         raise DiskFailed(f"cannot read {path}: {error.strerror}", subject="index") from error
-    finally:
-        os.close(descriptor)
 
 
 class _Pages:

@@ -14,7 +14,7 @@ from typing import Final
 
 from engine.ring import opened_ring, running_ring_queue
 from lakefs.errors import LakeError
-from lakefs.ports import FileRead, IoQueue, Offload
+from lakefs.ports import FilePlace, FileRead, IoQueue, Offload
 
 SWITCHED_OFF: Final = "switched off by io_uring = off"
 
@@ -34,6 +34,10 @@ class OffloadQueue:
     async def read_many(self, reads: Sequence[FileRead]) -> list[int | LakeError]:
         """For each read the count of bytes or its error; always a checkpoint."""
         return await self._offload.run(_read_each, reads)
+
+    async def read_packed(self, places: Sequence[FilePlace], buffer: memoryview) -> list[bool]:
+        """For each place whether all of it was read; always a checkpoint."""
+        return await self._offload.run(_read_packed, places, buffer)
 
 
 @asynccontextmanager
@@ -58,3 +62,13 @@ def _read_one(read: FileRead) -> int | LakeError:
         return read.file.pread_into(read.buffer, read.offset)
     except LakeError as error:
         return error
+
+
+def _read_packed(places: Sequence[FilePlace], buffer: memoryview) -> list[bool]:
+    """Fill `buffer` with the places, one behind the other; whether each was read whole."""
+    whole: list[bool] = []
+    at = 0
+    for file, offset, length in places:
+        whole.append(_read_one(FileRead(file, buffer[at : at + length], offset)) == length)
+        at += length
+    return whole

@@ -1,14 +1,15 @@
 """Reads of many places at once through io_uring, awaited in trio.
 
-What is submitted by one `read_many` is one system call; what completes is announced by an eventfd, one wake-up for all
-that completed since the last.  What the page cache holds is copied during the submission, and costs no wake-up.
+What is submitted by one call is one batch and one system call; an eventfd tells of what has completed since the last
+look, and a caller is woken when all of its batch has ended.  What the page cache holds is copied during the
+submission, and costs no wake-up.
 
 Rules kept here:
 - The loop's thread alone touches the ring.
 - At most RING_ENTRIES reads are with the kernel; the others wait in the order in which they came, and belong to tasks
   that wait, so their number is bounded by the tasks.
-- A read that failed or came short is left to the other queue (`spare`): that tells the file's end from a fault, says an
-  error as every read does, and tries again what failed once.
+- A read that failed or came short is left to the other queue (`spare`), or to the caller where it asked for no more:
+  that tells the file's end from a fault, says an error as every read does, and tries again what failed once.
 - When the kernel takes nothing any more the spare queue serves for good, and that is said once.
 - Memory goes back to the caller when the kernel has given it back, whatever is cancelled.
 
@@ -30,7 +31,7 @@ import trio
 from engine.tasks import plain_errors
 from lakefs.errors import LakeError
 from lakefs.limits import RING_ENTRIES
-from lakefs.ports import FileRead, IoQueue
+from lakefs.ports import FilePlace, FileRead, IoQueue
 
 try:
     from engine import _ring
@@ -40,7 +41,7 @@ else:
     _RING_IS_BUILT = True
 
 if TYPE_CHECKING:
-    from engine._ring import Operation, Ring
+    from engine._ring import Batch, Ring
 
 _EVENT_BYTES: Final = 8
 _LOOK_S: Final = 1.0
@@ -56,7 +57,9 @@ def opened_ring(entries: int = RING_ENTRIES) -> Ring | str:
     except OSError as error:
         return _refusal_text(error)
     try:
-        ring.submit(None, [(_ring.NOP, -1, None, 0)])
+        batch = _ring.Batch(1)
+        batch.add(_ring.NOP, -1, None, 0)
+        ring.submit(batch)
         ring.wait(1)
         ring.reap()
     except OSError as error:
@@ -72,32 +75,13 @@ def _refusal_text(error: OSError) -> str:
     )
 
 
-class _Batch:
-    """The reads of one call.  `results` of those that the spare queue is to do stay None."""
-
-    __slots__ = ("operations", "pending", "results", "submitted", "task")
-
-    def __init__(self, operations: list[Operation]) -> None:
-        self.operations = operations
-        self.submitted = 0
-        self.pending = len(operations)
-        self.results: list[int | LakeError | None] = [None] * len(operations)
-        self.task: trio.lowlevel.Task | None = None
-
-    def ended(self, count: int) -> None:
-        """So many of its reads are done, or given up; who waits for the last is resumed."""
-        self.pending -= count
-        if not self.pending and self.task is not None:
-            trio.lowlevel.reschedule(self.task)
-
-
 class RingQueue:
     """Reads through one ring (`lakefs.ports.IoQueue`).  `run` is running while it is used."""
 
     def __init__(self, ring: Ring, spare: IoQueue) -> None:
         self._ring = ring
         self._spare = spare
-        self._waiting: deque[_Batch] = deque()
+        self._waiting: deque[Batch] = deque()
         self.reason = ""
         """Why the spare queue serves; empty while the ring does."""
 
@@ -111,14 +95,30 @@ class RingQueue:
         await trio.lowlevel.checkpoint_if_cancelled()
         if self.reason:
             return await self._spare.read_many(reads)
-        batch = _Batch([(_ring.READ, file.fileno(), buffer, offset) for file, buffer, offset in reads])
+        batch = _ring.Batch(len(reads))
+        for file, buffer, offset in reads:
+            batch.add(_ring.READ, file.fileno(), buffer, offset)
+        await self._do(batch)
+        return await self._completed(reads, batch)
+
+    async def read_packed(self, places: Sequence[FilePlace], buffer: memoryview) -> list[bool]:
+        """For each place whether all of it was read; no checkpoint when all of them were in memory."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self.reason:
+            return await self._spare.read_packed(places, buffer)
+        batch = _ring.Batch(len(places))
+        batch.add_reads(places, buffer)
+        await self._do(batch)
+        return batch.are_whole()
+
+    async def _do(self, batch: Batch) -> None:
+        """Return when all of the batch has ended, or is given up; not interruptible."""
         if batch.pending:
             self._waiting.append(batch)
             self._advance()
         if batch.pending:
             batch.task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(_not_interruptible)
-        return await self._completed(reads, batch.results)
 
     async def run(self) -> None:
         """Take completions until cancelled."""
@@ -147,15 +147,17 @@ class RingQueue:
         """Take what has completed, and submit what waits, as long as either gets on."""
         while True:
             self._take_completions()
-            if not self._submit():
+            if not self._waiting:
                 return
+            in_flight = self._ring.in_flight
+            if not self._submit():
+                self._take_completions()  # no event tells of what completed during the attempt
+                if self._ring.in_flight == in_flight:
+                    return
 
     def _take_completions(self) -> None:
-        for batch, index, result in self._ring.reap():
-            assert isinstance(batch, _Batch)
-            if result == len(batch.operations[index][2] or b""):
-                batch.results[index] = result
-            batch.ended(1)
+        for batch in self._ring.reap():
+            _wake(batch)
 
     def _submit(self) -> bool:
         """Hand over what the ring has room for; whether anything was."""
@@ -163,13 +165,11 @@ class RingQueue:
         while self._waiting:
             batch = self._waiting[0]
             try:
-                taken = self._ring.submit(batch, batch.operations, batch.submitted)
+                any_taken = self._ring.submit(batch) > 0 or any_taken
             except OSError as error:
                 self._give_up(_refusal_text(error))
                 return any_taken
-            batch.submitted += taken
-            any_taken = any_taken or taken > 0
-            if batch.submitted < len(batch.operations):
+            if batch.submitted < batch.count:
                 return any_taken
             self._waiting.popleft()
         return any_taken
@@ -180,19 +180,19 @@ class RingQueue:
         _log.warning("io_uring is not used any more; reads go through threads", reason=reason)
         while self._waiting:
             batch = self._waiting.popleft()
-            batch.ended(len(batch.operations) - batch.submitted)
+            if batch.give_up():
+                _wake(batch)
 
-    async def _completed(
-        self, reads: Sequence[FileRead], results: list[int | LakeError | None]
-    ) -> list[int | LakeError]:
-        """The results, those that are missing from the spare queue; not interruptible there either."""
-        missing = [index for index, result in enumerate(results) if result is None]
+    async def _completed(self, reads: Sequence[FileRead], batch: Batch) -> list[int | LakeError]:
+        """The results; what did not do all it should from the spare queue, not interruptible there either."""
+        results: list[int | LakeError] = [*batch.results()]
+        missing = [index for index, is_whole in enumerate(batch.are_whole()) if not is_whole]
         if missing:
             with trio.CancelScope(shield=True):
                 told = await self._spare.read_many([reads[index] for index in missing])
             for index, result in zip(missing, told, strict=True):
                 results[index] = result
-        return [result for result in results if result is not None]
+        return results
 
 
 @asynccontextmanager
@@ -217,6 +217,12 @@ async def running_ring_queue(ring: Ring, spare: IoQueue) -> AsyncIterator[RingQu
                     taking.cancel()
     finally:
         queue.close()
+
+
+def _wake(batch: Batch) -> None:
+    """The batch has ended; who waits for it, if anybody does yet, is resumed."""
+    if batch.task is not None:
+        trio.lowlevel.reschedule(batch.task)
 
 
 def _not_interruptible(raise_cancel: object) -> trio.lowlevel.Abort:

@@ -88,10 +88,12 @@ class SegmentReader:
 
     def is_unwritten(self, record: ChunkRecord) -> bool:
         """Whether it is a small payload whose bytes are not in their file yet."""
-        return Place(record.segment, record.offset) in self._unwritten
+        return bool(self._unwritten) and Place(record.segment, record.offset) in self._unwritten
 
     def unwritten_payload(self, record: ChunkRecord) -> bytes | None:
         """A small payload whose bytes are not in their file yet."""
+        if not self._unwritten:
+            return None
         held = self._unwritten.get(Place(record.segment, record.offset))
         return None if held is None else bytes(held)
 

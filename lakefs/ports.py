@@ -171,6 +171,10 @@ class FileRead(NamedTuple):
     offset: int
 
 
+FilePlace = tuple[DiskFile, int, int]
+"""(an open file, offset, length in bytes)"""
+
+
 class IoQueue(Protocol):
     """Reads many places of files at once: io_uring, or calls through `Offload`."""
 
@@ -189,6 +193,14 @@ class IoQueue(Protocol):
 
         The files stay open, and the buffers (at most 2 GiB each) are touched by nobody else, until it returns.
         Cancelled only before it begins: a caller cancelled meanwhile waits until the kernel gave all memory back.
+        """
+        ...
+
+    async def read_packed(self, places: Sequence[FilePlace], buffer: memoryview) -> list[bool]:
+        """Read places into one buffer, one behind the other; whether each was read whole.
+
+        What was not, for whatever reason, is for the caller to read again; its part of the buffer may hold anything.
+        Places are of 1 byte and more, and no longer in all than the buffer; else as `read_many`.
         """
         ...
 

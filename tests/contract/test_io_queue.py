@@ -148,6 +148,43 @@ def test_a_read_that_fails_harms_no_other(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_one_memory_is_filled_with_places_one_behind_the_other(kind: str, tmp_path: Path) -> None:
+    async def body(queue: IoQueue, disk: Disk, file: DiskFile) -> None:
+        places = [(file, index * 7919 * 13 % 200_000, 1 + index % 100) for index in range(2 * RING_ENTRIES)]
+        wanted = b"".join(CONTENT[offset : offset + length] for _, offset, length in places)
+        memory = memoryview(bytearray(len(wanted)))
+        assert await queue.read_packed(places, memory) == [True] * len(places)
+        assert memory == wanted
+        assert await queue.read_packed([], memory[:0]) == []
+        end = len(CONTENT)
+        memory = memoryview(bytearray(7))
+        assert await queue.read_packed([(file, 4, 2), (file, end - 1, 2), (file, 8, 3)], memory) == [
+            True,
+            False,
+            True,
+        ]
+        assert memory[:2] == CONTENT[4:6]
+        assert memory[4:] == CONTENT[8:11]
+
+    drive(kind, tmp_path, body)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_place_that_cannot_be_read_harms_no_other(kind: str, tmp_path: Path) -> None:
+    async def body(queue: IoQueue, disk: Disk, file: DiskFile) -> None:
+        closed = disk.open("f", read_only=True)
+        closed.close()
+        memory = memoryview(bytearray(6))
+        places = [(file, 0, 2), (closed, 0, 2), (file, 9, 2)]
+        assert await queue.read_packed(places, memory) == [True, False, True]
+        assert bytes(memory[:2]) + bytes(memory[4:]) == CONTENT[:2] + CONTENT[9:11]
+
+    if kind == "simulated":
+        pytest.skip("a simulated file that is closed is a bug of its user")
+    drive(kind, tmp_path, body)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_cancelled_caller_begins_no_read(kind: str, tmp_path: Path) -> None:
     async def body(queue: IoQueue, disk: Disk, file: DiskFile) -> None:
         buffer = bytearray(8)
@@ -179,6 +216,19 @@ def test_a_caller_cancelled_meanwhile_has_its_bytes_and_the_buffer_is_its_own_ag
         for offset, buffer in wanted:
             assert buffer in (bytes(100), CONTENT[offset : offset + 100])
             buffer.append(0)  # BufferError while the kernel holds it
+
+        packed = [(file, offset, 100) for offset, _ in wanted]
+        memory = bytearray(100 * len(packed))
+
+        async def packer() -> None:
+            await queue.read_packed(packed, memoryview(memory))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(packer)
+            await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        assert memory in (bytes(len(memory)), b"".join(CONTENT[at : at + 100] for _, at, _ in packed))
+        memory.append(0)
 
     drive(kind, tmp_path, body)
 

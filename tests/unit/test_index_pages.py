@@ -12,7 +12,7 @@ import pytest
 from engine.format import Op, Table
 from engine.index import DATA_FILE, Index
 from engine.index_pages import check_pages
-from lakefs.errors import IndexDamaged
+from lakefs.errors import DiskFailed, IndexDamaged
 from lakefs.ids import Sequence
 from tests.unit.test_index import layer_of
 
@@ -160,3 +160,9 @@ def test_a_new_index_and_a_file_of_another_format_are_left_alone(tmp_path: Path)
     for content in (b"", b"short", bytes(3 * PAGE)):
         (tmp_path / "other").write_bytes(content)
         check_pages(tmp_path / "other")
+
+
+def test_a_file_that_cannot_be_opened_or_read_is_said_as_every_disk_that_fails(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(DiskFailed, match=reason):
+            check_pages(path)

@@ -27,13 +27,14 @@ from lakefs.ports import FileRead
 _ring = pytest.importorskip("engine._ring", reason="engine._ring is not built here")
 
 
-@pytest.fixture
-def ring() -> Iterator[Any]:
-    opened = opened_ring(4)
-    if isinstance(opened, str):
+@pytest.fixture(params=[False, True], ids=["newest", "as on Linux 5.6"])
+def ring(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if isinstance(opened := opened_ring(4), str):
         pytest.skip(opened)
-    yield opened
     opened.close()
+    made = _ring.Ring(4, plain=request.param)
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -44,107 +45,197 @@ def file(tmp_path: Path) -> Iterator[int]:
     os.close(descriptor)
 
 
-def test_reads_writes_and_syncs_answer_with_their_token_and_count(ring: Any, file: int) -> None:
+def batch_of(*operations: tuple[int, int, Any, int]) -> Any:
+    batch = _ring.Batch(len(operations))
+    for operation in operations:
+        batch.add(*operation)
+    return batch
+
+
+class _Place:
+    """A file as the ring asks for it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+
+def ended(ring: Any, batch: Any) -> list[int]:
+    """Results of a batch that is submitted and waited for."""
+    assert ring.submit(batch) == batch.count
+    ring.wait(batch.count)
+    assert ring.reap() == [batch]
+    assert batch.pending == ring.in_flight == 0
+    results: list[int] = batch.results()
+    return results
+
+
+def test_reads_writes_and_syncs_answer_with_their_counts(ring: Any, file: int) -> None:
     found = bytearray(4)
-    assert ring.submit("w", [(_ring.WRITE, file, b"abcd", 2)]) == 1
-    ring.wait(1)
-    assert ring.reap() == [("w", 0, 4)]
-    assert ring.submit("s", [(_ring.SYNC_DATA, file, None, 0), (_ring.READ, file, found, 1)]) == 2
-    ring.wait(2)
-    assert sorted(ring.reap()) == [("s", 0, 0), ("s", 1, 4)]
+    assert ended(ring, batch_of((_ring.WRITE, file, b"abcd", 2))) == [4]
+    synced = batch_of((_ring.SYNC_DATA, file, None, 0), (_ring.READ, file, found, 1))
+    assert ended(ring, synced) == [0, 4]
+    assert synced.are_whole() == [True, True]
     assert found == b"1abc"
     assert ring.reap() == []
 
 
-def test_no_more_is_taken_than_the_ring_has_room_for(ring: Any, file: int) -> None:
-    reads = [(_ring.READ, file, bytearray(1), index) for index in range(10)]
-    taken, done = 0, 0
-    while done < 10:
-        taken += ring.submit("r", reads, taken)
-        assert ring.in_flight <= ring.entries == 4
-        assert taken <= done + 4
-        ring.wait(1)
-        done += len(ring.reap())
-    assert b"".join(bytes(read[2]) for read in reads) == b"0123456789"
-    assert ring.submit("r", reads, 10) == 0
-
-
-def test_a_buffer_is_held_until_its_completion_is_taken(ring: Any, file: int) -> None:
-    buffer = bytearray(4)
-    ring.submit(None, [(_ring.READ, file, buffer, 0)])
+def test_one_memory_is_filled_from_many_places(ring: Any, file: int) -> None:
+    memory = bytearray(b"........")
+    batch = _ring.Batch(4)
+    batch.add_reads([(_Place(file), 7, 2), (_Place(file), 9, 3), (_Place((1 << 31) - 1), 0, 1)], memory)
     with pytest.raises(BufferError):
-        buffer.append(1)
+        memory.append(0)
+    assert ended(ring, batch) == [2, 1, -errno.EBADF]
+    assert batch.are_whole() == [True, False, False]
+    assert memory == b"789....."
+    memory.append(0)
+
+
+def test_no_more_is_taken_than_the_ring_has_room_for(ring: Any, file: int) -> None:
+    buffers = [bytearray(1) for _ in range(10)]
+    batch = batch_of(*((_ring.READ, file, buffer, index) for index, buffer in enumerate(buffers)))
+    taken = 0
+    told: list[Any] = []
+    while not told:
+        done = batch.count - batch.pending
+        taken += ring.submit(batch)
+        assert batch.submitted == taken <= done + 4
+        assert ring.in_flight <= ring.entries == 4
+        ring.wait(1)
+        told = ring.reap()
+    assert told == [batch]
+    assert batch.results() == [1] * 10
+    assert b"".join(buffers) == b"0123456789"
+    assert ring.submit(batch) == 0
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_memory_is_held_until_its_completion_is_taken(ring: Any, file: int, packed: bool) -> None:
+    memory = bytearray(4)
+    if packed:
+        batch = _ring.Batch(1)
+        batch.add_reads([(_Place(file), 0, 4)], memory)
+    else:
+        batch = batch_of((_ring.READ, file, memory, 0))
+    ring.submit(batch)
+    with pytest.raises(BufferError):
+        memory.append(1)
     ring.wait(1)
     ring.reap()
-    buffer.append(1)
+    memory.append(1)
 
 
 def test_what_the_caller_drops_lives_until_its_completion_is_taken(ring: Any) -> None:
     gone: list[bool] = []
 
-    class Token:
+    class Owner:
         def __del__(self) -> None:
             gone.append(True)
 
     inlet, outlet = os.pipe()
-    ring.submit(Token(), [(_ring.READ, inlet, bytearray(1 << 20), 0)])  # nothing comes yet
+    batch = batch_of((_ring.READ, inlet, bytearray(1 << 20), 0))  # nothing comes yet
+    batch.task = Owner()
+    ring.submit(batch)
+    del batch
     gc.collect()
     assert not gone
     assert ring.in_flight == 1
     os.write(outlet, b"x")
     ring.wait(1)
-    assert [result for _, _, result in ring.reap()] == [1]
+    assert [batch.results() for batch in ring.reap()] == [[1]]
     gc.collect()
     assert gone
     os.close(inlet)
     os.close(outlet)
 
 
+def test_what_is_given_up_is_not_waited_for(ring: Any, file: int) -> None:
+    buffers = [bytearray(1) for _ in range(6)]
+    batch = batch_of(*((_ring.READ, file, buffer, index) for index, buffer in enumerate(buffers)))
+    assert ring.submit(batch) == 4
+    assert not batch.give_up()
+    ring.wait(4)
+    assert ring.reap() == [batch]
+    assert batch.results() == [1, 1, 1, 1, -errno.ECANCELED, -errno.ECANCELED]
+    for buffer in buffers:
+        buffer.append(0)
+    unsent = batch_of((_ring.READ, file, buffers[0], 0))
+    assert unsent.give_up()
+    assert ring.submit(unsent) == 0
+    buffers[0].append(0)
+
+
 def test_the_eventfd_tells_of_what_completes_after_the_submission(ring: Any) -> None:
     inlet, outlet = os.pipe()
-    ring.submit("pipe", [(_ring.READ, inlet, bytearray(1), 0)])
-    assert ring.reap() == []
     poll = select.poll()
     poll.register(ring.eventfd(), select.POLLIN)
-    assert poll.poll(0) == []
-    os.write(outlet, b"x")
-    assert poll.poll(10_000)
-    assert ring.reap() == [("pipe", 0, 1)]
+    for _ in range(3):
+        batch = batch_of((_ring.READ, inlet, bytearray(1), 0))
+        ring.submit(batch)
+        assert ring.reap() == []
+        assert poll.poll(0) == []
+        os.write(outlet, b"x")
+        assert poll.poll(10_000)
+        os.read(ring.eventfd(), 8)
+        assert ring.reap() == [batch]
+        assert batch.results() == [1]
+        while poll.poll(0):
+            os.read(ring.eventfd(), 8)
     os.close(inlet)
     os.close(outlet)
 
 
+def test_where_the_kernel_keeps_completions_what_came_with_the_submission_wakes_nobody(file: int) -> None:
+    ring = _ring.Ring(4)
+    if not ring.is_deferred:
+        pytest.skip("needs Linux 6.1")
+    batch = batch_of((_ring.READ, file, bytearray(1), 0), (_ring.READ, file, bytearray(1), 0))
+    ring.submit(batch)
+    assert ring.reap() == [batch]
+    assert select.select([ring.eventfd()], [], [], 0)[0] == []
+    ring.close()
+
+
 def test_a_bad_descriptor_is_the_answer_of_its_operation(ring: Any, file: int) -> None:
     found = bytearray(1)
-    ring.submit("r", [(_ring.READ, (1 << 31) - 1, bytearray(1), 0), (_ring.READ, file, found, 3)])
-    ring.wait(2)
-    assert sorted(ring.reap()) == [("r", 0, -errno.EBADF), ("r", 1, 1)]
+    batch = batch_of((_ring.READ, (1 << 31) - 1, bytearray(1), 0), (_ring.READ, file, found, 3))
+    assert ended(ring, batch) == [-errno.EBADF, 1]
+    assert found == b"3"
 
 
-def test_what_is_no_operation_hands_nothing_over(ring: Any, file: int) -> None:
+def test_what_is_no_operation_is_not_added(ring: Any, file: int) -> None:
     good = bytearray(1)
+    batch = _ring.Batch(2)
     for bad in [
         (_ring.READ, file, b"read-only", 0),
         (99, file, bytearray(1), 0),
         (_ring.READ, file),
         (_ring.READ, file, None, 0),
         (_ring.READ, file, bytearray(1), -1),
-        "four",
     ]:
         with pytest.raises((TypeError, ValueError, BufferError, OverflowError)):
-            ring.submit("bad", [(_ring.READ, file, good, 0), bad])
-        assert ring.in_flight == 0
+            batch.add(*bad)
+        assert batch.count == batch.pending == 0
+    for places in ([(_Place(file), 0, 2)], [(_Place(file), 0, 0)], [(_Place(file), -1, 1)], [(file, 0, 1)]):
+        with pytest.raises((TypeError, ValueError, OverflowError, AttributeError)):
+            _ring.Batch(1).add_reads(places, good)
         good.append(0)
-    ring.submit("good", [(_ring.READ, file, good, 0)] * 4)
-    ring.wait(4)
-    assert len(ring.reap()) == 4
+        del good[1:]
+    batch.add(_ring.READ, file, good, 0)
+    batch.add(_ring.READ, file, good, 1)
+    with pytest.raises(ValueError, match="no more"):
+        batch.add(_ring.READ, file, good, 2)
+    assert ended(ring, batch) == [1, 1]
 
 
 def test_a_closed_ring_is_not_used_and_may_be_closed_again(ring: Any, file: int) -> None:
-    ring.submit(None, [(_ring.READ, file, bytearray(1), 0)])
+    ring.submit(batch_of((_ring.READ, file, bytearray(1), 0)))
     ring.close()
     ring.close()
-    for use in (ring.reap, ring.eventfd, lambda: ring.submit(None, []), lambda: ring.wait(0)):
+    for use in (ring.reap, ring.eventfd, lambda: ring.submit(_ring.Batch(1)), lambda: ring.wait(0)):
         with pytest.raises(ValueError, match="closed"):
             use()
 
@@ -153,25 +244,24 @@ def test_closing_waits_for_what_is_in_flight(ring: Any, tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(bytes(1 << 20))
     descriptor = os.open(tmp_path / "large", os.O_RDONLY)
     buffers = [bytearray(b"x") * (1 << 18) for _ in range(4)]
-    ring.submit(None, [(_ring.READ, descriptor, buffer, at << 18) for at, buffer in enumerate(buffers)])
+    ring.submit(batch_of(*((_ring.READ, descriptor, buffer, at << 18) for at, buffer in enumerate(buffers))))
     ring.close()
     assert all(not any(buffer) for buffer in buffers)
     os.close(descriptor)
 
 
 class _Refusing:
-    """A ring that stops taking anything after so many operations."""
+    """A ring that takes one submission and no more."""
 
-    def __init__(self, ring: Any, count: int) -> None:
+    def __init__(self, ring: Any) -> None:
         self._ring = ring
-        self._left = count
+        self._refuses = False
 
-    def submit(self, token: object, operations: Any, first: int = 0) -> int:
-        if not self._left:
+    def submit(self, batch: Any) -> int:
+        if self._refuses:
             raise OSError(errno.EPERM, "planted")
-        end = first + self._left
-        taken: int = self._ring.submit(token, operations[:end], first)
-        self._left -= taken
+        self._refuses = True
+        taken: int = self._ring.submit(batch)
         return taken
 
     def __getattr__(self, name: str) -> Any:
@@ -184,13 +274,16 @@ def test_when_the_kernel_refuses_under_way_the_other_queue_reads_the_rest(ring: 
 
     async def main() -> None:
         threads = OffloadQueue(InlineOffload())
-        async with running_ring_queue(cast(Any, _Refusing(ring, 3)), threads) as queue:
+        async with running_ring_queue(cast(Any, _Refusing(ring)), threads) as queue:
             for _ in range(2):
                 buffers = [bytearray(1) for _ in range(10)]
                 reads = [FileRead(file, memoryview(buffer), at) for at, buffer in enumerate(buffers)]
                 told: list[int | LakeError] = await queue.read_many(reads)
                 assert told == [1] * 10
                 assert b"".join(buffers) == b"0123456789"
+            memory = memoryview(bytearray(3))
+            assert await queue.read_packed([(file, 8, 2), (file, 0, 1)], memory) == [True, True]
+            assert bytes(memory) == b"890"
             assert queue.kind == "threads"
             assert "planted" in queue.reason
 

@@ -1,0 +1,116 @@
+"""Chunks that are streamed from where the hot index says they are; what it says wrongly harms nobody."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import pytest
+import trio
+
+from engine import chunk_reads
+from engine.embedded import EmbeddedEngine
+from engine.hot_index_life import run_hot_index
+from engine.store import Store
+from lakefs.errors import ChunkNotFound, LakeError
+from lakefs.ids import data_chunk_id
+from lakefs.limits import GRANULE_BYTES, KIB
+from lakefs.wire import messages as m
+from tests.store_rig import client_of, delete, gc, put, records, run, simulated_store
+
+PAYLOADS: Final = [
+    bytes([number]) * size for number, size in enumerate((1, 4 * KIB, 60_000, 65_536, 200_000))
+]
+CHUNKS: Final = [data_chunk_id(payload) for payload in PAYLOADS]
+Body = Callable[[Store, EmbeddedEngine], Awaitable[None]]
+
+
+@asynccontextmanager
+async def indexed_store() -> AsyncIterator[tuple[Store, EmbeddedEngine]]:
+    """A store with the payloads, all of which its hot index knows."""
+    async with simulated_store() as store, trio.open_nursery() as nursery:
+        await nursery.start(run_hot_index, store, "memory", 500)
+        client = client_of(store)
+        for number, payload in enumerate(PAYLOADS):
+            await put(client, f"k{number}", payload)
+        assert store.hot_index is not None
+        assert None not in store.hot_index.find_many([*CHUNKS])
+        yield store, client
+        nursery.cancel_scope.cancel()
+
+
+def drive(body: Body) -> None:
+    async def main() -> None:
+        async with indexed_store() as (store, client):
+            await body(store, client)
+
+    run(main)
+
+
+async def streamed(client: EmbeddedEngine) -> list[bytes | LakeError]:
+    """All chunks in one request: the bytes of each, or why they did not come."""
+    reply = await client.call(m.ReadChunks([*CHUNKS], [0] * len(CHUNKS), [0] * len(CHUNKS)))
+    assert isinstance(reply.message, m.ReadChunksReply)
+    content = reply.body.joined()
+    reply.body.release()
+    told: list[bytes | LakeError] = []
+    for piece in reply.message.pieces:
+        assert len(piece.crcs) == 4 * -(-piece.length // GRANULE_BYTES)
+        told.append(piece.failure.as_error() if piece.failure is not None else content[: piece.length])
+        content = content[piece.length :]
+    return told
+
+
+def test_what_the_hot_index_knows_is_not_looked_for_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(store: Store, client: EmbeddedEngine) -> None:
+        looked_up: list[object] = []
+        monkeypatch.setattr(chunk_reads, "find_chunk", lambda *found: looked_up.append(found))
+        assert await streamed(client) == PAYLOADS
+        assert looked_up == []
+
+    drive(body)
+
+
+def test_a_place_where_other_bytes_lie_is_looked_for_in_the_store() -> None:
+    async def body(store: Store, client: EmbeddedEngine) -> None:
+        hot = store.hot_index
+        assert hot is not None
+        for chunk, record in records(store).items():
+            crc, length = record.crc, record.stored_bytes
+            for place in (
+                (1, record.segment, record.offset + 1, length, crc),
+                (1, record.segment + 1000, record.offset, length, crc),
+                (1, record.segment, record.offset, length, crc ^ 1),
+                (1, record.segment, record.offset + (1 << 30), length, crc),
+            ):
+                hot.put(chunk, place)
+                assert await streamed(client) == PAYLOADS
+            hot.put(chunk, (1, record.segment, record.offset, length, crc))
+        assert not await store.damaged()
+
+    drive(body)
+
+
+def test_of_a_chunk_that_is_gone_no_other_bytes_come_whatever_the_hot_index_says() -> None:
+    async def body(store: Store, client: EmbeddedEngine) -> None:
+        hot = store.hot_index
+        assert hot is not None
+        places = hot.find_many([*CHUNKS])
+        await delete(client, "k1", "k4")
+        assert (await gc(client))["freed_chunks"] == 2
+        assert [isinstance(told, ChunkNotFound) for told in await streamed(client)] == [
+            False,
+            True,
+            False,
+            False,
+            True,
+        ]
+        for chunk, place in zip(CHUNKS, places, strict=True):
+            assert place is not None
+            hot.put(chunk, place)
+        for index, (told, payload) in enumerate(zip(await streamed(client), PAYLOADS, strict=True)):
+            assert told == payload or (index in (1, 4) and isinstance(told, LakeError))
+        assert not await store.damaged()
+
+    drive(body)
