@@ -275,8 +275,9 @@ def _ratios(found: Found) -> Iterator[svg.Ratio]:
         if not _higher_is_better(found, row):
             values = [1 / value if value else 0.0 for value in values]
             values[1], values[2] = values[2], values[1]
-        peer = row["what"].rpartition(" / ")[2]
-        yield svg.Ratio(f"{found.name} / {peer}", *values)
+        what, _, peer = row["what"].rpartition(" / ")
+        side = next((name for name in found.result.get("sides", ()) if f", {name}, " in what), "")
+        yield svg.Ratio(f"{found.name}{f', {side}' if side else ''} / {peer}", *values)
 
 
 def _higher_is_better(found: Found, row: Mapping[str, Any]) -> bool:

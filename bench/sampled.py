@@ -110,11 +110,15 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Target:
-    """A goal: for ours / `against` in a figure, or, without another, for our figure itself."""
+    """A goal: for ours / `against` in a figure, or, without another, for our figure itself.
+
+    `side`: another of our sides that it is for.
+    """
 
     figure: str
     goal: Goal
     against: str = ""
+    side: str = ""
 
 
 @dataclass(frozen=True)
@@ -269,7 +273,7 @@ def rows_of(scenario: Sampled, taken: Taken) -> list[Row]:
     """Goals first, then the sides that have none, without the null server, then those that could not run."""
     ours = next(iter(taken.rounds))
     rows = [_row(scenario, taken, ours, target) for target in scenario.targets if _ran(taken, target)]
-    compared = {NULL, *(target.against for target in scenario.targets)}
+    compared = {NULL, *(target.against for target in scenario.targets if not target.side)}
     rows += [
         _row(scenario, taken, ours, Target(scenario.figure, Goal("-", 0, at_least=True), name))
         for name in taken.rounds
@@ -295,18 +299,20 @@ def absent_row(scenario: Sampled, what: str, reason: str) -> Row:
 
 
 def _ran(taken: Taken, target: Target) -> bool:
-    return not target.against or target.against in taken.rounds
+    return all(not name or name in taken.rounds for name in (target.against, target.side))
 
 
 def _row(scenario: Sampled, taken: Taken, ours: str, target: Target) -> Row:
     figure = FIGURES.get(target.figure, Unit(target.figure, "", higher_is_better=True))
-    mine = [found[target.figure] for found in taken.rounds[ours]]
-    detail = f"{ours}: {told(medians(taken.rounds[ours]))}"
-    what, unit, values = f"{scenario.title}: {figure.title}", figure.unit, mine
+    side = target.side or ours
+    mine = [found[target.figure] for found in taken.rounds[side]]
+    detail = f"{side}: {told(medians(taken.rounds[side]))}"
+    title = f"{scenario.title}, {side}" if target.side else scenario.title
+    what, unit, values = f"{title}: {figure.title}", figure.unit, mine
     if target.against:
         theirs = [found[target.figure] for found in taken.rounds[target.against]]
         values = [a / b if b else math.inf for a, b in zip(mine, theirs, strict=True)]
-        what, unit = f"{scenario.title}, {figure.title} / {target.against}", "x"
+        what, unit = f"{title}, {figure.title} / {target.against}", "x"
         detail += f"; {target.against}: {told(medians(taken.rounds[target.against]))}"
     value = statistics.median(values)
     met = target.goal.text == "-" or target.goal.met(value)

@@ -27,6 +27,8 @@ DIRECT: Final = "O_DIRECT, synced each call"
 COPY: Final = "copy"
 COPY_BLAKE3: Final = "copy + BLAKE3"
 NOTHING: Final = "nothing"
+CRC32C: Final = f"{OURS}, CRC32C"
+UNVERIFIED: Final = f"{OURS}, unverified"
 PEERS: Final = (
     KvSide(OPENLAKE, "openlake", "openlaked", touched_bytes=STORE_BYTES),
     KvSide(MOONCAKE, "mooncake", "mooncake"),
@@ -34,8 +36,8 @@ PEERS: Final = (
 )
 GETS: Final = (
     KvSide(OURS, "lake-chunks", "engine"),
-    KvSide("ours, CRC32C", "lake-chunks-crc", "engine"),
-    KvSide("ours, unverified", "lake-chunks-none", "engine"),
+    KvSide(CRC32C, "lake-chunks-crc", "engine"),
+    KvSide(UNVERIFIED, "lake-chunks-none", "engine"),
     KvSide("ours, by name", "lake", "engine"),
     KvSide("ours, by name, CRC32C", "lake-crc", "engine"),
     *PEERS,
@@ -59,6 +61,12 @@ PUTS: Final = (
 
 AHEAD: Final = tuple(Target(RATE, at_least(1, "x"), peer) for peer in (OPENLAKE, MOONCAKE))
 HASHED: Final = Target(RATE, at_least(0.7, "x"), COPY_BLAKE3)
+LIKE_FOR_LIKE: Final = (
+    Target(RATE, at_least(0.9, "x"), COPY, UNVERIFIED),
+    Target(RATE, at_least(1, "x"), OPENLAKE, UNVERIFIED),
+)
+"""Unverified as the peers are."""
+SINGLY: Final = (Target("p50_us", at_most(20, "us")), Target("p50_us", at_most(12, "us"), side=CRC32C))
 
 
 def _scenario(name: str, moved: Moved, *targets: Target) -> Scenario:
@@ -77,9 +85,9 @@ def _scenario(name: str, moved: Moved, *targets: Target) -> Scenario:
 
 
 SCENARIOS: Final[tuple[Scenario, ...]] = (
-    _scenario("get-64k", Moved("get", 64 * KIB, 1, 32, 2000), Target("p50_us", at_most(20, "us")), *AHEAD),
-    _scenario("get-64k-16", Moved("get", 64 * KIB, 16, 1024, 400), *AHEAD, HASHED),
-    _scenario("get-1m-16", Moved("get", MIB, 16, 128, 40), *AHEAD, HASHED),
+    _scenario("get-64k", Moved("get", 64 * KIB, 1, 32, 2000), *SINGLY, *AHEAD),
+    _scenario("get-64k-16", Moved("get", 64 * KIB, 16, 1024, 400), *AHEAD, HASHED, *LIKE_FOR_LIKE),
+    _scenario("get-1m-16", Moved("get", MIB, 16, 128, 40), *AHEAD, HASHED, *LIKE_FOR_LIKE),
     _scenario("put-64k-16", Moved("put", 64 * KIB, 16, 64, 40)),
     _scenario("put-1m-16", Moved("put", MIB, 16, 64, 16), Target(RATE, at_least(0.8, "x"), DIRECT)),
 )

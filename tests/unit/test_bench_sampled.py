@@ -56,6 +56,18 @@ def test_a_goal_may_be_for_our_own_figure(tmp_path: Path) -> None:
     assert rows[0].value == pytest.approx(100_000, rel=0.01)
 
 
+def test_a_goal_may_be_for_another_side_of_ours_and_hides_no_comparison(tmp_path: Path) -> None:
+    sides: dict[str, Sequence[float]] = {"ours": [1] * 4, "ours, fast": [0.5] * 4, "a": [1] * 4}
+    fast = Target("operations_per_s", at_least(2, "x"), "a", "ours, fast")
+    absent = Target("operations_per_s", at_least(2, "x"), "a", "ours, faster")
+    rows, _ = scenario(sides, fast, absent).run(Bench(tmp_path, THREE))
+    assert [(row.what, row.value, row.met) for row in rows] == [
+        ("work, ours, fast, operations/s / a", 2.0, True),
+        ("work, operations/s / ours, fast", 0.5, True),
+        ("work, operations/s / a", 1.0, True),
+    ]
+
+
 @pytest.mark.parametrize("seconds", [[], [1], [1, 1]])
 def test_a_peer_that_fails_is_out_and_says_why(seconds: Sequence[float], tmp_path: Path) -> None:
     rows, measured = scenario({"ours": [1] * 4, "a": seconds, "b": [1] * 4}).run(Bench(tmp_path, THREE))
