@@ -25,7 +25,7 @@ from bench import svg
 from bench.measure import spread_values, three_digits
 from bench.process import ROOT
 from bench.profile import below_all, boxes, shares
-from bench.sampled import FIGURES
+from bench.sampled import FIGURES, OURS
 
 OUT: Final = ROOT / "bench" / "out"
 DOCS: Final = ROOT / "docs"
@@ -36,7 +36,7 @@ PLOTS: Final = "plots"
 SECTIONS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     ("Reading from Python", ("get-", "grant-", "locate", "cold", "random-", "map-", "loader")),
     ("Writing", ("put-", "seal", "dedup-", "space")),
-    ("Key-value blocks: the hot path against its peers", ("kv-", "pool-", "index", "hot-")),
+    ("Key-value blocks: the hot path against its peers", ("kv-", "pool-", "lookup")),
     ("Tails: open loops", ("open-get", "open-s3", "null-")),
     ("Many cores", ("engines-",)),
     ("S3", ("s3-",)),
@@ -265,9 +265,11 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _ratios(found: Found) -> Iterator[svg.Ratio]:
-    """Rows that compare, turned so that above 1 is ahead."""
+    """Rows that compare with others, turned so that above 1 is ahead."""
     for row in found.result["rows"]:
         if row["unit"] != "x" or row["could_not_run"] or not 0 < row["value"] < math.inf:
+            continue
+        if f" / {OURS}, " in row["what"]:
             continue
         low, high = spread_values(row["spread"], row["value"])
         limit = re.search(r"[\d.]+", row["goal"])
@@ -277,7 +279,9 @@ def _ratios(found: Found) -> Iterator[svg.Ratio]:
             values[1], values[2] = values[2], values[1]
         what, _, peer = row["what"].rpartition(" / ")
         side = next((name for name in found.result.get("sides", ()) if f", {name}, " in what), "")
-        yield svg.Ratio(f"{found.name}{f', {side}' if side else ''} / {peer}", *values)
+        at = re.search(r"\d+ connections", what)
+        label = ", ".join([found.name, *filter(None, [side, at[0] if at else ""])])
+        yield svg.Ratio(f"{label} / {peer}", *values)
 
 
 def _higher_is_better(found: Found, row: Mapping[str, Any]) -> bool:

@@ -270,10 +270,10 @@ def told(figures: Mapping[str, float]) -> str:
 
 
 def rows_of(scenario: Sampled, taken: Taken) -> list[Row]:
-    """Goals first, then the sides that have none, without the null server, then those that could not run."""
+    """Goals first, then the sides that have none, without what is null, then those that could not run."""
     ours = next(iter(taken.rounds))
     rows = [_row(scenario, taken, ours, target) for target in scenario.targets if _ran(taken, target)]
-    compared = {NULL, *(target.against for target in scenario.targets if not target.side)}
+    compared = {NULL, scenario.generator, *(target.against for target in scenario.targets if not target.side)}
     rows += [
         _row(scenario, taken, ours, Target(scenario.figure, Goal("-", 0, at_least=True), name))
         for name in taken.rounds

@@ -21,6 +21,10 @@ PALETTE: Final = (AHEAD, BEHIND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", GRE
 WIDTH: Final = 900
 LABEL_WIDTH: Final = 330
 VALUE_WIDTH: Final = 110
+LEGEND_WIDTH: Final = 300
+RATIO_MIN: Final = 1 / 32
+RATIO_MAX: Final = 32.0
+"""What is further from 1 is drawn as this; its figure stands beside it."""
 LINE: Final = 22
 TOP: Final = 40
 
@@ -59,11 +63,14 @@ class Canvas:
             f'<text x="{x + 3:.1f}" y="{y + 12:.1f}" font-size="10">{escape(label)}</text></g>'
         )
 
-    def line(self, points: Sequence[tuple[float, float]], colour: str, width: float = 1) -> None:
-        """Through all points."""
+    def line(
+        self, points: Sequence[tuple[float, float]], colour: str, width: float = 1, *, dashes: str = ""
+    ) -> None:
+        """Through all points; `dashes`: lengths of strokes and gaps in turn."""
         where = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
         self._parts.append(
-            f'<polyline points="{where}" fill="none" stroke="{colour}" stroke-width="{width:g}"/>'
+            f'<polyline points="{where}" fill="none" stroke="{colour}" stroke-width="{width:g}"{dashed}/>'
         )
 
     def text(self) -> str:
@@ -110,7 +117,7 @@ def ratios(title: str, rows: Sequence[Ratio]) -> str:
     """Bars from 1 on a scale of doublings: to the right what is ahead, to the left what is behind; goals as ticks."""
     canvas = Canvas(WIDTH, TOP + LINE * (len(rows) + 1) + 16, title)
     found = [value for row in rows for value in (row.low, row.high, row.goal) if 0 < value < math.inf]
-    low, high = min([0.5, *found]), max([2.0, *found])
+    low, high = max(RATIO_MIN, min([0.5, *found])), min(RATIO_MAX, max([2.0, *found]))
     room = WIDTH - LABEL_WIDTH - VALUE_WIDTH
 
     def place(value: float) -> float:
@@ -121,7 +128,7 @@ def ratios(title: str, rows: Sequence[Ratio]) -> str:
     for power in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1):
         x = place(2.0**power)
         canvas.line([(x, TOP - 6), (x, bottom)], "#000000" if not power else "#dddddd")
-        canvas.words(x, bottom + 16, f"{2.0**power:g}x", end="middle")
+        canvas.words(x, bottom + 16, f"{2**power}x" if power >= 0 else f"1/{2**-power}", end="middle")
     for number, row in enumerate(rows):
         y = TOP + LINE * number
         ends = sorted((place(1), place(row.value)))
@@ -140,7 +147,7 @@ Curve = Sequence[tuple[float, float]]
 
 def percentiles(title: str, curves: Sequence[tuple[str, Curve]]) -> str:
     """Latency by percentile, both on scales of tenfolds: 50%, 90%, 99%, 99.9%, 99.99%."""
-    height, left, right, foot = 420, 80, WIDTH - 180, 380
+    height, left, right, foot = 420, 80, WIDTH - LEGEND_WIDTH, 380
     canvas = Canvas(WIDTH, height, title)
     every = [value for _, curve in curves for _, value in curve if value > 0]
     low, high = 10 ** math.floor(math.log10(min(every))), 10 ** math.ceil(math.log10(max(every) * 1.01))
@@ -159,10 +166,11 @@ def percentiles(title: str, curves: Sequence[tuple[str, Curve]]) -> str:
         canvas.line([(left, y_of(10.0**power)), (right, y_of(10.0**power))], "#dddddd")
         canvas.words(left - 8, y_of(10.0**power) + 4, _duration(10.0**power), end="end")
     for number, (label, curve) in enumerate(curves):
-        colour = PALETTE[number % len(PALETTE)]
-        canvas.line([(x_of(share), y_of(value)) for share, value in curve], colour, 2)
-        canvas.bar(right + 16, TOP + LINE * number, 12, 12, colour)
-        canvas.words(right + 34, TOP + LINE * number + 11, label)
+        colour, dashes = PALETTE[number % len(PALETTE)], "6 3" if number >= len(PALETTE) else ""
+        canvas.line([(x_of(share), y_of(value)) for share, value in curve], colour, 2, dashes=dashes)
+        y = TOP + LINE * number
+        canvas.line([(right + 16, y + 6), (right + 38, y + 6)], colour, 3, dashes=dashes)
+        canvas.words(right + 46, y + 11, label)
     return canvas.text()
 
 
