@@ -36,7 +36,7 @@ from engine.format import (
 from engine.journal_reader import JOURNAL_FOLDER, list_journal
 from lakefs.errors import StoreDamaged, StoreUnusable
 from lakefs.ids import Sequence
-from lakefs.limits import MIB
+from lakefs.limits import KIB, MIB
 from lakefs.ports import Disk, DiskFile
 
 CHECKPOINT_FOLDER: Final = "checkpoints"
@@ -46,7 +46,8 @@ _GZIP_WINDOW_BITS: Final = 31  # zlib's way to ask for gzip framing
 _GZIP_ERROR: Final = cast(type[Exception], isal_zlib.error)
 _LEVEL: Final = 1
 _PIECE_BYTES: Final = MIB
-_BODY_BYTES: Final = MIB // 4
+_BODY_BYTES: Final = 64 * KIB
+"""Packed before they are compressed: pieces of a mebibyte tore megabytes out of the heap, and took no less time."""
 _HEADER_CHECKED_BYTES: Final = CHECKPOINT_HEADER.size - 4
 _TRAILER_CHECKED_BYTES: Final = CHECKPOINT_TRAILER.size - 4
 
