@@ -11,11 +11,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from lakefs.errors import EngineUnreachable, LocalFileError
 
@@ -52,16 +52,8 @@ def _serving(data: Path, short: Path) -> Iterator[TemporaryEngine]:
     config = short / "lake.toml"
     config.write_text("")
     socket = short / "s"
-    command = [sys.executable, "-m", "cli.main", "serve", "--data", str(data), "--socket", str(socket)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("LAKE_")}
-    process = subprocess.Popen(
-        [*command, "--config", str(config), "--s3", "off", "--admin", "off", "--log-level", "error"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,  # an interrupt of the terminal is the bench's to handle
-    )
+    places = ("--data", str(data), "--socket", str(socket), "--config", str(config))
+    process = lake_process(["serve", *places, "--s3", "off", "--admin", "off", "--log-level", "error"])
     assert process.stdout is not None
     try:
         if "ready\n" not in process.stdout:
@@ -71,3 +63,19 @@ def _serving(data: Path, short: Path) -> Iterator[TemporaryEngine]:
         process.terminate()
         process.stdout.close()
         process.wait()
+
+
+def lake_process(
+    arguments: Sequence[str], settings: Mapping[str, str] | None = None, stderr: IO[str] | None = None
+) -> subprocess.Popen[str]:
+    """A command of ours that says a line on stdout when it serves; none of the user's settings, but these."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("LAKE_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "cli.main", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env=kept | dict(settings or {}),
+        start_new_session=True,  # an interrupt of the terminal is the bench's to handle
+    )

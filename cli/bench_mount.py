@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from cli.bench_engine import lake_process
 from cli.target import Target
 from lakefs.errors import LocalFileError
 
@@ -57,22 +57,15 @@ def _started(target: Target, bucket: str, folder: Path) -> subprocess.Popen[str]
     place, config = folder / "mount", folder / "lake.toml"
     place.mkdir()
     config.write_text("")
-    command = [sys.executable, "-m", "cli.main", "--server", target.address()]
+    arguments = ["--server", target.address()]
     if target.token_file is not None:
-        command += ["--token-file", str(target.token_file)]
-    command += ["mount", "--foreground", "--read-only", "--bucket", bucket, str(place)]
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("LAKE_")}
-    kept |= {name: os.environ[name] for name in ("LAKE_TOKEN",) if name in os.environ}
+        arguments += ["--token-file", str(target.token_file)]
+    arguments += ["mount", "--foreground", "--read-only", "--bucket", bucket, str(place)]
+    settings = {"LAKE_CONFIG": str(config), "STATE_DIRECTORY": str(folder / "lake-mount")}
+    if (token := os.environ.get("LAKE_TOKEN")) is not None:
+        settings["LAKE_TOKEN"] = token
     with (folder / "log").open("w") as log:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=kept | {"LAKE_CONFIG": str(config), "STATE_DIRECTORY": str(folder / "lake-mount")},
-            start_new_session=True,  # an interrupt of the terminal is the bench's to handle
-        )
+        return lake_process(arguments, settings, log)
 
 
 def _last_words(log: Path, code: int) -> str:
