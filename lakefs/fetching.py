@@ -28,7 +28,6 @@ from lakefs.movers import (
     fetch_cached,
     fetch_into,
     fetch_range,
-    granules_around,
     missing_for,
     read_ahead,
     require_present,
@@ -145,21 +144,6 @@ def locate(access: Access, opened: Places, chunks: Sequence[ChunkId]) -> Steps[N
     if access.can_use_descriptors:
         grants = (opened.grants[chunk] for chunk in chunks if chunk in opened.grants)
         yield from _need_descriptors(access, grants)
-
-
-def bring_on(access: Access, opened: Opened, offset: int, length: int) -> Steps[None]:
-    """Have [offset, offset + length) of an object brought into the page cache meanwhile.  A hint: no failure."""
-    if not access.can_use_descriptors:
-        return
-    pieces = [piece for piece in opened.overlapping(offset, length) if piece.chunk not in opened.inline]
-    try:
-        yield from locate(access, opened, [piece.chunk for piece in pieces])
-    except ChunkNotFound:
-        return  # told by the read that needs it
-    for piece in pieces:
-        first, last = max(offset - piece.offset, 0), min(offset + length - piece.offset, piece.length)
-        begin, end = granules_around(first, last - first, piece.length)
-        read_ahead(access.descriptors, opened.grants[piece.chunk], begin, end)
 
 
 def _locate(opened: Places, chunks: list[ChunkId], media: int) -> Steps[None]:

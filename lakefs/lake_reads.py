@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from lakefs.chunk_getting import get_chunks, get_chunks_into
 from lakefs.errors import InvalidArgument, LakeError
-from lakefs.fetching import bring_on
 from lakefs.getting import close_object, get_many, get_many_into, open_object, read_range, read_whole
 from lakefs.ids import ChunkId
 from lakefs.lake_uploads import Progress
@@ -18,6 +17,7 @@ from lakefs.movers import Check
 from lakefs.names import parse_object_name
 from lakefs.opened import Access, Opened
 from lakefs.pools import Pool
+from lakefs.prefetching import look_ahead
 from lakefs.steps import Steps
 from lakefs.writable_memory import WritableBuffer, chunk_memories, writable_memory
 
@@ -114,11 +114,9 @@ class ReadSteps(ABC):
         return open_object(self.access(None), parse_object_name(name))
 
     def read(self, opened: Opened, offset: int, length: int) -> Steps[bytes]:
-        """A range of an opened object, cut at its end, checked.  What a reader in order reads next is brought in."""
+        """A range of an opened object, cut at its end, checked.  What its reader reads next is brought in meanwhile."""
         access = self.access(None)
-        begin, wanted = opened.window.after(offset, length, opened.stat.size_bytes)
-        if wanted:
-            yield from bring_on(access, opened, begin, wanted)
+        yield from look_ahead(access, opened, offset, length)
         return (yield from read_range(access, opened, offset, length))
 
     def close(self, opened: Opened) -> Steps[None]:

@@ -106,6 +106,12 @@ READ_AHEAD_WINDOW_BYTES_MAX: Final = 32 * MIB
 """Of such a reader, after three doublings: what a disk reads in 10 ms, more than a thread's pause."""
 READ_AHEAD_BYTES_MAX: Final = 128 * MIB
 """Waiting to be brought in for one client: six groups of 16 MiB in flight, and one reader's window."""
+TABLE_HEADER_BYTES_MAX: Final = 512 * KIB
+"""Of a header that is parsed for the order of its tensors: some 4,500 of them, 10 us each, once an opened object."""
+TABLE_OBJECT_BYTES_MIN: Final = 16 * MIB
+"""Of the object of which it is: a shorter one is four chunks, and read before its order is known."""
+TABLE_RANGES_AHEAD_MAX: Final = 256
+"""Brought in at once, however short they are: 64 of them in 4 MiB are 64 KiB each."""
 
 # --- segments ----------------------------------------------------------------------------------------
 LARGE_SEGMENT_BYTES: Final = 1 * GIB

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
 from lakefs.ids import ChunkId
+from lakefs.lookahead import Lookahead
 from lakefs.movers import MEDIUM_DRAM, MEDIUM_SEGMENT, Check, SegmentDescriptors
 from lakefs.names import Name
-from lakefs.read_ahead import ReadAheadWindow
 from lakefs.wire.messages import Grant, ObjectStat, OpenedObject
 
 
@@ -51,8 +52,11 @@ class Opened:
     pieces: list[Piece]
     grants: dict[ChunkId, Grant]
     inline: dict[ChunkId, bytes]
-    window: ReadAheadWindow = field(default_factory=ReadAheadWindow)
-    """What its reader is going to read."""
+
+    @cached_property
+    def lookahead(self) -> Lookahead:
+        """What its reader is going to read."""
+        return Lookahead(self.stat.size_bytes)
 
     def overlapping(self, offset: int, length: int) -> list[Piece]:
         """Pieces that hold bytes of [offset, offset + length)."""

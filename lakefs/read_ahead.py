@@ -108,11 +108,15 @@ class ReadAheadWindow:
         Said in steps of half a window at least, so that little is asked for often.
         """
         end = min(offset + length, size_bytes)
-        reads_on = self._end >= 0 and 0 <= offset - self._end <= SKIPPED_BYTES_MAX
+        if self._end >= 0 and 0 <= offset - self._end <= SKIPPED_BYTES_MAX:
+            return self.on_to(end, size_bytes)
+        self._end = self._told = end
+        self._window_bytes = 0
+        return end, 0
+
+    def on_to(self, end: int, size_bytes: int) -> tuple[int, int]:
+        """As `after`, for a reader of which it is known that it reads on, and has come to `end`."""
         self._end = end
-        if not reads_on:
-            self._told, self._window_bytes = end, 0
-            return end, 0
         begin = max(end, self._told)
         target = min(end + max(self._window_bytes, READ_AHEAD_WINDOW_BYTES_MIN), size_bytes)
         wanted = target - begin

@@ -4,12 +4,13 @@ A file is 8 bytes of header length (little-endian), a JSON object of that length
     {"__metadata__": {text: text}, NAME: {"dtype": T, "shape": [n, ...], "data_offsets": [begin, end]}, ...}
 Offsets count from the end of the header; tensors must cover the rest of the file without hole or overlap.
 
-Only the layout is wanted here, for cutting (`lakefs.chunking`), so all that is kept of a tensor is its length.
+The layout is wanted, for cutting (`lakefs.chunking`): all that is kept of a tensor is its length.  Or the table, for
+reading ahead (`lakefs.tensor_table`): names and places.
 
 Rules kept here:
 - The header is anybody's bytes.  What does not check out to the last byte is None, never an exception; a wrong
   None costs dedup, a wrong layout nothing either, since cuts never change the bytes.
-- Time is linear in the header.  Memory beside the header itself is a set of names and 16 bytes a tensor; a
+- Time is linear in the header.  Memory beside the header itself is a dict of names and 16 bytes a tensor; a
   sort of the extents is added when they are out of order.  No call recurses with the input.
 - Duplicate names are refused.  A JSON decoder for the whole header would keep the last one silently, or build
   every value that a hostile header can spell; so the object is walked member by member with regular expressions
@@ -25,7 +26,7 @@ import re
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -33,6 +34,8 @@ from lakefs.ids import Buffer
 from lakefs.limits import BLOB_BYTES_MAX, KIB, SAFETENSORS_HEADER_BYTES_MAX, SAFETENSORS_TENSORS_MAX
 
 LENGTH_BYTES: Final = 8
+METADATA: Final = b"__metadata__"
+"""The one member of a header that is no tensor."""
 SMALLEST_FILE_BYTES: Final = LENGTH_BYTES + len("{}")
 
 DTYPE_BITS: Final = {
@@ -59,6 +62,16 @@ class SafetensorsHeader:
     tensor_lengths: array[int]
 
 
+@dataclass(frozen=True)
+class SafetensorsTable:
+    """Tensors of a header that checked out, in the header's order; places are in the file."""
+
+    names: list[bytes]
+    """In UTF-8."""
+    begins: array[int]
+    ends: array[int]
+
+
 def header_bytes(prefix: Buffer, file_bytes: int) -> int | None:
     """How many first bytes of the file `parse_header` needs; None when it cannot be a safetensors file.
 
@@ -80,6 +93,27 @@ def parse_header(prefix: Buffer, file_bytes: int) -> SafetensorsHeader | None:
 
     `prefix` holds at least as many first bytes as `header_bytes` tells.
     """
+    found = _read_sound(prefix, file_bytes)
+    return None if found is None else SafetensorsHeader(found[0], found[2])
+
+
+def parse_table(prefix: Buffer, file_bytes: int) -> SafetensorsTable | None:
+    """The tensors of a file with their names and places; None when it is not a sound safetensors file.
+
+    `prefix` as for `parse_header`.
+    """
+    found = _read_sound(prefix, file_bytes)
+    if found is None:
+        return None
+    needed, (members, begins, ends), _ = found
+    names = [name for name in members if name != METADATA]
+    return SafetensorsTable(
+        names, array("Q", [needed + begin for begin in begins]), array("Q", [needed + end for end in ends])
+    )
+
+
+def _read_sound(prefix: Buffer, file_bytes: int) -> tuple[int, _Extents, array[int]] | None:
+    """Bytes of the header, its tensors, and their lengths in file order; None when something does not check out."""
     needed = header_bytes(prefix, file_bytes)
     if needed is None:
         return None
@@ -87,14 +121,14 @@ def parse_header(prefix: Buffer, file_bytes: int) -> SafetensorsHeader | None:
     text = memoryview(prefix)[:needed]
     try:
         _check_utf8(text[LENGTH_BYTES:])
-        begins, ends = _read_extents(text)
+        extents = _read_extents(text)
     except (_NotSafetensors, msgspec.DecodeError, UnicodeDecodeError):
         return None
     data_bytes = file_bytes - needed
-    lengths = _tile(zip(begins, ends, strict=True), data_bytes)
+    lengths = _tile(zip(extents.begins, extents.ends, strict=True), data_bytes)
     if lengths is None:
-        lengths = _tile(sorted(zip(begins, ends, strict=True)), data_bytes)
-    return None if lengths is None else SafetensorsHeader(needed, lengths)
+        lengths = _tile(sorted(zip(extents.begins, extents.ends, strict=True)), data_bytes)
+    return None if lengths is None else (needed, extents, lengths)
 
 
 def file_bytes(prefix: Buffer) -> int | None:
@@ -106,14 +140,22 @@ def file_bytes(prefix: Buffer) -> int | None:
     if needed is None:
         return None
     try:
-        _, ends = _read_extents(memoryview(prefix)[:needed])
+        ends = _read_extents(memoryview(prefix)[:needed]).ends
     except (_NotSafetensors, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return needed + max(ends, default=0)
 
 
 class _NotSafetensors(Exception):
-    """The header breaks a rule of the format; turned to None by `parse_header`."""
+    """The header breaks a rule of the format; turned to None by `_read_sound`."""
+
+
+class _Extents(NamedTuple):
+    """Members of a header in its order, the metadata among the names; begins and ends of the tensors behind it."""
+
+    members: dict[bytes, None]
+    begins: array[int]
+    ends: array[int]
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=BLOB_BYTES_MAX)]
@@ -149,14 +191,14 @@ def _check_utf8(text: memoryview) -> None:
     decoder.decode(b"", final=True)
 
 
-def _read_extents(text: memoryview) -> tuple[array[int], array[int]]:
-    """Begins and ends of the tensors, in the header's order, each tensor sound by itself."""
+def _read_extents(text: memoryview) -> _Extents:
+    """The tensors, in the header's order, each sound by itself."""
     begins, ends = array("Q"), array("Q")
-    names: set[bytes] = set()
+    names: dict[bytes, None] = {}
     at, closed = _enter_object(text, LENGTH_BYTES)
     while not closed:
         name, at = _read_name(text, at, names)
-        if name == b"__metadata__":
+        if name == METADATA:
             at, closed = _skip_metadata(text, at)
             continue
         value = _TENSOR_VALUE.match(text, at)
@@ -169,7 +211,7 @@ def _read_extents(text: memoryview) -> tuple[array[int], array[int]]:
     padding = _PADDING.match(text, at)
     if padding is None or padding.end() != len(text):
         raise _NotSafetensors
-    return begins, ends
+    return _Extents(names, begins, ends)
 
 
 def _enter_object(text: memoryview, at: int) -> tuple[int, bool]:
@@ -180,7 +222,7 @@ def _enter_object(text: memoryview, at: int) -> tuple[int, bool]:
     return opened.end(), bool(opened[1])
 
 
-def _read_name(text: memoryview, at: int, names: set[bytes]) -> tuple[bytes, int]:
+def _read_name(text: memoryview, at: int, names: dict[bytes, None]) -> tuple[bytes, int]:
     """The member's name at `at` in UTF-8, added to `names`, and where its value begins."""
     found = _NAME.match(text, at)
     if found is None or len(names) > SAFETENSORS_TENSORS_MAX:
@@ -190,13 +232,13 @@ def _read_name(text: memoryview, at: int, names: set[bytes]) -> tuple[bytes, int
         name = _name_decoder.decode(b'"' + name + b'"').encode()
     if name in names:
         raise _NotSafetensors
-    names.add(name)
+    names[name] = None
     return name, found.end()
 
 
 def _skip_metadata(text: memoryview, at: int) -> tuple[int, bool]:
     """Behind the map of texts at `at` and its separator, and whether that closes the header."""
-    names: set[bytes] = set()
+    names: dict[bytes, None] = {}
     at, closed = _enter_object(text, at)
     while not closed:
         _, at = _read_name(text, at, names)

@@ -33,6 +33,7 @@ from bench.scenarios import (
     small,
     space,
     startup,
+    tensors,
 )
 
 SCENARIOS: Final[dict[str, Scenario]] = {
@@ -44,6 +45,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         *startup.SCENARIOS,
         *client.SCENARIOS,
         *cold.SCENARIOS,
+        *tensors.SCENARIOS,
         *kv.SCENARIOS,
         *small.SCENARIOS,
         *lookup.SCENARIOS,

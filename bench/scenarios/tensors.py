@@ -1,0 +1,135 @@
+"""A model loaded tensor by tensor by name, when its file has them in another order, and nothing of it is in memory.
+
+Loaders take tensors by name; a file has them as its writer came by them.  Each tensor then lies anywhere, and nobody
+who knows the file's order alone can read ahead.  What knowing the names is worth is the difference of our two sides:
+one reader begins with the header, as loaders do; of the other the header is not seen, so that nothing tells the order.
+
+Pages are dropped with posix_fadvise(DONTNEED), as in `cold`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from bench.content import BLOCK, block
+from bench.measure import Bench, Scenario
+from bench.mounts import forget_pages, forget_pages_below
+from bench.process import EngineProcess
+from bench.sampled import ALONE, OURS, Entrant, Run, Sampled, Side
+
+FULL: Final = 512 << 20
+QUICK: Final = 24 << 20
+ROWS: Final = (1024, 4096, 1024, 2048, 1)
+"""Of 1,024 values of 2 bytes; tensor after tensor, by turns: 3.2 MiB on average."""
+UNKNOWN: Final = "ours, order not known"
+WITHOUT_TIER: Final = ("--dram-tier-bytes", "0")
+
+
+class Tensor(NamedTuple):
+    """Where a tensor lies in the file."""
+
+    name: str
+    begin: int
+    length: int
+
+
+class Readable(Protocol):
+    """A binary file."""
+
+    def seek(self, offset: int, /) -> int: ...
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+
+def write_shuffled_model(path: Path, size: int) -> list[Tensor]:
+    """A safetensors file of that many bytes, more or less; its tensors in the order of their names."""
+    rows = itertools.cycle(ROWS)
+    lengths: list[int] = []
+    while sum(lengths) < size:
+        lengths.append(2048 * next(rows))
+    names = [f"layers.{index // len(ROWS)}.part{index % len(ROWS)}" for index in range(len(lengths))]
+    random.Random(1).shuffle(names)
+    begins = list(itertools.accumulate(lengths, initial=0))
+    members = {
+        name: {"dtype": "F16", "shape": [length // 2048, 1024], "data_offsets": [begin, begin + length]}
+        for name, begin, length in zip(names, begins, lengths, strict=False)
+    }
+    header = json.dumps(members).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for start in range(0, begins[-1], BLOCK):
+            file.write(block(min(BLOCK, begins[-1] - start)))
+    first = 8 + len(header)
+    return sorted(
+        Tensor(name, first + begin, length)
+        for name, begin, length in zip(names, begins, lengths, strict=False)
+    )
+
+
+def load(file: Readable, tensors: Sequence[Tensor], memory: memoryview, *, header: bool = True) -> Run:
+    """Read the header, then each tensor into the same memory."""
+    if header:
+        file.readinto(memory[:8])
+        file.readinto(memory[: int.from_bytes(memory[:8], "little")])
+    for tensor in tensors:
+        file.seek(tensor.begin)
+        done = 0
+        while done < tensor.length:
+            done += file.readinto(memory[done : tensor.length]) or 0
+    return Run(len(tensors), sum(tensor.length for tensor in tensors))
+
+
+@contextmanager
+def sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
+    """Through `lake.open`, with and without the header; and the same reads of a plain file."""
+    source = bench.folder / "model.safetensors"
+    tensors = write_shuffled_model(source, bench.scale.pick(FULL, QUICK))
+    memory = memoryview(bytearray(max(tensor.length for tensor in tensors)))
+    with EngineProcess(bench.folder, *WITHOUT_TIER) as engine, engine.connect() as lake:
+        lake.put("bench/model.safetensors", source)
+        os.sync()
+        yield [
+            Entrant(OURS, partial(_ours, engine, lambda file: load(file, tensors, memory))),
+            Entrant(UNKNOWN, partial(_ours, engine, lambda file: load(file, tensors, memory, header=False))),
+            Entrant("file", partial(_of_file, source, lambda file: load(file, tensors, memory))),
+        ]
+
+
+@contextmanager
+def _ours(engine: EngineProcess, read: Callable[[Readable], Run]) -> Iterator[Side]:
+    with engine.connect() as lake:
+
+        def run() -> Run:
+            with lake.open("bench/model.safetensors") as file:
+                return read(file)
+
+        yield Side(run, lambda: forget_pages_below(engine.data), lambda: [engine.pid])
+
+
+@contextmanager
+def _of_file(source: Path, read: Callable[[Readable], Run]) -> Iterator[Side]:
+    def run() -> Run:
+        with source.open("rb") as file:
+            return read(file)
+
+    yield Side(run, lambda: forget_pages(source))
+
+
+SCENARIOS: Final[tuple[Scenario, ...]] = (
+    Sampled(
+        "cold-tensors",
+        "512 MiB in 160 tensors, cold, by name, in the file in another order",
+        "bytes_per_s",
+        sides,
+        generator=ALONE,
+        expected_s=20,
+    ),
+)
