@@ -1,7 +1,7 @@
 """Notes of chunks that a client read by itself, for the engine to learn which ones are read often.
 
-A sample: about one read in `READ_NOTES_EVERY`, at random, so that no order of reading hides a chunk.  What is noted is
-told in one request, at most ten times a second, and once a second when it is little.
+A sample: about one read in `READ_NOTES_EVERY`, at random, so that no order of reading hides a chunk, and fewer once
+there are many.  What is noted is told in one request, at most ten times a second, and once a second when it is little.
 
 Rules kept here:
 - A note costs a read less than a look in the hot index; nothing is waited for, nothing sent.
@@ -20,6 +20,8 @@ from lakefs.limits import READ_NOTES_EVERY, READ_NOTES_MAX
 
 TELL_FULL_S: Final = 0.1
 """Between two requests with `READ_NOTES_MAX` chunks: each takes about 0.3 ms of the engine's time."""
+_SELDOM: Final = 8
+"""So many times fewer reads are noted when `READ_NOTES_MAX` are."""
 TELL_S: Final = 1.0
 """Between two requests with fewer."""
 
@@ -62,12 +64,13 @@ class ReadNotes:
         return noted
 
     def _add(self, chunk: bytes) -> None:
-        self._skip = int(self._rng.random() * (2 * READ_NOTES_EVERY - 1))
-        noted = self._noted
+        noted, every = self._noted, READ_NOTES_EVERY
         if len(noted) < READ_NOTES_MAX:
             noted.append(chunk)
         else:
+            every *= _SELDOM
             noted[int(self._rng.random() * READ_NOTES_MAX)] = chunk
+        self._skip = int(self._rng.random() * (2 * every - 1))
 
     def _is_due(self) -> bool:
         waited = self._now() - self._told_at
