@@ -25,6 +25,7 @@ from engine.format import ChunkRecord
 from engine.segment_files import HeldFiles, ReadFiles
 from engine.segment_reader import READ_AT_ONCE_BYTES, RangeRead, SegmentReader
 from lakefs.errors import LakeError, OperationalError, StoreDamaged
+from lakefs.hot_table_format import Found
 from lakefs.ids import SegmentId
 from lakefs.limits import GRANULE_BYTES
 from lakefs.ports import DiskFile, FilePlace, FileRead, IoQueue, Offload
@@ -109,6 +110,32 @@ class BatchReader:
                 except LakeError as error:
                     found[index] = error
         return [read for read in found if read is not None]
+
+    async def read_packed(self, places: Sequence[Found]) -> memoryview | None:
+        """Whole payloads without vector, one behind the other, of chunks that lie at these places durably.
+
+        At most READ_AT_ONCE_BYTES.  None unless each was read by the queue and matches.
+        """
+        segments = {place[1] for place in places}
+        held = await self._hold({SegmentId(segment) for segment in segments})
+        try:
+            files: dict[int, DiskFile] = {segment: entry.file for segment, entry in held.items()}
+            if not segments.issubset(files):
+                return None
+            wanted = [(files[place[1]], place[2], place[3]) for place in places]
+            memory = memoryview(bytearray(sum([place[3] for place in places])))
+            whole = await self._queue.read_packed(wanted, memory)
+        finally:
+            self._files.leave_all(held)
+        if not all(whole):
+            return None
+        end = 0
+        for _, _, _, length, crc in places:
+            begin, end = end, end + length
+            if crc32c(memory[begin:end]) != crc:
+                return None
+        self.from_queue += len(places)
+        return memory
 
     def _look_in_memory(self, records: Sequence[ChunkRecord], found: list[bytes | LakeError | None]) -> None:
         look = self._reader.small_at_once if len(records) <= FEW else self._reader.unwritten_payload

@@ -17,10 +17,13 @@ from engine.chunks import find_chunk
 from engine.format import ChunkRecord
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
+from engine.hot_index import SEGMENT_TIER, record_at
 from engine.puts import failure_of
+from engine.segment_reader import READ_AT_ONCE_BYTES
 from engine.segments import Range, RangeRead
 from engine.store import Store
 from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError, RequestTooLarge, StaleGrant
+from lakefs.hot_table_format import Found
 from lakefs.ids import ChunkId, Sequence, id_text
 from lakefs.limits import BODY_BYTES_MAX, GRANULE_BYTES
 from lakefs.service import Body, Reply
@@ -43,6 +46,9 @@ class ChunkReads:
         chunks = checked_chunks(request.chunks)
         if not len(chunks) == len(request.offsets) == len(request.lengths):
             raise InvalidArgument("chunks, offsets and lengths go together")
+        reply = await self._read_known(chunks, request)
+        if reply is not None:
+            return reply
         records, sequence = self._find(chunks)
         await self._metadata.wait_durable(sequence)
         planned = _planned(chunks, records, request)
@@ -57,6 +63,34 @@ class ChunkReads:
                 pieces.append(m.ReadPiece(begin, len(payload), crcs))
                 parts.append(payload)
             return Reply(m.ReadChunksReply(pieces), Body(parts, releases.pop_all().close))
+
+    async def _read_known(self, chunks: list[ChunkId], request: m.ReadChunks) -> Reply | None:
+        """The answer when the hot index knows where all chunks are, and they are short and in segments.
+
+        What requests for many small chunks ask for, with little done for each.  None: whatever is otherwise, and why,
+        the other way finds out.
+        """
+        hot, tier = self._store.hot_index, self._dram.tier
+        places = [] if hot is None else _plain(hot.find_many(chunks), request)
+        if not places or (tier is not None and any(chunk in tier for chunk in chunks)):
+            return None
+        memory = await self._segments.read_packed(places)
+        if memory is None:
+            return None
+        if tier is not None:
+            self._note_read(chunks, request.offsets, places, memory)
+        pieces = [m.ReadPiece(0, place[3], place[4].to_bytes(4, "little")) for place in places]
+        return Reply(m.ReadChunksReply(pieces), Body([memory]))
+
+    def _note_read(
+        self, chunks: Seq[ChunkId], offsets: Seq[int], places: Seq[Found], memory: memoryview
+    ) -> None:
+        """Whole chunks were read, and lie one behind the other; those that are worth it are brought in."""
+        end = 0
+        for chunk, offset, place in zip(chunks, offsets, places, strict=True):
+            begin, end = end, end + place[3]
+            if not offset and self._dram.note_read(chunk, place[3]):
+                self._dram.offer(chunk, record_at(place), memory[begin:end])
 
     def _find(self, chunks: list[ChunkId]) -> tuple[list[ChunkRecord | None], Sequence]:
         """The chunks' records, and what they rest on."""
@@ -132,6 +166,20 @@ class ChunkReads:
                 return read
             error = read
         return told
+
+
+def _plain(places: Seq[Found | None], request: m.ReadChunks) -> list[Found]:
+    """The places, when all are known, of one granule each, in segments, and hold what is wanted of them; else none."""
+    plain: list[Found] = []
+    left = READ_AT_ONCE_BYTES
+    for place, offset, length in zip(places, request.offsets, request.lengths, strict=True):
+        if place is None or place[0] != SEGMENT_TIER or place[3] > GRANULE_BYTES:
+            return []
+        if (offset or length) and not 0 <= offset < (offset + length if length else place[3]) <= place[3]:
+            return []
+        left -= place[3]
+        plain.append(place)
+    return plain if left >= 0 else []
 
 
 def _planned(

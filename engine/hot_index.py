@@ -137,15 +137,10 @@ class HotIndex:
         return grants, unknown
 
     def records(self, chunks: list[ChunkId]) -> list[ChunkRecord | None]:
-        """What the store's records say, of chunks known here to lie in segments, durably; with a birth that none has.
-
-        So none is taken for the store's own record: whoever finds other bytes at its place looks there again.
-        """
+        """What the store's records say, of chunks known here to lie in segments, durably; see `record_at`."""
         return [
-            None
-            if place is None or place[0] != SEGMENT_TIER
-            else ChunkRecord(_NO_BIRTH, SegmentId(place[1]), place[2], place[3], place[3], place[4])
-            for place in self.find_many(chunks)
+            None if place is None or place[0] != SEGMENT_TIER else record_at(place)
+            for place in self.places_of(chunks)
         ]
 
     def statistics(self) -> dict[str, Any]:
@@ -352,6 +347,15 @@ class HotIndex:
         if not self.backing.is_mapped:
             self.backing.memory[: len(SUPERSEDED)] = SUPERSEDED
         self.backing.close()
+
+
+def record_at(place: Found) -> ChunkRecord:
+    """A place in a segment as a record, with a birth that none has.
+
+    So it is not taken for the store's own: whoever finds other bytes at its place looks there again.
+    """
+    _, segment, offset, stored_bytes, crc = place
+    return ChunkRecord(_NO_BIRTH, SegmentId(segment), offset, stored_bytes, stored_bytes, crc)
 
 
 def capacity_allowed() -> int:

@@ -40,6 +40,7 @@ from engine.sizes import SegmentSizes
 from engine.slot_reader import SlotReader
 from engine.small_segments import SmallWriter
 from lakefs.errors import LakeError, StoreDamaged
+from lakefs.hot_table_format import Found
 from lakefs.ids import Buffer, SegmentId
 from lakefs.limits import PAGE_BYTES
 from lakefs.ports import Disk, FileStat, IoQueue, Offload
@@ -243,6 +244,10 @@ class Segments:
     async def read_range(self, record: ChunkRecord, offset: int, length: int) -> RangeRead:
         """A range of the payload, widened to granules and checked: (start, bytes, CRCs of the granules)."""
         return await self._reader.read_range(record, offset, length)
+
+    async def read_packed(self, places: Sequence[Found]) -> memoryview | None:
+        """Short payloads one behind the other, checked; see `BatchReader.read_packed`."""
+        return await self._batches.read_packed(places)
 
     async def read_ranges(self, ranges: Sequence[Range]) -> list[RangeRead | LakeError]:
         """What `read_range` answers for each (record, offset, length), or its error; small ones are read at once."""

@@ -8,28 +8,34 @@ from typing import Final
 
 import pytest
 import trio
+import trio.testing
 
 from engine import chunk_reads
+from engine.arena import Arena
+from engine.dram_tier import DramTier
 from engine.embedded import EmbeddedEngine
 from engine.hot_index_life import run_hot_index
 from engine.store import Store
-from lakefs.errors import ChunkNotFound, LakeError
+from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError
 from lakefs.ids import data_chunk_id
-from lakefs.limits import GRANULE_BYTES, KIB
+from lakefs.limits import GRANULE_BYTES, KIB, MIB
 from lakefs.wire import messages as m
+from tests.sim.test_dram_tier import PlainMemory
 from tests.store_rig import client_of, delete, gc, put, records, run, simulated_store
 
 PAYLOADS: Final = [
     bytes([number]) * size for number, size in enumerate((1, 4 * KIB, 60_000, 65_536, 200_000))
 ]
 CHUNKS: Final = [data_chunk_id(payload) for payload in PAYLOADS]
+SHORT: Final = 4
+"""So many of them have no vector of checksums."""
 Body = Callable[[Store, EmbeddedEngine], Awaitable[None]]
 
 
 @asynccontextmanager
-async def indexed_store() -> AsyncIterator[tuple[Store, EmbeddedEngine]]:
+async def indexed_store(tier: DramTier | None = None) -> AsyncIterator[tuple[Store, EmbeddedEngine]]:
     """A store with the payloads, all of which its hot index knows."""
-    async with simulated_store() as store, trio.open_nursery() as nursery:
+    async with simulated_store(tier=tier) as store, trio.open_nursery() as nursery:
         await nursery.start(run_hot_index, store, "memory", 500)
         client = client_of(store)
         for number, payload in enumerate(PAYLOADS):
@@ -40,17 +46,19 @@ async def indexed_store() -> AsyncIterator[tuple[Store, EmbeddedEngine]]:
         nursery.cancel_scope.cancel()
 
 
-def drive(body: Body) -> None:
+def drive(body: Body, tier: DramTier | None = None) -> None:
     async def main() -> None:
-        async with indexed_store() as (store, client):
+        async with indexed_store(tier) as (store, client):
             await body(store, client)
 
     run(main)
 
 
-async def streamed(client: EmbeddedEngine) -> list[bytes | LakeError]:
-    """All chunks in one request: the bytes of each, or why they did not come."""
-    reply = await client.call(m.ReadChunks([*CHUNKS], [0] * len(CHUNKS), [0] * len(CHUNKS)))
+async def streamed(
+    client: EmbeddedEngine, count: int = len(CHUNKS), offset: int = 0, length: int = 0
+) -> list[bytes | LakeError]:
+    """The first so many chunks in one request: the bytes of each, or why they did not come."""
+    reply = await client.call(m.ReadChunks([*CHUNKS[:count]], [offset] * count, [length] * count))
     assert isinstance(reply.message, m.ReadChunksReply)
     content = reply.body.joined()
     reply.body.release()
@@ -67,9 +75,39 @@ def test_what_the_hot_index_knows_is_not_looked_for_in_the_store(monkeypatch: py
         looked_up: list[object] = []
         monkeypatch.setattr(chunk_reads, "find_chunk", lambda *found: looked_up.append(found))
         assert await streamed(client) == PAYLOADS
+        before = store.segments.read_statistics()["queue"]
+        assert await streamed(client, SHORT) == PAYLOADS[:SHORT]
+        assert await streamed(client, SHORT, 0, 1) == PAYLOADS[:SHORT]
+        assert store.segments.read_statistics()["queue"] == int(before) + 2 * SHORT
         assert looked_up == []
 
     drive(body)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-1, 1), (0, -1), (1, 0), (0, 2), (1, 1), (1 << 62, 1 << 62)])
+def test_a_range_outside_of_a_short_chunk_is_refused(offset: int, length: int) -> None:
+    async def body(store: Store, client: EmbeddedEngine) -> None:
+        first, *others = await streamed(client, SHORT, offset, length)
+        assert isinstance(first, InvalidArgument)
+        inside = 0 <= offset < 2 and 0 <= length <= 2
+        assert others == PAYLOADS[1:SHORT] if inside else all(isinstance(told, LakeError) for told in others)
+
+    drive(body)
+
+
+def test_what_is_read_again_comes_into_the_dram_tier_and_then_from_there() -> None:
+    tier = DramTier(Arena(4, MIB, PlainMemory))
+
+    async def body(store: Store, client: EmbeddedEngine) -> None:
+        for _ in range(4):
+            assert await streamed(client, SHORT) == PAYLOADS[:SHORT]
+            await trio.testing.wait_all_tasks_blocked()
+        assert [chunk in tier for chunk in CHUNKS[:SHORT]] == [False, True, True, True]
+        before = store.segments.read_statistics()["queue"]
+        assert await streamed(client, SHORT) == PAYLOADS[:SHORT]
+        assert store.segments.read_statistics()["queue"] == int(before) + 1
+
+    drive(body, tier)
 
 
 def test_a_place_where_other_bytes_lie_is_looked_for_in_the_store() -> None:
@@ -86,6 +124,7 @@ def test_a_place_where_other_bytes_lie_is_looked_for_in_the_store() -> None:
             ):
                 hot.put(chunk, place)
                 assert await streamed(client) == PAYLOADS
+                assert await streamed(client, SHORT) == PAYLOADS[:SHORT]
             hot.put(chunk, (1, record.segment, record.offset, length, crc))
         assert not await store.damaged()
 
