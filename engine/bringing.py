@@ -1,8 +1,8 @@
 """Bringing a large payload into the engine's memory, piece by piece, by whichever thread needs a piece first.
 
 One thread writes a payload while another hashes it.  Both go through its pieces in order; who comes to one first fills
-it and computes its checksums, and the other waits for that.  So the first piece is on its way to the disk while the
-second is filled, and each is filled once.
+it and computes its checksums.  The writer waits for a piece that the other is at; the other goes on to the next.  So
+the first piece is on its way to the disk while the second is filled, and each is filled once.
 
 Rules kept here:
 - Nobody waits for a piece that nobody is at: threads may come in any order, one behind the other included.
@@ -55,8 +55,15 @@ class Bringing:
                 self._vectors[piece] = vector
         return len(self.extent) if last else self._ends[piece]
 
+    def is_there(self, piece: int) -> bool:
+        """Whether the piece has been brought; does not wait."""
+        return self._vectors[piece] is not None
+
     def bring_all(self) -> None:
         """All of it is there on return."""
+        for piece, lock in enumerate(self._locks):
+            if not lock.locked():
+                self.bring(piece)
         for piece in range(len(self._ends)):
             self.bring(piece)
 
@@ -76,9 +83,8 @@ class Bringing:
         """Fill a piece; the checksums of its granules."""
         begin = self._ends[piece - 1] if piece else 0
         memory = self.extent[begin : self._ends[piece]]
-        if self._payload.fill is not None:
-            self._payload.fill(memory, begin)
-        return vector_of(memory)
+        vector = None if self._payload.fill is None else self._payload.fill(memory, begin)
+        return vector or vector_of(memory)
 
     def _seal(self, vectors: Sequence[bytes]) -> None:
         self._crc = seal_with(self.extent, self._payload.length, b"".join(vectors))

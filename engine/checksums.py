@@ -15,15 +15,13 @@ from crc32c import crc32c
 
 from engine.extents import large_extent_bytes, vector_bytes
 from engine.format import ChunkRecord
+from engine.granules import granule_crcs
 from lakefs.ids import Buffer
-from lakefs.limits import GRANULE_BYTES
 
 
 def vector_of(payload: Buffer) -> bytes:
     """CRC32C of every granule from the start of `payload`, 4 bytes each, little-endian; the last may be short."""
-    view = memoryview(payload)
-    crcs = [crc32c(view[at : at + GRANULE_BYTES]) for at in range(0, len(view), GRANULE_BYTES)]
-    return struct.pack(f"<{len(crcs)}I", *crcs)
+    return granule_crcs(payload)
 
 
 def seal_payload(view: memoryview, stored_bytes: int) -> int:

@@ -1,9 +1,11 @@
 """Intake: payloads are filled, hashed and written, so that one is written while another is hashed.
 
-Large payloads go in runs of about 1 MiB, a few at once.  Two ways:
-- *Hashed first*: each run is hashed by one call to a thread, and what is wanted of it written by another.
-- *Written ahead* (one or two runs, from 1 MiB): one thread writes a run while another hashes it (`writing_ahead`), and
-  what turns out to be there was written in vain.  That is done only while what comes turns out to be new.
+Large payloads go in runs, a few at once.  Two ways:
+- *Hashed first*: each run, of about 1 MiB, is hashed by one call to a thread, and what is wanted of it written by
+  another.
+- *Written ahead* (from 1 MiB, in runs of about 4 MiB): one thread writes a run while another hashes it
+  (`writing_ahead`), and what turns out to be there was written in vain.  That is done only while what comes turns out
+  to be new.
 
 Rules kept here:
 - Hashed and written is the same memory, the engine's own, which nobody else can change any more once it is filled.
@@ -24,19 +26,19 @@ from typing import Final, TypeVar
 from crc32c import crc32c
 
 from engine.bringing import Bringing
+from engine.checksums import seal_with, vector_of
 from engine.extents import large_extent_bytes
 from engine.payload import Hashed, Payload, Written
-from engine.segments import Segments, seal_payload
+from engine.segments import Segments
 from engine.tasks import run_all
 from engine.writing_ahead import AheadRun, write_beside_hash
+from lakefs.errors import StoreFull
 from lakefs.ids import chunk_id_of
-from lakefs.limits import WRITE_RUN_BYTES, WRITE_RUNS_AT_ONCE
+from lakefs.limits import WRITE_AHEAD_RUN_BYTES, WRITE_RUN_BYTES, WRITE_RUNS_AT_ONCE
 from lakefs.ports import Offload
 
 T = TypeVar("T")
 
-_RUNS_AHEAD_MAX: Final = 2
-"""Of a request that is written ahead; more keep processor and disk busy anyway, and hashing first costs less."""
 _NEW_BEFORE_AHEAD: Final = 8
 """Requests with nothing but new payloads after one with others, before the next is written ahead of its hashes."""
 
@@ -72,13 +74,12 @@ class Intake:
         job = _Job(payloads, choose)
         with self._giving_up(job.written):
             small = await self._hash_small(job)
-            runs = self._runs(job.large, lambda index: payloads[index])
-            few = len(runs) <= _RUNS_AHEAD_MAX and job.large_bytes >= self._write_ahead_bytes
-            if few and not self._new_still_wanted:
-                await self._write_ahead(job, runs)
+            is_long = job.large_bytes >= self._write_ahead_bytes
+            if is_long and not self._new_still_wanted:
+                await self._write_ahead(job)
             else:
-                await self._hash_and_write(job, runs)
-            if few:
+                await self._hash_and_write(job)
+            if is_long:
                 self._learn(is_new=len(job.written) == len(job.large))
             await self._place_small(small, job.written)
             await self._sync(job.written)
@@ -88,7 +89,7 @@ class Intake:
         """Ids and record checksums of payloads, in order; nothing is written."""
         job = _Job(payloads, lambda _: ())
         await self._hash_small(job)
-        await self._hash_and_write(job, self._runs(job.large, lambda index: payloads[index]))
+        await self._hash_and_write(job)
         return job.in_order()
 
     async def write(self, items: Seq[Hashed], *, into_headroom: bool = False) -> list[Written]:
@@ -105,7 +106,7 @@ class Intake:
 
         with self._giving_up(written):
             await self._place_small(small, written, into_headroom=into_headroom)
-            await run_all(write_run, self._runs(large, lambda item: item.payload))
+            await run_all(write_run, self._runs(large, _payload_of))
             await self._sync(written)
         return written
 
@@ -130,9 +131,9 @@ class Intake:
 
     # --- runs --------------------------------------------------------------------------------------
 
-    async def _hash_and_write(self, job: _Job, runs: Iterable[list[int]]) -> None:
+    async def _hash_and_write(self, job: _Job) -> None:
         """Each run is hashed, then what is chosen of it is written, while others are."""
-        left = deque(runs)
+        left = deque(self._runs(job.large, job.payloads.__getitem__))
 
         async def work(_: int) -> None:
             while left:
@@ -155,9 +156,11 @@ class Intake:
             places = await self._segments.write_large(areas)
             written.extend(Written(item, place) for item, place in zip(run, places, strict=True))
 
-    def _runs(self, items: Iterable[T], payload_of: Callable[[T], Payload]) -> list[list[T]]:
+    def _runs(
+        self, items: Iterable[T], payload_of: Callable[[T], Payload], most: int = WRITE_RUN_BYTES
+    ) -> list[list[T]]:
         """The items in order, in runs of large payloads that `write_large` takes."""
-        most = min(WRITE_RUN_BYTES, self._segments.run_bytes_max)
+        most = min(most, self._segments.run_bytes_max)
         runs: list[list[T]] = []
         room = 0
         for item in items:
@@ -195,16 +198,23 @@ class Intake:
         """The large payloads of a request were new, or some were there already."""
         self._new_still_wanted = max(0, self._new_still_wanted - 1) if is_new else _NEW_BEFORE_AHEAD
 
-    async def _write_ahead(self, job: _Job, runs: Iterable[list[int]]) -> None:
+    async def _write_ahead(self, job: _Job) -> None:
         """Write runs while they are hashed; what turns out to be there is given up.
 
-        That a write failed, as for want of room, matters to the request only when a chunk of it is wanted.
+        That a write failed, as for want of room, matters to the request only when a chunk of it is wanted; and where
+        some are not, there may be room for those that are.
         """
+        runs = self._runs(job.large, job.payloads.__getitem__, WRITE_AHEAD_RUN_BYTES)
         ahead = [AheadRun(run, [Bringing(job.payloads[index]) for index in run]) for run in runs]
         try:
             await write_beside_hash(ahead, self._segments, self._offload, job.note)
+            all_wanted = sum(len(run.chosen) for run in ahead) == len(job.large)
             for run in ahead:
-                job.written.extend(run.take_chosen())
+                if isinstance(run.error, StoreFull) and not all_wanted:
+                    for some in self._runs(run.chosen, _payload_of):
+                        await self._write_run(some, job.written)
+                else:
+                    job.written.extend(run.take_chosen())
         finally:
             for run in ahead:
                 for place in run.take_places():
@@ -236,25 +246,20 @@ class _Job:
         return [item for item in self._hashed if item is not None]
 
 
+def _payload_of(item: Hashed) -> Payload:
+    return item.payload
+
+
 def _hash_all(payloads: Seq[Payload]) -> list[Hashed]:
     return [_hash(payload) for payload in payloads]
 
 
 def _hash(payload: Payload) -> Hashed:
     """Fill, digest, vector and padding in one call, while the bytes are in the cache."""
-    memory = _filled(payload)
+    memory = payload.small if payload.area is None else payload.area[: payload.length]
+    assert memory is not None
+    vector = None if payload.fill is None else payload.fill(memory, 0)
     chunk = chunk_id_of(payload.kind, memory)
-    crc = crc32c(memory) if payload.area is None else seal_payload(payload.area, payload.length)
-    return Hashed(payload, chunk, crc)
-
-
-def _filled(payload: Payload) -> memoryview:
-    """The payload's bytes, brought by its fill when it has one."""
-    if payload.area is not None:
-        memory = payload.area[: payload.length]
-    else:
-        assert payload.small is not None
-        memory = payload.small
-    if payload.fill is not None:
-        payload.fill(memory, 0)
-    return memory
+    if payload.area is None:
+        return Hashed(payload, chunk, crc32c(memory))
+    return Hashed(payload, chunk, seal_with(payload.area, payload.length, vector or vector_of(memory)))

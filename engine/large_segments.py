@@ -23,23 +23,32 @@ from lakefs.errors import LakeError
 from lakefs.ids import SegmentId
 from lakefs.ports import DiskFile
 
-Coming = Callable[[Sequence[memoryview]], Iterable[int]]
-"""Waits for the bytes of a run, in a thread: gives how many of them are there, page by page and ascending, all at last.
-Those of several payloads come at once.  What it raises, the write raises."""
+Coming = Callable[[], Iterable[int]]
+"""Waits for the bytes of a run, in a thread: gives how many of them are there, whole pages and ascending, all at last.
+What it raises, the write raises."""
 
 
-def _all_there(extents: Sequence[memoryview]) -> Iterable[int]:
-    return (sum(map(len, extents)),)
-
-
-def _write(file: DiskFile, extents: Sequence[memoryview], offset: int, coming: Coming) -> None:
+def _write(file: DiskFile, extents: Sequence[memoryview], offset: int, coming: Coming | None) -> None:
     """Write what comes, as it comes; blocks."""
+    if coming is None:
+        file.pwritev(extents, offset)
+        return
     done = 0
-    for there in coming(extents):
-        pieces = extents if len(extents) > 1 else [extents[0][done:there]]
-        file.pwritev(pieces, offset + done)
+    for there in coming():
+        file.pwritev(_between(extents, done, there), offset + done)
         done = there
     assert done == sum(map(len, extents)), "a run came as a whole"
+
+
+def _between(extents: Sequence[memoryview], begin: int, end: int) -> list[memoryview]:
+    """What the extents, one behind the other, have at [begin, end)."""
+    parts: list[memoryview] = []
+    for extent in extents:
+        if begin < len(extent) and end > 0:
+            parts.append(extent[max(begin, 0) : end])
+        begin -= len(extent)
+        end -= len(extent)
+    return parts
 
 
 class _Sync:
@@ -83,9 +92,7 @@ class LargeWriter:
         for place in places:
             self._maker.in_flight.begin(place)
         try:
-            await self._maker.offload.run(
-                _write, segment.room.file, extents, places[0].offset, coming or _all_there
-            )
+            await self._maker.offload.run(_write, segment.room.file, extents, places[0].offset, coming)
         except BaseException as error:
             for place in places:
                 self._maker.in_flight.settle(place)

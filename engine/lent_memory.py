@@ -24,6 +24,7 @@ from typing import Final
 
 import trio
 
+from engine.granules import read_granules
 from engine.sources import file_system
 from lakefs.errors import EngineBusy, InvalidArgument, SourceChanged
 from lakefs.ids import Buffer
@@ -117,17 +118,19 @@ def _let_go(mapped: list[memoryview | None], descriptor: int) -> None:
     os.close(descriptor)
 
 
-def read_into(memory: LentMemory, offset: int, buffer: memoryview) -> None:
-    """Fill memory of the engine from lent memory.  SourceChanged when that was shrunk.  Blocks, in any thread."""
-    done = 0
-    while done < len(buffer):
-        try:
-            count = os.preadv(memory.descriptor, [buffer[done:]], offset + done)
-        except OSError as error:
-            raise SourceChanged(f"the lent memory cannot be read: {error.strerror}") from error
-        if count == 0:
-            raise SourceChanged("the lent memory was shrunk while it was read; nothing was stored of it")
-        done += count
+def read_into(memory: LentMemory, offset: int, buffer: memoryview) -> bytes:
+    """Fill memory of the engine from lent memory; the checksums of its granules.  Blocks, in any thread.
+
+    SourceChanged when the lent memory was shrunk.
+    """
+    try:
+        return read_granules(memory.descriptor, offset, buffer)
+    except OSError as error:
+        raise SourceChanged(f"the lent memory cannot be read: {error.strerror}") from error
+    except EOFError as error:
+        raise SourceChanged(
+            "the lent memory was shrunk while it was read; nothing was stored of it"
+        ) from error
 
 
 def copy_into(target: memoryview, descriptor: int, offset: int) -> None:

@@ -9,6 +9,10 @@ from engine.extents import Place
 from lakefs.ids import ChunkId, ChunkKind
 from lakefs.limits import SMALL_PAYLOAD_BYTES
 
+Fill = Callable[[memoryview, int], bytes | None]
+"""`fill(memory, begin)` blocks and brings the payload's bytes from `begin` on into memory of the engine.  It may give
+the checksums of the granules that are there then, as `checksums.vector_of` would."""
+
 
 @dataclass
 class Payload:
@@ -16,15 +20,15 @@ class Payload:
 
     An area is page-aligned and has room for what is written behind the payload (`large_extent_bytes`).
 
-    `fill(memory, begin)`, when given, blocks and brings the bytes from `begin` on; it is called in threads, before they
-    are hashed, once for each piece of the payload.
+    `fill`, when given, brings the bytes; it is called in threads, before they are hashed, once for each piece of the
+    payload.
     """
 
     kind: ChunkKind
     length: int
     area: memoryview | None = None
     small: memoryview | None = None
-    fill: Callable[[memoryview, int], None] | None = None
+    fill: Fill | None = None
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from engine.holds import Client
 from engine.lent_memory import LentMemory, read_into
-from engine.payload import Payload
+from engine.payload import Fill, Payload
 from engine.puts import Puts, stored
 from engine.store import Store
 from lakefs.errors import InvalidArgument, SessionLost
@@ -68,10 +68,10 @@ class SlotRequests:
                 taken.release()
 
 
-def _filler(memory: LentMemory, offset: int) -> Callable[[memoryview, int], None]:
+def _filler(memory: LentMemory, offset: int) -> Fill:
     """A call that fills memory of the engine from a slot; it blocks, and raises SourceChanged."""
 
-    def fill(target: memoryview, begin: int) -> None:
-        read_into(memory, offset + begin, target)
+    def fill(target: memoryview, begin: int) -> bytes:
+        return read_into(memory, offset + begin, target)
 
     return fill

@@ -1,7 +1,8 @@
 """Writing ahead: runs of payloads are written by some threads while others hash them.
 
 The place of a payload is decided by its length alone, so the write need not wait for the hash.  Two tasks write and two
-hash, each going through the runs in order; `bringing` has how their threads share the filling.
+hash, each going through the runs in order; `bringing` has how their threads share the filling.  A write takes with it
+what was brought while the one before was on its way: a disk that is slower than the filling gets long writes.
 
 Rules kept here:
 - A failed write ends the writing and not the hashing: it matters only when something is wanted that was not written.
@@ -39,16 +40,17 @@ class AheadRun:
         self.chosen: Sequence[Hashed] = ()
         self._bringings = bringings
 
-    def coming(self, extents: Sequence[memoryview]) -> Iterator[int]:
-        """For `write_large`: waits for the bytes."""
-        if len(self._bringings) == 1:
-            [bringing] = self._bringings
-            for piece in range(len(bringing)):
-                yield bringing.bring(piece)
-            return
+    def coming(self) -> Iterator[int]:
+        """For `write_large`: waits for the next piece, and gives with it those that others have brought by then."""
+        begin = there = written = 0
         for bringing in self._bringings:
-            bringing.bring_all()
-        yield sum(map(len, extents))
+            for piece in range(len(bringing)):
+                if there > written and not bringing.is_there(piece):
+                    yield there
+                    written = there
+                there = begin + bringing.bring(piece)
+            begin += len(bringing.extent)
+        yield there
 
     def hash_all(self) -> list[Hashed]:
         """Ids and checksums, in order; blocks."""

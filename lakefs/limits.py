@@ -122,7 +122,9 @@ WRITE_RUN_BYTES: Final = MIB
 WRITE_RUNS_AT_ONCE: Final = 4
 """Runs of one request that are hashed or written at once: two for the cores, two for the disk."""
 WRITE_AHEAD_BYTES: Final = MIB
-"""A request of a run or two is written while it is hashed, from this length; hashing less takes under 0.2 ms."""
+"""A request is written while it is hashed, from this length; hashing less takes under 0.2 ms."""
+WRITE_AHEAD_RUN_BYTES: Final = 4 * MIB + 64 * KIB
+"""Of those: a chunk of the greatest length, or several with what is written behind each, 2 ms of a disk in one call."""
 SMALL_FILL_BYTES: Final = 4 * MIB
 SMALL_UNWRITTEN_BYTES: Final = 2 * MIB
 """Small payloads in memory, at which they are written without waiting for more."""

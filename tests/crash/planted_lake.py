@@ -97,7 +97,7 @@ def _reuse_freed_room() -> None:
                 place = Place(segment, offset)
                 maker.in_flight.begin(place)
                 file = maker.disk.open(segment_path(segment, SegmentKind.LARGE), direct=True)
-                for _ in coming([buffer[:need]]) if coming else ():
+                for _ in coming() if coming else ():
                     continue
                 file.pwrite(buffer[:need], offset)
                 file.sync_data()

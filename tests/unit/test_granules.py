@@ -1,0 +1,82 @@
+"""CRC32C of granules: the native calls and their twins say the same, of memory and of what is read into it."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from engine import granules
+from engine.checksums import vector_of
+from lakefs.limits import GRANULE_BYTES, MIB
+
+KINDS = [
+    (granules.twin_granule_crcs, granules.twin_read_granules),
+    (granules.granule_crcs, granules.read_granules),
+]
+LENGTHS = [0, 1, 7, 8, 4093, 65_535, 65_536, 65_537, 3 * 65_536, 4 * 65_536, 9 * 65_536 + 5, MIB, 3 * MIB - 1]
+
+
+@contextmanager
+def memory_with(content: bytes) -> Iterator[int]:
+    descriptor = os.memfd_create("granules", os.MFD_CLOEXEC)
+    try:
+        os.pwrite(descriptor, content, 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("where", [0, 3])
+def test_the_checksums_of_memory_are_the_twins(length: int, where: int) -> None:
+    content = random.Random(length).randbytes(where + length)
+    wanted = granules.twin_granule_crcs(content[where:])
+    assert len(wanted) == 4 * -(-length // GRANULE_BYTES)
+    assert granules.granule_crcs(memoryview(content)[where:]) == wanted
+    assert vector_of(bytearray(content)[where:]) == wanted
+
+
+def test_a_bit_that_turns_over_is_seen_in_its_granule_only() -> None:
+    content = bytearray(random.Random(1).randbytes(6 * GRANULE_BYTES + 100))
+    before = granules.granule_crcs(content)
+    for granule in range(7):
+        content[granule * GRANULE_BYTES + 99] ^= 4
+        after = granules.granule_crcs(content)
+        content[granule * GRANULE_BYTES + 99] ^= 4
+        assert [at // 4 for at in range(0, 28, 4) if before[at : at + 4] != after[at : at + 4]] == [granule]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_what_is_read_is_what_lies_there_with_its_checksums(length: int) -> None:
+    content = random.Random(length).randbytes(length + 5000)
+    with memory_with(content) as descriptor:
+        for _, read in KINDS:
+            target = memoryview(bytearray(length + 1))
+            crcs = read(descriptor, 4999, target[:length])
+            assert target[:length] == content[4999 : 4999 + length]
+            assert target[length] == 0, "nothing behind the end is touched"
+            assert crcs == granules.twin_granule_crcs(target[:length])
+
+
+def test_a_file_that_ends_before_is_an_error_and_so_is_what_cannot_be_read() -> None:
+    with memory_with(b"a" * 300_000) as descriptor:
+        for _, read in KINDS:
+            with pytest.raises(EOFError):
+                read(descriptor, 1, memoryview(bytearray(300_000)))
+            with pytest.raises(OSError, match="Invalid argument"):
+                read(descriptor, -2, memoryview(bytearray(10)))
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                read(-1, 0, memoryview(bytearray(10)))
+
+
+def test_memory_that_is_not_to_be_written_stays_as_it_is() -> None:
+    with memory_with(b"a" * 10) as descriptor:
+        for _, read in KINDS:
+            target = bytes(10)
+            with pytest.raises((TypeError, ValueError, BufferError, OSError)):
+                read(descriptor, 0, memoryview(target))
+            assert target == bytes(10)
