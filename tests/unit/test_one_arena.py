@@ -1,4 +1,4 @@
-"""A serving process has one heap, however many threads take memory."""
+"""A serving process has one heap, however many threads take memory; and its collections of garbage are short."""
 
 from __future__ import annotations
 
@@ -37,3 +37,21 @@ libc.fclose(file)
 def test_threads_share_one_heap(wanted: str, is_one: bool, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", PROGRAM, tmp_path / "info", wanted], check=True, cwd=ROOT)
     assert ((tmp_path / "info").read_text().count("<heap ") == 1) is is_one
+
+
+WALKED = """
+import gc, sys
+import cli.faces, engine.process
+from cli.process import run_loop
+async def main():
+    return len(gc.get_objects()), gc.get_freeze_count()
+print(*run_loop(main))
+"""
+
+
+def test_a_full_collection_does_not_walk_what_was_there_before_the_loop() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WALKED], check=True, cwd=ROOT, capture_output=True, text=True
+    )
+    walked, left_alone = map(int, done.stdout.split())
+    assert walked * 10 < left_alone
