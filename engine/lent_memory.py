@@ -69,7 +69,7 @@ class LentMemory:
             mapped = mmap.mmap(self.descriptor, self.size_bytes)
         except (OSError, ValueError) as error:  # sealed, shrunk meanwhile
             if isinstance(error, OSError) and error.errno in _EXHAUSTED:
-                raise _exhausted(error) from error
+                raise exhausted(error) from error
             raise InvalidArgument(f"the memory cannot be mapped for writing: {error}") from error
         self._mapped = memoryview(mapped)
 
@@ -163,7 +163,7 @@ def memory_of_our_own(name: str, size_bytes: int) -> int:
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError as error:
-        raise _exhausted(error) from error
+        raise exhausted(error) from error
     os.ftruncate(descriptor, size_bytes)
     return descriptor
 
@@ -175,10 +175,11 @@ def _write_all(descriptor: int, payload: memoryview) -> None:
         while done < len(payload):
             done += os.pwrite(descriptor, payload[done:], done)
     except OSError as error:
-        raise _exhausted(error) from error
+        raise exhausted(error) from error
 
 
-def _exhausted(error: OSError) -> EngineBusy:
+def exhausted(error: OSError) -> EngineBusy:
+    """What a request is told for which the machine has no memory, or the process no descriptor."""
     return EngineBusy(f"the engine's machine has no memory or no descriptor for that now: {error.strerror}")
 
 

@@ -50,6 +50,8 @@ from lakefs.wire import messages as m
 AT_ONCE_BYTES: Final = 512 * KIB
 """About 0.1 ms."""
 INLINE_BYTES: Final = MIB
+RUN_CHUNKS_MAX: Final = 1024
+"""Pieces of memory that one read may fill: IOV_MAX of Linux."""
 LOAD_ATTEMPTS: Final = 4
 """A chunk is moved by compaction at most once in minutes."""
 
@@ -283,10 +285,10 @@ class Loads:
 
 
 def _end_of_run(places: Seq[Found], begin: int) -> int:
-    """Where the run ends that begins there: one place behind the other in a segment, `AT_ONCE_BYTES` at most."""
+    """Where the run ends that begins there: one place behind the other, RUN_CHUNKS_MAX and AT_ONCE_BYTES at most."""
     _, segment, offset, length, _ = places[begin]
     behind, end = offset + length, begin + 1
-    while end < len(places):
+    while end < min(len(places), begin + RUN_CHUNKS_MAX):
         _, next_segment, next_offset, length, _ = places[end]
         if (next_segment, next_offset) != (segment, behind) or behind + length - offset > AT_ONCE_BYTES:
             break

@@ -4,8 +4,11 @@ Payloads of 65,536 bytes and more land in pooled, page-aligned buffers, from whi
 without another copy; smaller ones share one bytearray.  Several payloads share a buffer, each with room for what is
 written behind it, so one request of at most 16 MiB takes at most `BUFFERS_PER_REQUEST_MAX`.
 
-The buffers of one request are taken together, one request at a time, and never more than the pool has: whoever
-holds some waits only for requests that hold all of theirs, so the pool cannot lock up.
+Rules kept here:
+- Small payloads of all requests take at most SMALL_MEMORY_BYTES; who finds no room waits in turn.
+- A request takes memory for its small payloads first, then its buffers, and gives back all or nothing.  The buffers of
+  one request are taken together, one request at a time, and never more than the pool has: whoever holds some waits
+  only for requests that hold all that they need, so neither memory can lock up.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from engine.payload import Payload, is_small
 from lakefs.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
 from lakefs.errors import InvalidArgument, RequestTooLarge
 from lakefs.ids import ChunkKind
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, SMALL_MEMORY_BYTES
 from lakefs.service import Body
 
 BUFFERS_PER_REQUEST_MAX = 9
@@ -35,13 +38,60 @@ class ReceivedBody(Body):
     payloads: list[Payload] = field(default_factory=list)
 
 
+class _Room:
+    """Bytes that requests may take, in turn."""
+
+    def __init__(self, total_bytes: int) -> None:
+        assert total_bytes >= BODY_BYTES_MAX, "one request must find room"
+        self._free = total_bytes
+        self._turn = trio.Lock()
+        self._more: trio.Event | None = None
+
+    async def take(self, count: int) -> None:
+        """Take so many bytes, BODY_BYTES_MAX at most; waits while others have them.  Cancelled: nothing is taken."""
+        if not count or (count <= self._free and not self._turn.locked()):
+            self._free -= count
+            return
+        async with self._turn:
+            while count > self._free:
+                self._more = trio.Event()
+                await self._more.wait()
+            self._free -= count
+
+    def give_back(self, count: int) -> None:
+        """So many bytes are free again."""
+        self._free += count
+        if self._more is not None:
+            self._more.set()
+            self._more = None
+
+
+class _Taken:
+    """What one request has; `release` gives it back, once."""
+
+    __slots__ = ("_buffers", "_room", "_small_bytes")
+
+    def __init__(self, buffers: list[PooledBuffer], room: _Room, small_bytes: int) -> None:
+        self._buffers = buffers
+        self._room = room
+        self._small_bytes = small_bytes
+
+    def release(self) -> None:
+        """Nothing of it is used any more."""
+        _release(self._buffers)
+        if self._small_bytes:
+            self._room.give_back(self._small_bytes)
+            self._small_bytes = 0
+
+
 class PayloadMemory:
     """Gives requests their memory."""
 
-    def __init__(self, pool: BufferPool) -> None:
+    def __init__(self, pool: BufferPool, small_memory_bytes: int = SMALL_MEMORY_BYTES) -> None:
         assert pool.capacity >= BUFFERS_PER_REQUEST_MAX, "one request must find room"
         self._pool = pool
         self._turn = trio.Lock()
+        self._small = _Room(small_memory_bytes)
 
     async def take(self, kinds: Sequence[int], lengths: Sequence[int]) -> ReceivedBody:
         """Memory for payloads of these kinds and lengths.  InvalidArgument, RequestTooLarge; waits for the pool.
@@ -52,9 +102,15 @@ class PayloadMemory:
         if len(kinds) != len(lengths):
             raise InvalidArgument(f"{len(kinds)} kinds for {len(lengths)} payloads")
         checked = [_kind(kind) for kind in kinds]
-        buffers = await self._acquire(_buffer_count(lengths))
+        small_bytes = sum(length for length in lengths if is_small(length))
+        await self._small.take(small_bytes)
+        try:
+            small = memoryview(bytearray(small_bytes))
+            buffers = await self._acquire(_buffer_count(lengths))
+        except BaseException:
+            self._small.give_back(small_bytes)
+            raise
         large = _areas(buffers, lengths)
-        small = memoryview(bytearray(sum(length for length in lengths if is_small(length))))
         payloads: list[Payload] = []
         for kind, length in zip(checked, lengths, strict=True):
             if is_small(length):
@@ -63,7 +119,7 @@ class PayloadMemory:
             else:
                 payloads.append(Payload(kind, length, area=next(large)))
         parts = [_memory(payload) for payload in payloads]
-        return ReceivedBody(parts, lambda: _release(buffers), payloads)
+        return ReceivedBody(parts, _Taken(buffers, self._small, small_bytes).release, payloads)
 
     async def _acquire(self, count: int) -> list[PooledBuffer]:
         buffers: list[PooledBuffer] = []

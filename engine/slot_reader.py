@@ -22,7 +22,7 @@ from typing import Final
 from engine.extents import page_down, page_up
 from engine.format import ChunkRecord
 from engine.io_queue import OffloadQueue
-from engine.lent_memory import copy_into, memory_of_our_own
+from engine.lent_memory import copy_into, exhausted, memory_of_our_own
 from engine.segment_files import ReadFile, ReadFiles
 from engine.tasks import run_all
 from lakefs.errors import CorruptionError, LakeError, OperationalError, StoreDamaged
@@ -204,9 +204,9 @@ class _Tails:
         self._descriptor = memory_of_our_own("lake tails", count * _TAIL_BYTES)
         try:
             self._pages = memoryview(mmap.mmap(self._descriptor, count * _TAIL_BYTES))
-        except BaseException:
+        except OSError as error:  # a mapping takes a descriptor of its own
             os.close(self._descriptor)
-            raise
+            raise exhausted(error) from error
         self._taken: list[tuple[SlotLoad, int]] = []
 
     def __enter__(self) -> _Tails:

@@ -216,6 +216,8 @@ LENT_MEMORY_BYTES_MAX: Final = 256 * GIB
 """Bytes of all memory lent: page tables of 512 MiB, were every page of it (4 KiB) mapped and written to."""
 BUFFER_POOL_BYTES: Final = 64 * MIB
 """Pooled payload buffers of the engine: 15 of 4 MiB + 4 KiB."""
+SMALL_MEMORY_BYTES: Final = 128 * MIB
+"""Small payloads of all requests that are received or stored: 8 requests of 16 MiB, or 2,000 of 64 KiB."""
 WATCHERS_MAX: Final = 1024
 """Open watches of one engine: with full queues 1024 x 4096 references of 8 bytes = 32 MiB."""
 WATCH_QUEUE_MAX: Final = 4096

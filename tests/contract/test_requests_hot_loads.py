@@ -113,3 +113,34 @@ def test_a_place_that_was_given_back_under_way_is_not_taken_from_the_hot_index(
             assert looked_up[:2] == chunks
 
     on_a_socket(kind, body)
+
+
+def test_more_neighbours_than_one_read_may_have_pieces_are_loaded_by_more_of_them(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = loads.RUN_CHUNKS_MAX + 100
+    payloads = [b"%05d" % number for number in range(count)]
+
+    async def body(engine: Engine) -> None:
+        if engine.store is None:
+            return
+        async with pool_of(engine) as pool:
+            chunks = await pool.store(*payloads)
+            places = range(0, 8 * count, 8)
+            await pool.load(chunks[:1], [0])
+            monkeypatch.setattr(engine.store, "hot_index", HotPlaces(engine.store))
+            lengths_of_reads: list[int] = []
+            original = SlotReader.read_cached_run
+
+            def read(*arguments: Any, **named: Any) -> bool:
+                lengths_of_reads.append(len(arguments[3]))
+                return original(*arguments, **named)
+
+            monkeypatch.setattr(SlotReader, "read_cached_run", read)
+            loaded = await pool.load(chunks, places, checksums=False)
+            assert loaded == m.SlotsLoaded([5] * count, [])
+            assert pool.at(0, 8 * count) == b"".join(payload + BLANK * 3 for payload in payloads)
+            assert sum(lengths_of_reads) == count
+            assert max(lengths_of_reads) == loads.RUN_CHUNKS_MAX
+
+    on_a_socket(kind, body)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from gc import collect as gc_collect
 
 import msgspec
 import pytest
@@ -21,6 +23,7 @@ from engine.store import Store
 from lakefs.errors import (
     ChunkDamaged,
     ChunkNotFound,
+    EngineBusy,
     InvalidArgument,
     LakeError,
     RequestTooLarge,
@@ -392,5 +395,29 @@ def test_a_load_that_is_cancelled_writes_nothing_more_once_it_is_answered(
             seen = pool.at(0, POOL)
             assert pool.at(0, POOL) == seen
             assert seen[:MIB] in (BLANK * MIB, payload_of(MIB))
+
+    on_a_socket(kind, body)
+
+
+def test_without_a_descriptor_for_last_pages_the_engine_is_busy_and_goes_on(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_reader, "_may_be_cached", lambda *_: False)
+
+    def none_left(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def body(engine: Engine) -> None:
+        if engine.store is None:
+            return
+        async with pool_of(engine) as pool:
+            chunks = await pool.store(payload_of(300_000))
+            assert (await pool.load(chunks, [0])).lengths == [300_000]
+            with monkeypatch.context() as patched:
+                patched.setattr(mmap, "mmap", none_left)
+                await refused(engine.client, EngineBusy, m.LoadSlots(pool.number, chunks, [0]))
+            gc_collect()  # the error that was expected looks into the pool
+            assert (await pool.load(chunks, [4096])).lengths == [300_000]
+            assert pool.at(4096, 300_000) == payload_of(300_000)
 
     on_a_socket(kind, body)

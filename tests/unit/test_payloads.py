@@ -14,7 +14,7 @@ from engine.payloads import BUFFERS_PER_REQUEST_MAX, PayloadMemory, ReceivedBody
 from lakefs.buffers import BUFFER_BYTES, BufferPool
 from lakefs.errors import InvalidArgument
 from lakefs.ids import ChunkKind
-from lakefs.limits import BODY_BYTES_MAX, BUFFER_POOL_BYTES, CHUNK_BYTES, MIB, PAGE_BYTES
+from lakefs.limits import BODY_BYTES_MAX, BUFFER_POOL_BYTES, CHUNK_BYTES, KIB, MIB, PAGE_BYTES
 
 WORST = [CHUNK_BYTES, 70_000, CHUNK_BYTES, 70_000, CHUNK_BYTES, 70_000, CHUNK_BYTES - 210_000]
 
@@ -93,3 +93,57 @@ def test_a_refused_request_holds_no_memory() -> None:
 
     trio.run(main)
     assert pool.in_use == 0
+
+
+def test_small_payloads_of_all_requests_share_a_bounded_memory_in_turn() -> None:
+    order: list[str] = []
+
+    async def main() -> None:
+        memory = PayloadMemory(BufferPool(BUFFER_POOL_BYTES), small_memory_bytes=BODY_BYTES_MAX)
+        quarter = [64 * KIB - 1] * 64
+
+        async def request(name: str, lengths: list[int]) -> None:
+            body = await memory.take([ChunkKind.DATA] * len(lengths), lengths)
+            order.append(name)
+            body.release()
+            body.release()
+
+        held = [await memory.take([ChunkKind.DATA] * 64, quarter) for _ in range(4)]
+        async with trio.open_nursery() as nursery:
+            for name, lengths in (("many", quarter * 2), ("one", [1000])):
+                nursery.start_soon(request, name, lengths)
+                await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(request, "large", [100_000])
+            await trio.testing.wait_all_tasks_blocked()
+            assert order == ["large"], "what needs no such memory does not wait for it"
+            with trio.move_on_after(0) as scope:
+                await memory.take([ChunkKind.DATA], [1])
+            assert scope.cancelled_caught
+            for number, body in enumerate(held):
+                body.release()
+                await trio.testing.wait_all_tasks_blocked()
+                assert order == (["large"] if number == 0 else ["large", "many", "one"])
+        whole = await memory.take([ChunkKind.DATA] * 256, quarter * 4)
+        whole.release()
+
+    trio.run(main)
+
+
+def test_a_request_that_is_cancelled_while_it_waits_for_buffers_gives_its_small_memory_back() -> None:
+    pool = BufferPool(BUFFERS_PER_REQUEST_MAX * BUFFER_BYTES)
+
+    async def main() -> None:
+        memory = PayloadMemory(pool, small_memory_bytes=BODY_BYTES_MAX)
+        taken = [await pool.acquire() for _ in range(pool.capacity)]
+        small = [60_000] * 200
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(memory.take, [ChunkKind.DATA] * 201, [*small, 100_000])
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(60):
+            body = await memory.take([ChunkKind.DATA] * 200, small)
+        body.release()
+        for buffer in taken:
+            buffer.release()
+
+    trio.run(main)
