@@ -40,6 +40,8 @@ class Admission:
         self._sketch = new_sketch(width, max(SAMPLE_FACTOR * places, 1024))
         self.note: Final[Callable[[ChunkId], int]] = self._sketch.note
         """Count a read of the chunk; how often it was read lately, about: 1 to 15."""
+        self.note_many: Final[Callable[[list[ChunkId]], bytes]] = self._sketch.note_many
+        """`note` of each, in order; a byte for each."""
         self.estimate: Final[Callable[[ChunkId], int]] = self._sketch.estimate
         """How often the chunk was read lately, about; 0 to 15."""
 

@@ -66,7 +66,7 @@ class SlabMemory(Protocol):
 
 
 class Slot(msgspec.Struct, gc=False, eq=False):
-    """One place; `chunk` is None while it is free.  About 150 bytes for each."""
+    """One place; `chunk` is None while it is free.  About 240 bytes for each."""
 
     slab: int
     offset: int
@@ -84,6 +84,8 @@ class Slot(msgspec.Struct, gc=False, eq=False):
     pins: int = 0
     grant: Grant | None = None
     """What readers are told while the chunk can be found."""
+    packed: bytes | None = None
+    """The same, encoded."""
 
 
 class Slab:
@@ -262,7 +264,7 @@ class Arena:
     def give_free(self, slot: Slot) -> None:
         """Nothing is in the slot any more, and nobody fills it or has it pinned."""
         self.begin_change(slot)
-        slot.chunk = slot.grant = None
+        slot.chunk = slot.grant = slot.packed = None
         slot.filling = slot.forgotten = slot.referenced = False
         slot.stored_bytes = 0
         slab = self.slabs[slot.slab]

@@ -29,6 +29,7 @@ from engine.metadata import Metadata
 from engine.quarantine import ChunkQuarantined, Quarantine
 from engine.segments import Segments
 from lakefs.errors import EngineBusy, LakeError
+from lakefs.hot_table_format import Found
 from lakefs.ids import Buffer, ChunkId, Sequence, id_text
 from lakefs.limits import DRAM_FILLERS, DRAM_FILLS_QUEUED_MAX, DRAM_HELD_BYTES_MAX, GRANULE_BYTES
 from lakefs.ports import Offload
@@ -115,6 +116,22 @@ class Dram:
         """As `note_read` for chunks that were asked for, those that are worth a place; where it is `understood`, grants
         of the arena take the places of those of segments."""
         return [] if self.tier is None else self.tier.note_reads(chunks, grants, understood=understood)
+
+    def packed_grants(self, chunks: Seq[bytes]) -> list[bytes | None] | None:
+        """Encoded grants of those of the chunks that are in the arena, in their places; None when none is."""
+        return None if self.tier is None else self.tier.packed_grants(chunks)
+
+    def note_located(
+        self, chunks: list[bytes], find: Callable[[bytes], Found | None], *, understood: bool
+    ) -> None:
+        """As `note_read` for chunks whose places `find` tells and the client has been told, none of them too short."""
+        tier = self.tier
+        if tier is None:
+            return
+        for chunk in tier.note_located(chunks, understood=understood):
+            found = find(chunk)
+            if found is not None and tier.may_fit(chunk, found[3]):
+                self.want(chunk)
 
     def want(self, chunk: ChunkId) -> None:
         """Have a chunk that is worth it brought in, from its segment."""

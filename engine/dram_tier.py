@@ -21,7 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence as Seq
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
 
 from engine.admission import READS_FOR_ADMISSION, Admission
 from engine.arena import Arena, Slab, SlabMemory, Slot, SlotClass
@@ -32,6 +34,7 @@ from lakefs.movers import MEDIUM_DRAM
 from lakefs.slabs import UNIT_BYTES
 from lakefs.wire.messages import Grant
 
+_pack: Final = msgspec.msgpack.Encoder().encode
 _PLACE_BYTES: Final = 256 * KIB
 """A guess at what a chunk takes, for the size of what counts reads."""
 HAND_STEPS_MAX: Final = 512
@@ -109,9 +112,9 @@ class DramTier:
             slot.referenced = True
             slot.used_at = self.arena.slabs[slot.slab].used_at = self._reads
             return False
-        return count >= READS_FOR_ADMISSION and self._may_fit(chunk, stored_bytes)
+        return count >= READS_FOR_ADMISSION and self.may_fit(chunk, stored_bytes)
 
-    def _may_fit(self, chunk: ChunkId, stored_bytes: int) -> bool:
+    def may_fit(self, chunk: ChunkId, stored_bytes: int) -> bool:
         """Whether there is room for the chunk, or what would have to go is read less often."""
         if chunk in self._filling:
             return False
@@ -137,7 +140,7 @@ class DramTier:
                 if stored_bytes < DRAM_PAYLOAD_BYTES_MIN:
                     continue
                 self._misses += 1
-                if note(chunk) >= READS_FOR_ADMISSION and self._may_fit(chunk, stored_bytes):
+                if note(chunk) >= READS_FOR_ADMISSION and self.may_fit(chunk, stored_bytes):
                     wanted.append(chunk)
                 continue
             note(chunk)
@@ -149,6 +152,41 @@ class DramTier:
                 grants[index] = slot.grant
         self._reads += len(chunks)
         return wanted
+
+    def note_located(self, chunks: list[bytes], *, understood: bool) -> list[ChunkId]:
+        """Count a read of each chunk; those that are not in and were read often: `may_fit` says what they are worth.
+
+        For chunks that are long enough.  `understood`: where they are in, the reader was told so.
+        """
+        slots, slabs, reads = self._slots, self.arena.slabs, self._reads
+        often: list[ChunkId] = []
+        hits, slab = 0, -1
+        located = cast(list[ChunkId], chunks)
+        for chunk, count in zip(located, self._admission.note_many(located), strict=True):
+            slot = slots.get(chunk)
+            if slot is None:
+                if count >= READS_FOR_ADMISSION:
+                    often.append(chunk)
+                continue
+            hits += 1
+            if not slot.referenced:
+                slot.referenced = True
+            slot.used_at = reads
+            if slot.slab != slab:
+                slab = slot.slab
+                slabs[slab].used_at = reads
+        self._misses += len(chunks) - hits
+        self._hits += hits if understood else 0
+        self._reads += len(chunks)
+        return often
+
+    def packed_grants(self, chunks: Seq[bytes]) -> list[bytes | None] | None:
+        """Grants of those of the chunks that are in, encoded, in their places; None when none is."""
+        slots = self._slots
+        if slots.keys().isdisjoint(chunks):
+            return None
+        found = map(slots.get, cast(Seq[ChunkId], chunks))
+        return [None if slot is None else slot.packed for slot in found]
 
     def pin(self, chunk: ChunkId) -> Placement | None:
         """Keep the chunk's bytes where they are until `unpin`; None when it is not in, or too much is pinned.
@@ -246,6 +284,7 @@ class DramTier:
         slot.grant = Grant(
             MEDIUM_DRAM, slot.slab, slot.offset, stored_bytes, stored_bytes, 0, crc, generation
         )
+        slot.packed = _pack(slot.grant)
         self._fills += 1
         self._filled_bytes += stored_bytes
         for told in self.on_admitted:

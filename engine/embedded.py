@@ -18,6 +18,7 @@ from pathlib import Path
 import trio
 
 from engine.local import open_local_store
+from engine.packed_located import PackedLocated
 from engine.served_watches import close_events
 from engine.service import Service
 from engine.store import Store
@@ -63,6 +64,10 @@ class EmbeddedEngine:
             memory.release()
             raise
         reply = await self._service.serve(self._client, request, memory, sent)
+        if isinstance(reply.message, PackedLocated):
+            reply.message = reply.message.unpacked()
+        if reply.then is not None:
+            reply.then()
         if reply.descriptors:
             reply.descriptors = duplicates(reply.descriptors)
         if into and reply.body.nbytes <= sum(len(target) for target in into):

@@ -9,6 +9,7 @@ eight bytes of the digest as they are: digests are uniform.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 ROWS: Final = 4
@@ -23,6 +24,10 @@ class FrequencySketch(Protocol):
 
     def note(self, chunk: bytes) -> int:
         """Count a read of the chunk with that id; about how many there were lately: 1 to 15."""
+        ...
+
+    def note_many(self, chunks: Sequence[bytes]) -> bytes:
+        """`note` of each of a list, in order; a byte for each."""
         ...
 
     def estimate(self, chunk: bytes) -> int:
@@ -55,6 +60,10 @@ class TwinSketch:
         if self._counted >= self._sample:
             self._halve()
         return estimate
+
+    def note_many(self, chunks: Sequence[bytes]) -> bytes:
+        """See `FrequencySketch`."""
+        return bytes(map(self.note, chunks))
 
     def estimate(self, chunk: bytes) -> int:
         """See `FrequencySketch`."""

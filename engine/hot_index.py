@@ -21,7 +21,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -142,6 +142,24 @@ class HotIndex:
             None if place is None or place[0] != SEGMENT_TIER else record_at(place)
             for place in self.places_of(chunks)
         ]
+
+    def packed_grants(
+        self, chunks: list[bytes], instead: Seq[bytes | Found | None] | None, least_bytes: int
+    ) -> bytes | None:
+        """As `grants`, encoded; None when not all is known here, or a chunk has less than `least_bytes`.
+
+        `instead`: grants of chunks, encoded, that go out in the place of what is known here.
+        """
+        if instead is None and self.in_slabs:
+            instead = list(map(self.in_slabs.get, chunks))
+        try:
+            packed = self.table.pack_grants(chunks, SEGMENT_TIER, instead)
+        except ValueError:  # an id that is none
+            return None
+        if packed is None or packed[1] < least_bytes:
+            return None
+        self.counts.found += len(chunks)
+        return packed[0]
 
     def statistics(self) -> dict[str, Any]:
         """For people and scripts; JSON-able."""

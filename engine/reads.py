@@ -15,8 +15,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 
+import msgspec
 import structlog
 
 from engine.buckets import find_bucket
@@ -25,10 +27,11 @@ from engine.extents import Place
 from engine.format import ChunkRecord, NodeKind
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
-from engine.hot_index import NO_GRANT
+from engine.hot_index import NO_GRANT, HotIndex
 from engine.name_refusals import is_a_marker
 from engine.names import require
 from engine.object_stat import to_object_stat
+from engine.packed_located import PackedLocated
 from engine.puts import failure_of, versions_of
 from engine.store import Store
 from engine.versions import version_id
@@ -47,7 +50,7 @@ from lakefs.errors import (
     StaleGrant,
 )
 from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, kind_of
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, SMALL_PAYLOAD_BYTES
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, DRAM_PAYLOAD_BYTES_MIN, SMALL_PAYLOAD_BYTES
 from lakefs.movers import MEDIA_DRAM
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
@@ -250,8 +253,13 @@ class Reads:
     # --- places ------------------------------------------------------------------------------------
 
     async def locate(self, client: Client, request: m.Locate, body: Body, _: Seq[int]) -> Reply:
-        chunks = checked_chunks(request.chunks)
         hot = self._store.hot_index
+        understood = _reads_slabs(client, request.media)
+        if hot is not None:
+            reply = self._located_at_once(hot, request.chunks, understood=understood)
+            if reply is not None:
+                return reply
+        chunks = checked_chunks(request.chunks)
         if hot is not None:
             grants, unknown = hot.grants(chunks)
         else:
@@ -262,9 +270,20 @@ class Reads:
                     grants[index] = grant_of(find_chunk(view, chunks[index]))
                 sequence = view.sequence
             await self._metadata.wait_durable(sequence)
-        for chunk in self._dram.note_reads(chunks, grants, understood=_reads_slabs(client, request.media)):
+        for chunk in self._dram.note_reads(chunks, grants, understood=understood):
             self._dram.want(chunk)
         return Reply(m.Located(grants))
+
+    def _located_at_once(self, hot: HotIndex, identifiers: list[bytes], *, understood: bool) -> Reply | None:
+        """The answer when the hot index and the arena know every place, and no payload is too short for the arena."""
+        if len(identifiers) > BATCH_MAX:
+            return None
+        instead = self._dram.packed_grants(identifiers) if understood else None
+        grants = hot.packed_grants(identifiers, instead, DRAM_PAYLOAD_BYTES_MIN)
+        if grants is None:
+            return None
+        note = partial(self._dram.note_located, identifiers, hot.table.find, understood=understood)
+        return Reply(PackedLocated(msgspec.Raw(grants)), then=note)
 
     def _grant_all(
         self, view: View, client: Client, opening: Seq[_Opening | LakeError], request: m.OpenObjects

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -343,6 +343,8 @@ class ServedConnection:
         try:
             reply = await self._service.serve(self._client, job.request, job.body, job.descriptors)
             self._answer(stream_id, reply)
+            if reply.then is not None:
+                self._do_behind(reply.then)
         except LakeError as error:
             self._fail(stream_id, error)
         except Exception as error:  # noqa: BLE001 - a bug of the service is the answer to this request only
@@ -385,6 +387,15 @@ class ServedConnection:
         else:
             self._sender.cork(b"".join((frame, *body.parts)) if body_bytes else frame)
             body.release()
+
+    def _do_behind(self, work: Callable[[], None]) -> None:
+        """Do what an answer did not need; the answer leaves first, unless more requests are at hand."""
+        if not self._wire.reader.buffered_bytes:
+            self._sender.flush()
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - a bug, and the request was answered
+            _log.exception("work_behind_failed", peer=self._stream.peer)
 
     def _cancel(self, stream_id: int) -> None:
         worker = self._serving.get(stream_id)

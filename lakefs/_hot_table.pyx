@@ -9,9 +9,16 @@ Rules kept here, beside the twin's:
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.bytes cimport (
+    PyBytes_AS_STRING,
+    PyBytes_CheckExact,
+    PyBytes_FromStringAndSize,
+    PyBytes_GET_SIZE,
+)
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 
 from lakefs.hot_table_format import entries_max, is_capacity, stripe_shift, table_bytes
 
@@ -190,6 +197,69 @@ cdef extern from *:
         memcpy(into, &place, sizeof(place));
     }
 
+    /* --- places as the grants of an answer (msgpack; `lakefs.wire.grants.Grant`) ---------------- */
+
+    #define LAKE_GRANT_BYTES 34  /* at most: array 1, tier 2, segment 9, four numbers of 5, two zeros */
+    #define LAKE_ARRAY_BYTES 5
+
+    static inline uint8_t *lake_pack_number(uint8_t *at, uint64_t number)
+    {
+        if (number < 0x80) {
+            *at++ = (uint8_t)number;
+        } else if (number <= 0xff) {
+            *at++ = 0xcc;
+            *at++ = (uint8_t)number;
+        } else if (number <= 0xffff) {
+            uint16_t big = __builtin_bswap16((uint16_t)number);
+            *at++ = 0xcd;
+            memcpy(at, &big, 2);
+            at += 2;
+        } else if (number <= 0xffffffffu) {
+            uint32_t big = __builtin_bswap32((uint32_t)number);
+            *at++ = 0xce;
+            memcpy(at, &big, 4);
+            at += 4;
+        } else {
+            uint64_t big = __builtin_bswap64(number);
+            *at++ = 0xcf;
+            memcpy(at, &big, 8);
+            at += 8;
+        }
+        return at;
+    }
+
+    static uint8_t *lake_pack_array(uint8_t *at, uint32_t length)
+    {
+        if (length < 16) {
+            *at++ = (uint8_t)(0x90 | length);
+        } else if (length <= 0xffff) {
+            uint16_t big = __builtin_bswap16((uint16_t)length);
+            *at++ = 0xdc;
+            memcpy(at, &big, 2);
+            at += 2;
+        } else {
+            uint32_t big = __builtin_bswap32(length);
+            *at++ = 0xdd;
+            memcpy(at, &big, 4);
+            at += 4;
+        }
+        return at;
+    }
+
+    static inline uint8_t *lake_pack_grant(uint8_t *at, const lake_entry *found)
+    {
+        *at++ = 0x98;
+        at = lake_pack_number(at, found->tier);
+        at = lake_pack_number(at, found->segment);
+        at = lake_pack_number(at, found->offset);
+        at = lake_pack_number(at, found->stored_bytes);
+        at = lake_pack_number(at, found->stored_bytes);
+        *at++ = 0;
+        at = lake_pack_number(at, found->crc);
+        *at++ = 0;
+        return at;
+    }
+
     /* --- what the writer does: it alone changes the table, and reads what it wrote itself -------- */
 
     static void lake_write(lake_entry *at, const lake_entry *wanted, uint64_t distance)
@@ -329,8 +399,10 @@ cdef extern from *:
     }
     """
     enum:
+        LAKE_ARRAY_BYTES
         LAKE_BATCH
         LAKE_ENTRIES_OFFSET
+        LAKE_GRANT_BYTES
         LAKE_STRIPES_OFFSET
 
     ctypedef struct lake_entry:
@@ -360,6 +432,8 @@ cdef extern from *:
     void lake_prefetch(const lake_table *table, const uint8_t *chunk) nogil
     int lake_find(const lake_table *table, const uint8_t *chunk, lake_entry *found) nogil
     void lake_tell(const lake_entry *found, void *into) nogil
+    uint8_t *lake_pack_array(uint8_t *at, uint32_t length) nogil
+    uint8_t *lake_pack_grant(uint8_t *at, const lake_entry *found) nogil
     int lake_put(lake_table *table, const uint8_t *chunk, const lake_entry *wanted) nogil
     int lake_remove(lake_table *table, const uint8_t *chunk) nogil
     void lake_clear(lake_table *table) nogil
@@ -490,6 +564,52 @@ cdef class HotTable:
         finally:
             PyBuffer_Release(&target)
         return count
+
+    def pack_grants(self, list chunks not None, unsigned char tier, list instead=None):
+        """Grants of chunks as an answer has them, in msgpack; see `TwinTable.pack_grants`."""
+        cdef lake_entry found
+        cdef const uint8_t *ids[LAKE_BATCH]
+        cdef uint8_t *packed
+        cdef uint8_t *at
+        cdef PyObject *given
+        cdef uint32_t shortest = 0xFFFFFFFF
+        cdef Py_ssize_t begin, i, length, room = LAKE_ARRAY_BYTES, total = PyList_GET_SIZE(chunks)
+        if instead is not None:
+            if PyList_GET_SIZE(instead) != total:
+                raise ValueError("as many chunks as grants in their places")
+            for i in range(total):
+                given = PyList_GET_ITEM(instead, i)
+                if PyBytes_CheckExact(<object>given):
+                    room += PyBytes_GET_SIZE(<object>given)
+        packed = <uint8_t *>malloc(room + total * LAKE_GRANT_BYTES)
+        if packed == NULL:
+            raise MemoryError("no memory for the grants of an answer")
+        try:
+            at = lake_pack_array(packed, <uint32_t>total)
+            for begin in range(0, total, LAKE_BATCH):
+                length = min(<Py_ssize_t>LAKE_BATCH, total - begin)
+                for i in range(length):
+                    ids[i] = id_bytes(<object>PyList_GET_ITEM(chunks, begin + i))
+                    lake_prefetch(&self.table, ids[i])
+                for i in range(length):
+                    if instead is not None:
+                        given = PyList_GET_ITEM(instead, begin + i)
+                        if PyBytes_CheckExact(<object>given):
+                            memcpy(at, PyBytes_AS_STRING(<object>given), PyBytes_GET_SIZE(<object>given))
+                            at += PyBytes_GET_SIZE(<object>given)
+                            continue
+                        if given != <PyObject *>None:
+                            found.tier, found.segment, found.offset, found.stored_bytes, found.crc = <object>given
+                            at = lake_pack_grant(at, &found)
+                            shortest = min(shortest, found.stored_bytes)
+                            continue
+                    if not lake_find(&self.table, ids[i], &found) or found.tier != tier:
+                        return None
+                    at = lake_pack_grant(at, &found)
+                    shortest = min(shortest, found.stored_bytes)
+            return PyBytes_FromStringAndSize(<char *>packed, at - packed), shortest
+        finally:
+            free(packed)
 
     def put(
         self,

@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from mmap import mmap
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from lakefs.crc import crc32c
 from lakefs.hot_table_format import (
     CHECKED_BYTES,
@@ -50,6 +52,7 @@ from lakefs.limits import HOT_INDEX_ATTEMPTS
 
 Memory = mmap | memoryview | bytearray
 
+_pack: Final = msgspec.msgpack.Encoder().encode
 _U32: Final = struct.Struct("<I")
 _UNPLACED: Final = (0, 0, 0, 0)
 _NO_DIGEST: Final = bytes(32)
@@ -104,6 +107,31 @@ class TwinTable:
             tier, *where = place or (0, 0, 0, 0, 0)
             PLACE.pack_into(into, index * PLACE.size, *where, tier)
         return len(found) - found.count(None)
+
+    def pack_grants(
+        self, chunks: Sequence[bytes], tier: int, instead: Sequence[bytes | Found | None] | None = None
+    ) -> tuple[bytes, int] | None:
+        """Grants of chunks (`lakefs.wire.grants.Grant`) as an answer has them, in msgpack; and the shortest's length.
+
+        None unless all of them are known to lie in that tier.  What `instead` has for a chunk goes in without a look: a
+        grant in msgpack, whose length is not told, or a place.
+        """
+        given = [None] * len(chunks) if instead is None else instead
+        if len(given) != len(chunks):
+            raise ValueError("as many chunks as grants in their places")
+        packed, shortest = [_array_head(len(chunks))], 0xFFFF_FFFF
+        for found, told in zip(self.find_many(chunks), given, strict=True):
+            if isinstance(told, bytes):
+                packed.append(told)
+                continue
+            if told is None and (found is None or found[0] != tier):
+                return None
+            place = told or found
+            assert place is not None, "it was told, or found"
+            medium, segment, offset, length, crc = place
+            packed.append(_pack((medium, segment, offset, length, length, 0, crc, 0)))
+            shortest = min(shortest, length)
+        return b"".join(packed), shortest
 
     def _look(self, chunk: bytes, home: int) -> tuple[bool, Entry | None]:
         """Whether all that was seen was whole, and what was found."""
@@ -283,6 +311,13 @@ class TwinTable:
         for stripe in range(self._stripe(first_slot), self._stripe(last_slot) + 1):
             at = STRIPES_OFFSET + stripe * _U32.size
             _U32.pack_into(self._view, at, (_U32.unpack_from(self._view, at)[0] + 1) & 0xFFFF_FFFF)
+
+
+def _array_head(length: int) -> bytes:
+    """How an array of so many begins in msgpack."""
+    if length < 16:
+        return bytes([0x90 | length])
+    return b"\xdc" + length.to_bytes(2) if length < 1 << 16 else b"\xdd" + length.to_bytes(4)
 
 
 def _check_id(chunk: bytes) -> None:

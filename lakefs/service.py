@@ -47,11 +47,14 @@ class Reply:
     A server sends the descriptors and closes none of them: `descriptors` of an `EngineService` stay the
     service's own (the kernel duplicates them in flight); those of a remote `EngineClient` are new and the
     caller closes them.
+
+    `then` of a service's answer is called when that has been handed on: work that the answer did not need.
     """
 
     message: Message
     body: Body = field(default_factory=Body)
     descriptors: Sequence[int] = ()
+    then: Callable[[], None] | None = None
 
 
 class EngineClient(Protocol):

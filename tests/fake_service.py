@@ -7,7 +7,7 @@ connection ended.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -86,6 +86,8 @@ class FakeService:
     events_changed: trio.Event = field(default_factory=trio.Event)
     watching: int = 0
     ends_watches: bool = False
+    then: Callable[[], None] | None = None
+    """Behind the answers of Ping."""
 
     def connected(self, peer: str, *, descriptors: bool, trusted: bool) -> ServedClient:
         client = FakeClient(peer, descriptors, trusted)
@@ -141,7 +143,7 @@ class FakeService:
         if isinstance(request, self.waits):
             await run_all(self._wait, range(self.tasks))
         if isinstance(request, Ping):
-            return Reply(Done())
+            return Reply(Done(), then=self.then)
         if isinstance(request, Hello):
             hello = HelloReply(
                 1, "fake", self.store_id, b"e" * 16, self.boot_id, 0, [b"d" * 16], 64, 1 << 24, 4096, True

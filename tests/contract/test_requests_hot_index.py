@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import pytest
 import trio
 
+from engine.hot_index import HotIndex
 from engine.hot_index_life import run_hot_index
-from lakefs.errors import PermissionDenied, UnsupportedVersion
+from lakefs.errors import InvalidArgument, PermissionDenied, UnsupportedVersion
 from lakefs.hot_index import HotIndexReader
 from lakefs.ids import data_chunk_id
 from lakefs.sockets import close_all
@@ -48,3 +50,48 @@ def test_a_local_client_finds_by_itself_what_locate_answers(kind: Kind) -> None:
             nursery.cancel_scope.cancel()
 
     kind.run(body)
+
+
+def test_what_is_located_is_the_same_whether_it_was_packed_or_looked_up(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payloads = [b"%d" % number * 30_000 for number in range(3)]
+
+    async def body(engine: Engine) -> None:
+        if engine.store is None:
+            pytest.skip("the engine is out of reach")
+        client = engine.client
+        for number, payload in enumerate((*payloads, b"short")):
+            await put(client, str(number), payload)
+        chunks = [bytes(data_chunk_id(payload)) for payload in payloads]
+        unknown, short = bytes(data_chunk_id(b"unknown")), bytes(data_chunk_id(b"short"))
+        asked: tuple[list[bytes], ...] = ([], chunks, [*chunks, short], [*chunks, unknown], chunks * 30)
+        looked_up = [(await ask(client, m.Locate(list(ids)), m.Located)).grants for ids in asked]
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run_hot_index, engine.store, "memory", 500)
+            index = engine.store.hot_index
+            assert index is not None
+            while index.state == "filling":  # noqa: ASYNC110 (a handful of records)
+                await trio.sleep(0.01)
+            packed: list[object] = []
+            original = HotIndex.packed_grants
+
+            def seen(*arguments: Any) -> bytes | None:
+                found = original(*arguments)
+                packed.append(found)
+                return found
+
+            monkeypatch.setattr(HotIndex, "packed_grants", seen)
+            for ids, grants in zip(asked, looked_up, strict=True):
+                found = (await ask(client, m.Locate(list(ids)), m.Located)).grants
+                assert [_place(grant) for grant in found] == [_place(grant) for grant in grants]
+            assert [item is None for item in packed] == [False, False, True, True, False]
+            await refused(client, InvalidArgument, m.Locate([*chunks, b"no id"]))
+            nursery.cancel_scope.cancel()
+
+    kind.run(body)
+
+
+def _place(grant: m.Grant) -> m.Grant:
+    """All but the epoch, which is a hint."""
+    return msgspec.structs.replace(grant, epoch=0)

@@ -61,6 +61,27 @@ def test_quick_requests_overtake_slow_ones(unix: str) -> None:
     real(unix, test)
 
 
+def test_what_an_answer_did_not_need_is_done_behind_it_and_harms_nobody_when_it_fails(unix: str) -> None:
+    async def test(served: Running) -> None:
+        done: list[str] = []
+
+        def then() -> None:
+            done.append("behind")
+            raise ZeroDivisionError("planted")
+
+        async with served.client() as client:
+            served.service.then = then
+            for count in (1, 2):
+                stream_id = await client.ask(Ping())
+                assert await client.answer() == ReplyReceived(stream_id, Done(), 0, 0)
+                assert await client.is_served()
+                assert len(done) == 2 * count
+            served.service.then = None
+            assert await client.is_served()
+
+    real(unix, test)
+
+
 def test_a_cancelled_request_stops_and_gets_its_final_frame(unix: str) -> None:
     async def test(served: Running) -> None:
         async with served.client() as client:

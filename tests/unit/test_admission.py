@@ -91,6 +91,11 @@ def test_the_native_counts_are_those_of_its_twin(width: int, sample: int, reads:
         assert native.note(_chunk(number)) == twin.note(_chunk(number))
     for number in range(13):
         assert native.estimate(_chunk(number)) == twin.estimate(_chunk(number))
+    many = [_chunk(number) for number in reads * 3]
+    one_by_one = TwinSketch(width, sample)
+    for number in reads:
+        one_by_one.note(_chunk(number))
+    assert native.note_many(many) == twin.note_many(many) == bytes(map(one_by_one.note, many))
 
 
 @pytest.mark.parametrize("name", ["engine.frequency.TwinSketch", "engine._frequency.Sketch"])
@@ -102,3 +107,5 @@ def test_odd_widths_and_ids_are_refused(name: str) -> None:
             made(width, sample)
     with pytest.raises(ValueError, match="digest"):
         made(4, 1).note(b"short")
+    with pytest.raises(ValueError, match="digest"):
+        made(4, 1).note_many([_chunk(1), b"short"])

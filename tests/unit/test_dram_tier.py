@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from unittest import mock
 
+import msgspec
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.strategies import integers, sampled_from
@@ -18,6 +19,7 @@ from engine.dram_tier import DramTier, Placement
 from engine.extents import large_extent_bytes, vector_bytes
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
+from lakefs.wire.grants import Grant
 
 SLAB = 1 * MIB
 LENGTHS = (4 * KIB, 16 * KIB, 40 * KIB, 64 * KIB, 100 * KIB, 256 * KIB)
@@ -289,3 +291,31 @@ def test_at_most_half_of_the_arena_is_pinned() -> None:
 def test_sizes_of_slots_hold_payloads_of_chunks_with_their_vectors() -> None:
     for length, slot_bytes in ((64 * KIB, 64 * KIB), (256 * KIB, 260 * KIB), (4 * MIB, 4 * MIB + 4 * KIB)):
         assert min(size for size in SLOT_SIZES if size >= _extent(length)) == slot_bytes
+
+
+def test_chunks_that_are_located_are_counted_as_each_by_itself_and_their_grants_are_packed_ones() -> None:
+    with _tier() as one, _tier() as other:
+        payloads = [_payload(number, 64 * KIB) for number in range(24)]
+        chunks = [data_chunk_id(payload) for payload in payloads]
+        assert one.packed_grants(chunks) is None
+        for payload in payloads[:20]:
+            assert _bring_in(one, payload) == _bring_in(other, payload)
+        for understood in (False, True, True):
+            grants = [Grant(1, 1, 4096 * number, 64 * KIB, 64 * KIB) for number in range(24)]
+            wanted = one.note_reads(chunks, grants, understood=understood)
+            often = other.note_located(list(chunks), understood=understood)
+            assert wanted == [chunk for chunk in often if other.may_fit(chunk, 64 * KIB)]
+            assert one.statistics() == other.statistics()
+            for mine, yours in zip(one.arena.all_slots(), other.arena.all_slots(), strict=True):
+                assert (mine.chunk, mine.referenced, mine.used_at) == (
+                    yours.chunk,
+                    yours.referenced,
+                    yours.used_at,
+                )
+            assert [slab.used_at for slab in one.arena.slabs.values()] == [
+                slab.used_at for slab in other.arena.slabs.values()
+            ]
+        packed = one.packed_grants(chunks)
+        assert packed == [msgspec.msgpack.encode(grant) for grant in grants[:20]] + [None] * 4
+        one.forget(chunks[0])
+        assert one.packed_grants(chunks[:1]) is None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -34,6 +35,7 @@ from lakefs.hot_table_format import (
     unpack_entry,
     unpack_header,
 )
+from lakefs.wire.grants import Grant
 from tests.hot_churn import CAPACITY, STEADY, key_at, place_of
 from tests.style.source_tree import ROOT
 
@@ -107,6 +109,49 @@ def test_both_tables_are_a_dict_that_may_refuse_and_hold_the_same_bytes(
         assert table.count == len(model)
         assert table.audit()
         assert table.count == len(model)
+
+
+_NUMBERS: Final = st.one_of(st.integers(0, 300), st.integers(0, 2**16 + 5), st.integers(0, 2**32 - 1))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@given(
+    places=st.lists(
+        st.tuples(st.integers(0, 2**64 - 1) | _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS), max_size=200
+    ),
+    tier=st.sampled_from([1, 3, 200]),
+    told=st.integers(0, 5),
+)
+@settings(max_examples=60)
+def test_grants_are_packed_as_the_messages_are(
+    kind: type[Table], places: list[tuple[int, int, int, int]], tier: int, told: int
+) -> None:
+    table, _ = _new(kind)
+    chunks = [_chunk(number % 1000, number) for number in range(len(places))]
+    for chunk, place in zip(chunks, places, strict=True):
+        assert table.put(chunk, tier, *place)
+    grants = [Grant(tier, segment, offset, length, length, 0, crc) for segment, offset, length, crc in places]
+    shortest = min((place[2] for place in places), default=2**32 - 1)
+    assert table.pack_grants(chunks, tier) == (msgspec.msgpack.encode(grants), shortest)
+    unknown = _chunk(1, 999)
+    assert table.pack_grants([*chunks, unknown], tier) is None
+    assert not chunks or table.pack_grants(chunks, tier + 1) is None
+    instead: list[bytes | Found | None] = [None] * len(chunks)
+    for number in range(min(told, len(chunks))):
+        grants[number] = Grant(3, number, 2**40, 7, 7, 0, 9, 2**63)
+        instead[number] = msgspec.msgpack.encode(grants[number])
+    left = min((place[2] for place in places[told:]), default=2**32 - 1)
+    assert table.pack_grants(chunks, tier, instead) == (msgspec.msgpack.encode(grants), left)
+    whole = table.pack_grants([*chunks, unknown], tier, [*instead, msgspec.msgpack.encode(Grant(3))])
+    assert whole is not None
+    assert whole[0] == msgspec.msgpack.encode([*grants, Grant(3)])
+    elsewhere: Found = (1, 2**63, 2**31, told, 2**32 - 1)
+    given = Grant(1, 2**63, 2**31, told, told, 0, 2**32 - 1)
+    assert table.pack_grants([unknown], tier, [elsewhere]) == (msgspec.msgpack.encode([given]), told)
+    with pytest.raises(ValueError):
+        table.pack_grants([*chunks, b"no id"], tier)
+    with pytest.raises(ValueError):
+        table.pack_grants(chunks, tier, [*instead, None])
 
 
 @pytest.mark.parametrize("kind", BOTH)
