@@ -22,6 +22,7 @@ from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import GRANULE_BYTES, SLABS_PER_REQUEST_MAX
 from lakefs.movers import (
     Check,
+    SegmentDescriptors,
     check_digest,
     check_granules,
     damaged,
@@ -168,12 +169,17 @@ def _need_descriptors(access: Access, grants: Iterable[Grant]) -> Steps[None]:
         assert isinstance(reply.message, SlabsOpened)
         opened = reply.message
         access.descriptors.slabs.add(opened.slabs, reply.descriptors, opened.slab_bytes)
+    yield from need_segments(access.descriptors, segments)
+
+
+def need_segments(descriptors: SegmentDescriptors, segments: Sequence[SegmentId]) -> Steps[None]:
+    """Have descriptors of segments that there are none of, as far as the engine gives them.  PermissionDenied."""
     for start in range(0, len(segments), DESCRIPTORS_PER_REQUEST):
         wanted = segments[start : start + DESCRIPTORS_PER_REQUEST]
         reply = yield from send(OpenSegments([int(segment) for segment in wanted]))
         assert isinstance(reply.message, SegmentsOpened)
         for segment, descriptor in zip(reply.message.segments, reply.descriptors, strict=True):
-            access.descriptors.add(SegmentId(segment), descriptor)
+            descriptors.add(SegmentId(segment), descriptor)
 
 
 def _locate_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:

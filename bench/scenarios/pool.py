@@ -1,7 +1,8 @@
-"""Blocks into a pool: the engine fills memory that the client lends, 16 blocks in a call, against who does it by hand.
+"""Blocks into a pool, 16 in a call, against who does it by hand.
 
-Each call takes other blocks, in turn through all of them, and fills other slots: nothing is in the processor's cache.
-Unverified is what the peers are; what checks cost stands beside it.
+The client copies what the page cache has by itself, by the hot index; the engine fills memory that the client lends
+with the rest.  Each call takes other blocks, in turn through all of them, and fills other slots: nothing is in the
+processor's cache.  Unverified is what the peers are; what checks cost stands beside it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ BLOCKS: Final = 16
 """In a call."""
 MEMORY_FOLDER: Final = Path("/dev/shm")
 FIO: Final = "fio, io_uring, O_DIRECT, 16 in flight"
+BY_ENGINE: Final = "ours, all moved by the engine"
 Load = Callable[[Sequence[int]], object]
 
 
@@ -48,6 +50,7 @@ def memory_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
             Entrant(OURS, partial(ours, Check.NONE)),
             Entrant("ours, CRC32C", partial(ours, Check.CRC32C)),
             Entrant("ours, BLAKE3", partial(ours, Check.BLAKE3)),
+            Entrant(BY_ENGINE, partial(ours, Check.NONE, by_engine=True)),
             Entrant("files, open and readinto", partial(_of_files, Path(name), count, 64 * KIB, calls)),
             Entrant("copies within a process", partial(_copies, count, 64 * KIB, calls)),
         ]
@@ -92,13 +95,17 @@ def _ours(
     calls: int,
     check: Check,
     prepare: Callable[[], None] = lambda: None,
+    *,
+    by_engine: bool = False,
 ) -> Iterator[Side]:
     with engine.connect(check=check) as lake, lake.pool(size_bytes=len(chunks) * size) as pool:
 
         def load(taken: Sequence[int]) -> None:
-            lengths = lake.load_many(
-                [chunks[index] for index in taken], pool, [index * size for index in taken]
-            )
+            wanted, offsets = [chunks[index] for index in taken], [index * size for index in taken]
+            if by_engine:
+                lengths = lake.run(lake.steps.load_many(wanted, pool, offsets))
+            else:
+                lengths = lake.load_many(wanted, pool, offsets)
             assert lengths == [size] * BLOCKS
 
         yield Side(_timed(load, len(chunks), size, calls), prepare, lambda: [engine.pid])

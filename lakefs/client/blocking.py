@@ -41,6 +41,7 @@ from lakefs.writable_memory import WritableBuffer
 
 if TYPE_CHECKING:
     from lakefs.client.blocking_chunks import Chunks
+    from lakefs.client.blocking_loads import PoolLoads
 
 
 class Lake(BlockingDriver):
@@ -170,8 +171,16 @@ class Lake(BlockingDriver):
         offsets: Sequence[int],
         rooms: Sequence[int] = (),
     ) -> list[int]:
-        """Have the engine bring chunks (by id) and objects (by name) to offsets of a pool; their lengths, in order."""
-        return self.run(self.steps.load_many(wanted, pool, offsets, rooms))
+        """Bring chunks (by id) and objects (by name) to offsets of a pool; their lengths, in order.
+
+        Chunks that the page cache has are copied by this process, without a request; the engine moves the rest.
+        """
+        return self._pool_loads.load_many(wanted, pool, offsets, rooms)
+
+    @cached_property
+    def _pool_loads(self) -> PoolLoads:
+        made: PoolLoads = import_module("lakefs.client.blocking_loads").PoolLoads(self, self.chunks)
+        return made
 
     def get_many(self, names: Sequence[str]) -> list[bytes]:
         """Whole contents of many objects, in order, in few round trips."""

@@ -12,7 +12,10 @@ import pytest
 
 import lakefs
 from lakefs.client.blocking_driver import BlockingDriver
+from lakefs.errors import ChunkNotFound, InvalidArgument, SourceChanged
 from lakefs.ids import data_chunk_id
+from lakefs.movers import SegmentDescriptors
+from lakefs.pools import Pool
 from tests.e2e.served import WAIT_S, Served, serving
 
 
@@ -101,3 +104,102 @@ def test_chunks_are_read_after_the_engine_was_replaced(served: Served) -> None:
         until_hot(lake, chunk)
         with no_requests():
             assert lake.chunks.get(chunk) == content
+
+
+def until_loaded_alone(
+    served: Served, lake: lakefs.Lake, chunks: list[bytes], pool: Pool, offsets: list[int]
+) -> None:
+    """Load them until that takes no request: the index and the page cache know them, the descriptors are here."""
+    until = time.monotonic() + WAIT_S
+    while True:
+        for path in (served.data / "segments").iterdir():
+            path.read_bytes()
+        lake.load_many(chunks, pool, offsets)
+        try:
+            with no_requests():
+                lake.load_many(chunks, pool, offsets)
+        except AssertionError:
+            assert time.monotonic() < until, lake.status()["hot_index"]
+        else:
+            return
+
+
+@pytest.mark.parametrize("check", lakefs.Check)
+def test_cached_chunks_are_loaded_into_a_pool_without_a_request_and_the_rest_by_the_engine(
+    served: Served, check: lakefs.Check
+) -> None:
+    sizes = [65_536] * 20 + [3_000, 50_000, 200_000, 1 << 20]
+    contents = [os.urandom(size) for size in sizes]
+    chunks: list[bytes] = [data_chunk_id(content) for content in contents]
+    offsets = [number << 20 for number in range(len(sizes))]
+    with lakefs.connect(served.server, check=check) as lake, lake.pool(size_bytes=32 << 20) as pool:
+        lake.put_many([(f"pooled/{check.name}-{n}", content) for n, content in enumerate(contents)])
+
+        def assert_loaded(rooms: list[int] | tuple[()] = ()) -> None:
+            pool.buffer[:] = bytes(32 << 20)
+            assert lake.load_many(chunks, pool, offsets, rooms) == sizes
+            for offset, content in zip(offsets, contents, strict=True):
+                assert pool.buffer[offset : offset + len(content)] == content
+                assert not any(pool.buffer[offset + len(content) : offset + len(content) + 10])
+
+        assert_loaded()
+        small, places = chunks[:22], offsets[:22]  # large ones were written past the page cache
+        until_loaded_alone(served, lake, small, pool, places)
+        with no_requests():
+            pool.buffer[:] = bytes(32 << 20)
+            assert lake.load_many(small, pool, places) == sizes[:22]
+            for offset, content in zip(places, contents, strict=False):
+                assert pool.buffer[offset : offset + len(content)] == content
+            assert lake.load_many([chunks[0]] * 3, pool, [3, 1 << 20, 70_000]) == [65_536] * 3
+        assert_loaded()
+        assert_loaded(sizes)
+        with mock.patch.object(SegmentDescriptors, "may_be_cached", return_value=False):
+            assert_loaded()
+        assert lake.load_many([f"pooled/{check.name}-1", chunks[0]], pool, [0, 1 << 20]) == [65_536] * 2
+
+
+def test_what_is_wrong_with_a_load_is_told_by_the_engine_though_the_chunks_are_cached(served: Served) -> None:
+    contents = [os.urandom(65_536) for _ in range(4)]
+    chunks: list[bytes] = [data_chunk_id(content) for content in contents]
+    places = [0, 65_536, 131_072, 196_608]
+    with lakefs.connect(served.server) as lake:
+        lake.put_many([(f"wrong/{number}", content) for number, content in enumerate(contents)])
+        with lake.pool(size_bytes=1 << 20) as pool:
+            until_loaded_alone(served, lake, chunks, pool, places)
+            missing: bytes = data_chunk_id(b"never stored")
+            for wanted, offsets, rooms, error in (
+                (chunks, [0, 65_536, 131_071, 196_608], [], InvalidArgument),
+                (chunks, [0, 65_536, 131_072, -1], [], InvalidArgument),
+                (chunks, [0, 65_536, 131_072, (1 << 20) - 65_535], [], InvalidArgument),
+                (chunks, places, [65_536, 65_536, 65_535, 65_536], InvalidArgument),
+                (chunks, places[:3], [], InvalidArgument),
+                (chunks, places, [65_536], InvalidArgument),
+                ([*chunks[:3], missing], places, [], ChunkNotFound),
+                ([*chunks[:3], b"no id"], places, [], InvalidArgument),
+            ):
+                with pytest.raises(error):
+                    lake.load_many(wanted, pool, offsets, rooms)
+            assert lake.load_many(chunks, pool, places) == [65_536] * 4
+
+
+@pytest.mark.parametrize("check", lakefs.Check)
+def test_a_pool_that_shrank_is_an_error_also_when_the_client_fills_it_itself(
+    served: Served, check: lakefs.Check
+) -> None:
+    content = os.urandom(65_536)
+    chunk: bytes = data_chunk_id(content)
+    memory = os.memfd_create("shrinks", os.MFD_CLOEXEC)
+    os.ftruncate(memory, 1 << 20)
+    with lakefs.connect(served.server, check=check) as lake, lake.pool(descriptor=memory) as pool:
+        lake.put(f"shrunk/{check.name}", content)
+        until_loaded_alone(served, lake, [chunk], pool, [0])
+        for length in (4096, 0):
+            os.ftruncate(memory, length)
+            with pytest.raises(SourceChanged):
+                lake.load_many([chunk], pool, [0])
+            with pytest.raises(SourceChanged):
+                lake.load_many([chunk, chunk], pool, [0, 65_536])
+        os.ftruncate(memory, 1 << 20)
+        assert lake.load_many([chunk], pool, [4096]) == [65_536]
+        assert os.pread(memory, 65_536, 4096) == content
+    os.close(memory)
