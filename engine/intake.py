@@ -74,16 +74,21 @@ class Intake:
         job = _Job(payloads, choose)
         with self._giving_up(job.written):
             small = await self._hash_small(job)
-            is_long = job.large_bytes >= self._write_ahead_bytes
-            if is_long and not self._new_still_wanted:
-                await self._write_ahead(job)
-            else:
-                await self._hash_and_write(job)
-            if is_long:
-                self._learn(is_new=len(job.written) == len(job.large))
+            if job.large:
+                await self._take_in_large(job)
             await self._place_small(small, job.written)
-            await self._sync(job.written)
+            if job.large:
+                await self._sync(job.written)
         return job.in_order(), job.written
+
+    async def _take_in_large(self, job: _Job) -> None:
+        is_long = job.large_bytes >= self._write_ahead_bytes
+        if is_long and not self._new_still_wanted:
+            await self._write_ahead(job)
+        else:
+            await self._hash_and_write(job)
+        if is_long:
+            self._learn(is_new=len(job.written) == len(job.large))
 
     async def hash(self, payloads: Seq[Payload]) -> list[Hashed]:
         """Ids and record checksums of payloads, in order; nothing is written."""

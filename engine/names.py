@@ -49,6 +49,7 @@ from engine.tree import (
     names_changed,
     new_folder,
     prune,
+    resolve_path,
     resolved_at,
 )
 from engine.version_keys import group_of
@@ -103,9 +104,8 @@ def resolve(view: View, bucket: BucketRef, key: str) -> Resolved | None:
 
     A key that ends in `/` gives the folder, whether anybody made it or not; the empty key gives the bucket's.
     """
-    if not key:
-        return Resolved(bucket.node, load_node(view, bucket.node))
-    return resolved_at(view, find_place(view, bucket.node, lookup_path(key)))
+    top = bucket.node
+    return resolve_path(view, top, lookup_path(key)) if key else Resolved(top, load_node(view, top))
 
 
 def require(view: View, bucket: BucketRef, key: str, version: str = "") -> Resolved:

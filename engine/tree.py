@@ -143,6 +143,18 @@ def resolved_at(view: View, place: Place) -> Resolved | None:
     return None if node is None else Resolved(node, load_node(view, node))
 
 
+def resolve_path(view: View, top: NodeId, path: bytes) -> Resolved | None:
+    """The node of a key below `top`, with its record: `resolved_at` of its place, which nobody wants to know."""
+    steps, name = split_key(path)
+    node = top
+    for step in (*steps, name):
+        found = child(view, node, step)
+        if found is None:
+            return None
+        node = found
+    return Resolved(node, load_node(view, node))
+
+
 def has_children(view: View, node: NodeId, near: bytes = b"") -> bool:
     """Whether any name is under `node`.
 
