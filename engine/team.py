@@ -68,7 +68,8 @@ class Team(Generic[J]):
         worker.task = trio.lowlevel.current_task()
         while True:
             with worker.scope:
-                while not worker.scope.cancel_called:
+                # The leader's scope is not cancelled: what is served without a wait cannot be.
+                while self._leader is worker or not worker.scope.cancel_called:
                     if self._leader is not worker and not await self._park(worker):
                         return
                     job = await self._lead()

@@ -1,8 +1,9 @@
 """The real network: Unix and TCP streams on trio, with descriptors on Unix sockets.
 
 Rules kept here:
-- The system call is tried first and waited for only when it would block: a wait costs more than the call.  Nothing
-  here is a checkpoint unless it waits, except that every 32nd receive in a row is one.
+- The system call is tried first and waited for only when it would block: a wait costs more than the call.  Where
+  that was in vain several times in a row, as with a peer that asks, and then waits for the answer, more and more
+  receives wait first.  Nothing here is a checkpoint unless it waits, except that every 32nd receive in a row is one.
 - A Unix listener lets in the engine's own user, root, and members of the configured group, by what the kernel
   says of the peer; others get a failure frame and are closed.
 - A socket file is replaced only when nobody answers on it, and removed only while it is ours.
@@ -43,6 +44,7 @@ from lakefs.wire.connection import farewell
 _log: Final = structlog.get_logger(__name__)
 
 _RECEIVES_IN_A_ROW: Final = 32
+_WAITS_FIRST_MAX: Final = 16
 _ACCEPT_RETRY_S: Final = 0.1
 """Pause when the process is out of descriptors or memory; connections wait in the backlog."""
 _CONNECT_RETRY_S: Final = 0.01
@@ -69,6 +71,8 @@ class SocketStream:
         self._unix = sock.family == socket.AF_UNIX
         self._descriptors: list[int] = []
         self._receives = 0
+        self._vain = self._wait_first = 0
+        """Tries to receive in a row that found nothing; receives that wait without a try."""
 
     @property
     def carries_descriptors(self) -> bool:
@@ -86,19 +90,33 @@ class SocketStream:
         if self._receives >= _RECEIVES_IN_A_ROW:
             self._receives = 0
             await trio.lowlevel.checkpoint()
+        if self._wait_first:
+            self._wait_first -= 1
+        elif (count := self._receive(buffer)) is not None:
+            self._vain = 0
+            return count
+        else:
+            self._vain = self._wait_first = min(self._vain + 1, _WAITS_FIRST_MAX)
+        self._receives = 0
         while True:
             try:
-                if self._unix:
-                    return receive_with_descriptors(self._sock, buffer, self._descriptors)
-                return self._sock.recv_into(buffer)
-            except BlockingIOError:
-                self._receives = 0
-            except OSError as error:
-                raise lost_error(self._peer, error) from error
-            try:
                 await trio.lowlevel.wait_readable(self._sock.fileno())
-            except trio.ClosedResourceError as error:
+            except (trio.ClosedResourceError, ValueError) as error:  # closed meanwhile, or before
                 raise lost_error(self._peer) from error
+            count = self._receive(buffer)
+            if count is not None:
+                return count
+
+    def _receive(self, buffer: memoryview) -> int | None:
+        """Bytes received; None when there are none yet."""
+        try:
+            if self._unix:
+                return receive_with_descriptors(self._sock, buffer, self._descriptors)
+            return self._sock.recv_into(buffer)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise lost_error(self._peer, error) from error
 
     def take_descriptors(self) -> list[int]:
         """Descriptors received so far; the caller's from now on."""

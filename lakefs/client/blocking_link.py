@@ -113,8 +113,10 @@ class Link:
         self._wire = ClientConnection()
         self._tickets: dict[int, Ticket] = {}
         self._descriptors: list[int] = []
-        self._received = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._received = threading.Condition(self._lock)
         self._receiver_at_work = False
+        self._others_waiting = 0
         self._heard_at = 0.0
         self._hello: HelloReply | None = None
         self._greet(token)
@@ -183,7 +185,7 @@ class Link:
             self._receive(self._take_in_arrived, self._is_awaited)
 
     def _is_awaited(self) -> bool:
-        return any(not ticket.dropped for ticket in self._tickets.values())
+        return bool(self._tickets) and any(not ticket.dropped for ticket in self._tickets.values())
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop a ticket's reply when it comes."""
@@ -246,11 +248,15 @@ class Link:
 
         `enough` is asked with nobody receiving: what a caller waits for may have come since it looked.
         """
-        with self._received:
+        with self._lock:
             if enough() or self.error is not None:
                 return
             if self._receiver_at_work:
-                self._received.wait()
+                self._others_waiting += 1
+                try:
+                    self._received.wait()
+                finally:
+                    self._others_waiting -= 1
                 return
             self._receiver_at_work = True
         try:
@@ -264,10 +270,11 @@ class Link:
             self.lose(lost_error(self.address))
             raise
         finally:
-            with self._received:
+            with self._lock:
                 self._receiver_at_work = False
                 self._release_if_lost()
-                self._received.notify_all()
+                if self._others_waiting:
+                    self._received.notify_all()
 
     def _take_in_one(self) -> None:
         while (event := self._wire.next_event()) is None:

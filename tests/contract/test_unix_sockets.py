@@ -18,6 +18,7 @@ from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX
 from lakefs.net import SocketStream, TrioNetwork
 from lakefs.net_address import UnixAddress
 from lakefs.ports import Listener, Stream
+from lakefs.sockets import receive_with_descriptors
 from lakefs.wire.connection import ClientConnection
 from tests.raw_client import open_descriptors
 from tests.stream_pairs import receive_exactly, with_pair
@@ -40,6 +41,38 @@ def test_descriptors_go_with_their_bytes_and_are_the_receivers(unix: str, tmp_pa
             assert not os.get_inheritable(descriptor)
             os.close(descriptor)
         assert server.take_descriptors() == []
+
+    with_pair((TrioNetwork, unix), body)
+
+
+def test_who_answers_one_question_after_the_other_seldom_looks_in_vain(
+    unix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    receive = receive_with_descriptors
+
+    def counted(sock: socket.socket, buffer: memoryview, descriptors: list[int]) -> int:
+        looks.append(len(buffer))
+        return receive(sock, buffer, descriptors)
+
+    monkeypatch.setattr(net_module, "receive_with_descriptors", counted)
+
+    async def body(client: Stream, server: Stream) -> None:
+        async def answer() -> None:
+            for _ in range(200):
+                await server.send([await receive_exactly(server, 1)])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer)
+            for number in range(200):
+                await client.send([bytes([number])])
+                assert await receive_exactly(client, 1) == bytes([number])
+        assert 400 <= len(looks) <= 450, "each of 400 bytes took more than its own look"
+        looks.clear()
+        await client.send([bytes(300)])
+        for _ in range(300):
+            await receive_exactly(server, 1)
+        assert len(looks) == 300
 
     with_pair((TrioNetwork, unix), body)
 
