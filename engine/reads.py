@@ -21,7 +21,7 @@ from itertools import accumulate
 import msgspec
 import structlog
 
-from engine.buckets import find_bucket
+from engine.buckets import BucketRef, find_bucket
 from engine.chunks import find_chunk
 from engine.extents import Place
 from engine.format import ChunkRecord, NodeKind
@@ -107,9 +107,10 @@ class Reads:
         if len(request.names) > BATCH_MAX:
             raise RequestTooLarge(f"{len(request.names)} names in one request; the limit is {BATCH_MAX}")
         wanted = versions_of(request)
+        buckets: dict[str, BucketRef] = {}
         with self._metadata.view() as view:
             opening = [
-                self._open(view, client, bucket, key, version, request)
+                self._open(view, buckets, client, bucket, key, version, request)
                 for (bucket, key), version in zip(request.names, wanted, strict=True)
             ]
             is_complete = not any(isinstance(item, _Opening) and item.needs_layout for item in opening)
@@ -158,10 +159,20 @@ class Reads:
         return Reply(m.Done())
 
     def _open(
-        self, view: View, client: Client, bucket: str, key: str, version: str, request: m.OpenObjects
+        self,
+        view: View,
+        buckets: dict[str, BucketRef],
+        client: Client,
+        bucket: str,
+        key: str,
+        version: str,
+        request: m.OpenObjects,
     ) -> _Opening | LakeError:
+        """`buckets`: those found in this view so far."""
         try:
-            ref = find_bucket(view, bucket)
+            ref = buckets.get(bucket)
+            if ref is None:
+                ref = buckets[bucket] = find_bucket(view, bucket)
             found = require(view, ref, key, version)
             if found.node.is_marker:
                 raise is_a_marker(ref, key, version)
@@ -179,7 +190,7 @@ class Reads:
             stat = to_object_stat(bucket, key, found.node_id, found.node, version_id(ref, found.node))
             opening = _Opening(stat)
             comes_inline = opening.add_only_chunk()
-            if request.lease and (request.lease_inline or not comes_inline):
+            if _wants_lease(request, stat, comes_inline=comes_inline):
                 opening.lease = self._store.holds.lease(client, found.node.blob)
         except LakeError as error:
             return error
@@ -330,6 +341,13 @@ class Reads:
                 continue
             found.append(segment)
         return Reply(m.SegmentsOpened(found), descriptors=descriptors)
+
+
+def _wants_lease(request: m.OpenObjects, stat: m.ObjectStat, *, comes_inline: bool) -> bool:
+    """Whether the reader of an object needs its content kept, as far as that is known before it is read."""
+    if not request.lease or stat.size_bytes < request.lease_from:
+        return False
+    return request.lease_inline or not comes_inline
 
 
 def _reads_slabs(client: Client, media: int) -> bool:

@@ -19,8 +19,9 @@ from typing import NamedTuple, Protocol
 
 from lakefs.errors import ChunkNotFound, CorruptionError, StaleGrant
 from lakefs.ids import ChunkId, SegmentId
-from lakefs.limits import GRANULE_BYTES, SLABS_PER_REQUEST_MAX
+from lakefs.limits import SLABS_PER_REQUEST_MAX
 from lakefs.movers import (
+    BRING_IN_FROM,
     Check,
     SegmentDescriptors,
     check_digest,
@@ -53,8 +54,6 @@ WINDOW = 6
 """Groups of chunks, or streamed chunks, in flight: enough to keep two threads and a disk busy."""
 GROUP_BYTES_MAX = 16 << 20
 GROUPS_MIN = 4
-AT_ONCE_BYTES = 256 << 10
-"""Cached payload that is copied and checked between two steps, in the driver's own thread: 60 us of a loop's time."""
 LOCATE_BATCH = 1024
 DESCRIPTORS_PER_REQUEST = 64
 
@@ -118,21 +117,28 @@ def fetch_pieces(access: Access, opened: Places, pieces: Sequence[Piece], sink: 
 def fetch_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
     """Fetch chunks of any number of opened objects, several at once; errors name the object.  As `fetch_pieces`."""
     pipeline = Pipeline(WINDOW)
-    for start in range(0, len(wanted), LOCATE_BATCH):
-        batch = wanted[start : start + LOCATE_BATCH]
-        yield from _locate_wanted(access, batch)
-        local: list[Wanted] = []
-        for want in batch:
-            if want.piece.chunk in want.opened.inline:
-                _deliver_inline(want)
-                access.progress(want.piece.length, 0)
-            elif access.can_use_descriptors:
-                local.append(want)
-            else:
-                yield from _submit_streamed(access, want, pipeline)
-        for group in _groups(_not_at_once(access, local)):
-            yield from _submit_local(access, group, pipeline)
-    yield from pipeline.drain()
+    try:
+        for start in range(0, len(wanted), LOCATE_BATCH):
+            yield from _fetch_batch(access, wanted[start : start + LOCATE_BATCH], pipeline)
+        yield from pipeline.drain()
+    except (ChunkNotFound, StaleGrant):
+        yield from pipeline.settle()  # who begins anew may do so in the same memory
+        raise
+
+
+def _fetch_batch(access: Access, batch: Sequence[Wanted], pipeline: Pipeline) -> Steps[None]:
+    yield from _locate_wanted(access, batch)
+    local: list[Wanted] = []
+    for want in batch:
+        if want.piece.chunk in want.opened.inline:
+            _deliver_inline(want)
+            access.progress(want.piece.length, 0)
+        elif access.can_use_descriptors:
+            local.append(want)
+        else:
+            yield from _submit_streamed(access, want, pipeline)
+    for group in _groups(_not_at_once(access, local)):
+        yield from _submit_local(access, group, pipeline)
 
 
 def locate(access: Access, opened: Places, chunks: Sequence[ChunkId]) -> Steps[None]:
@@ -200,25 +206,28 @@ def _locate_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
 
 
 def _not_at_once(access: Access, wanted: Sequence[Wanted]) -> list[Wanted]:
-    """Fetch what is short and in the page cache here and now, up to `AT_ONCE_BYTES` of it; what is left.
+    """Fetch what is short and in the page cache here and now, looking at `at_once_bytes` at most; what is left.
 
     A thread's round trip costs as much as to copy and check two or three granules.
     """
     left: list[Wanted] = []
-    room = AT_ONCE_BYTES
+    room = access.at_once_bytes
     for want in wanted:
-        if want.piece.length <= min(GRANULE_BYTES, room) and _is_fetched_at_once(access, want):
-            room -= want.piece.length
-            access.progress(want.piece.length, 0)
+        length = want.piece.length
+        if length > room:
+            left.append(want)
+            continue
+        room -= length
+        if want.sink.in_place and _is_fetched_at_once(access, want, want.opened.grants[want.piece.chunk]):
+            access.progress(length, 0)
         else:
             left.append(want)
     return left
 
 
-def _is_fetched_at_once(access: Access, want: Wanted) -> bool:
-    """Whether a chunk of one granule was in the page cache, and its bytes were right."""
-    grant = want.opened.grants[want.piece.chunk]
-    if grant.logical_bytes != want.piece.length or not want.sink.in_place:
+def _is_fetched_at_once(access: Access, want: Wanted, grant: Grant) -> bool:
+    """Whether a short chunk was in the page cache, and its bytes were right; else the disk begins to read it."""
+    if grant.logical_bytes != want.piece.length or grant.logical_bytes >= BRING_IN_FROM:
         return False
     memory = want.sink.memory_for(want.piece)
     try:
@@ -228,6 +237,28 @@ def _is_fetched_at_once(access: Access, want: Wanted) -> bool:
     if is_there:
         want.sink.deliver(want.piece, memory)
     return is_there
+
+
+def is_fetched_at_once(access: Access, opened: Opened, target: memoryview) -> bool:
+    """Whether all content of an object is one chunk that is at hand, and right; now it is in `target`, as long as it.
+
+    Nobody is asked, and nothing waited for.
+    """
+    if len(opened.pieces) != 1:
+        return not opened.pieces
+    chunk, _, length = opened.pieces[0]
+    grant = opened.grants.get(chunk)
+    if grant is None:
+        content = opened.inline.get(chunk)
+        if content is not None:
+            target[:] = content
+        return content is not None
+    if not access.can_use_descriptors or not len(target) == length == grant.logical_bytes < BRING_IN_FROM:
+        return False
+    try:
+        return fetch_cached(access.descriptors, chunk, grant, target, access.check)
+    except StaleGrant:
+        return False
 
 
 def _groups(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
@@ -273,9 +304,14 @@ def _submit_streamed(access: Access, want: Wanted, pipeline: Pipeline) -> Steps[
 
 
 def _fetch_group(access: Access, group: Sequence[Wanted], grants: Sequence[Grant]) -> list[Wanted]:
-    """Fetch and check each; those whose check failed, to be fetched again."""
+    """Fetch and check each; those whose check failed, to be fetched again.  The disk reads short ones side by side."""
     stale: list[Wanted] = []
-    for want, grant in zip(group, grants, strict=True):
+    left = [
+        (want, grant)
+        for want, grant in zip(group, grants, strict=True)
+        if len(group) == 1 or not _is_fetched_at_once(access, want, grant)
+    ]
+    for want, grant in left:
         try:
             _fetch_local(access, want, grant)
         except StaleGrant:

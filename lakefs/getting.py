@@ -5,19 +5,38 @@ What is known of an opened object is in `opened`; its chunks are fetched by `fet
 Rules kept here:
 - A reader gets the bytes of one version of an object, or an error; never old and new mixed: the layout is read
   once, and chunks are named by their content.
+- Whole content shorter than `UNLEASED_BELOW_BYTES` is read without a lease, which saves the engine a request.  Where
+  gc has freed a chunk meanwhile all is opened once more, with leases, and read from the beginning.
 - Payloads that come inline are checked by BLAKE3 when they come, unless the caller wants bytes unverified; manifests
   are, whatever the caller wants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Final, TypeVar
 
-from lakefs.errors import CorruptionError, InternalError, InvalidArgument, LakeError, StaleGrant
-from lakefs.fetching import BufferSink, Wanted, fetch_part, fetch_pieces, fetch_wanted, locate
+from lakefs.errors import (
+    ChunkNotFound,
+    CorruptionError,
+    InternalError,
+    InvalidArgument,
+    LakeError,
+    StaleGrant,
+)
+from lakefs.fetching import (
+    BufferSink,
+    Wanted,
+    fetch_part,
+    fetch_pieces,
+    fetch_wanted,
+    is_fetched_at_once,
+    locate,
+)
 from lakefs.ids import ChunkId, ChunkKind, kind_of
-from lakefs.limits import BATCH_MAX
+from lakefs.limits import BATCH_MAX, UNLEASED_BELOW_BYTES
 from lakefs.manifest import Manifest, check_child, parse
 from lakefs.movers import MEDIUM_INLINE, Check, check_digest, damaged
 from lakefs.names import Name
@@ -26,8 +45,11 @@ from lakefs.opened import Access, Opened, Piece, chunk_of_stat, opened_at, piece
 from lakefs.steps import Steps, Tell, send
 from lakefs.wire.messages import CloseLeases, OpenedObject, OpenObjects, OpenResult, OpenResults
 
+T = TypeVar("T")
 GET_MANY_BATCH = 256
 GET_MANY_INLINE_BYTES = 8 << 20
+_ALWAYS: Final = 0
+"""Content from this length on is leased."""
 
 
 def open_objects(
@@ -38,8 +60,12 @@ def open_objects(
     inline_bytes: int = 1 << 20,
     durable: bool = True,
     version: str = "",
+    lease_from: int = _ALWAYS,
 ) -> Steps[list[Opened | LakeError]]:
-    """Open objects, or that version of one; an error stands in the place of a name that cannot be opened."""
+    """Open objects, or that version of one; an error stands in the place of a name that cannot be opened.
+
+    `lease_from`: no lease on content shorter than so many bytes; then its chunks may go at any moment.
+    """
     opened: list[Opened | LakeError] = []
     for start in range(0, len(names), BATCH_MAX):
         batch = names[start : start + BATCH_MAX]
@@ -50,6 +76,7 @@ def open_objects(
             durable=durable,
             versions=[version] if version else [],
             media=access.media,
+            lease_from=lease_from,
         )
         reply = yield from send(request)
         assert isinstance(reply.message, OpenResults)
@@ -97,6 +124,20 @@ def open_object(
     return opened
 
 
+def _unleased_first(access: Access, read: Callable[[int], Steps[T]]) -> Steps[T]:
+    """Read whole content, with leases on what is long only; once more, with leases on all, when a chunk was freed.
+
+    `read` is given the length from which content is leased, and begins from nothing.  What is not checked is always
+    leased: nothing else would tell that its place was given up.
+    """
+    if access.check is not Check.NONE:
+        try:
+            return (yield from read(UNLEASED_BELOW_BYTES))
+        except (ChunkNotFound, StaleGrant):
+            pass  # it was there when the name was opened: what the name has now is read
+    return (yield from read(_ALWAYS))
+
+
 def close_object(opened: Opened) -> Steps[None]:
     """Give the lease back; a lost connection has given it back already."""
     yield from close_leases([opened.lease])
@@ -134,26 +175,59 @@ def read_range(access: Access, opened: Opened, offset: int, length: int) -> Step
     return target.take()
 
 
-def get_many(access: Access, names: Sequence[Name]) -> Steps[list[bytes | LakeError]]:
-    """Whole contents of many objects; an error stands in the place of one that cannot be read.
+def get_whole(access: Access, name: Name) -> Steps[bytes]:
+    """The whole content of an object, checked.  KeyNotFound, IsAFolder, ChunkDamaged."""
+    return (yield from _unleased_first(access, partial(_get_whole, access, name)))
 
-    Small objects come inline with one answer for many names; larger ones follow by grant.
+
+def _get_whole(access: Access, name: Name, lease_from: int) -> Steps[bytes]:
+    (opened,) = yield from open_objects(access, [name], lease_from=lease_from)
+    if isinstance(opened, LakeError):
+        raise opened
+    try:
+        content = _only_inline(access, opened)
+        if content is not None:
+            return content
+        target = NewBytes(opened.stat.size_bytes)
+        yield from _fill(access, [(opened, target.view)])
+        return target.take()
+    finally:
+        yield from close_object(opened)
+
+
+def get_many(access: Access, names: Sequence[Name]) -> Steps[list[bytes]]:
+    """Whole contents of many objects, in order.  The first failure is raised.
+
+    Small objects come inline with one answer for many names; larger ones follow by grant, all of a batch together.
     """
-    contents: list[bytes | LakeError] = []
+    contents: list[bytes] = []
     for start in range(0, len(names), GET_MANY_BATCH):
         batch = names[start : start + GET_MANY_BATCH]
-        opened_batch = yield from open_objects(access, batch, inline_bytes=GET_MANY_INLINE_BYTES)
-        try:
-            for opened in opened_batch:
-                try:
-                    if isinstance(opened, LakeError):
-                        raise opened
-                    contents.append((yield from read_whole(access, opened)))
-                except LakeError as error:
-                    contents.append(error)
-        finally:
-            yield from close_leases([opened.lease for opened in opened_batch if isinstance(opened, Opened)])
+        contents += yield from _unleased_first(access, partial(_get_batch, access, batch))
     return contents
+
+
+def _get_batch(access: Access, names: Sequence[Name], lease_from: int) -> Steps[list[bytes]]:
+    opened_batch = yield from open_objects(
+        access, names, inline_bytes=GET_MANY_INLINE_BYTES, lease_from=lease_from
+    )
+    try:
+        contents: list[bytes | NewBytes] = []
+        targets: list[tuple[Opened, memoryview]] = []
+        for opened in opened_batch:
+            if isinstance(opened, LakeError):
+                raise opened
+            content = _only_inline(access, opened)
+            if content is None:
+                target = NewBytes(opened.stat.size_bytes)
+                targets.append((opened, target.view))
+                contents.append(target)
+            else:
+                contents.append(content)
+        yield from _fill(access, targets)
+        return [content if isinstance(content, bytes) else content.take() for content in contents]
+    finally:
+        yield from _close_all(opened_batch)
 
 
 def get_many_into(access: Access, names: Sequence[Name], targets: Sequence[memoryview]) -> Steps[list[int]]:
@@ -164,20 +238,49 @@ def get_many_into(access: Access, names: Sequence[Name], targets: Sequence[memor
     """
     sizes: list[int] = []
     for start in range(0, len(names), GET_MANY_BATCH):
-        batch = names[start : start + GET_MANY_BATCH]
-        opened_batch = yield from open_objects(access, batch, inline_bytes=GET_MANY_INLINE_BYTES)
-        try:
-            wanted: list[Wanted] = []
-            for opened, target in zip(opened_batch, targets[start : start + len(batch)], strict=True):
-                if isinstance(opened, LakeError):
-                    raise opened
-                sink = BufferSink(_fitting(opened, target))
-                wanted.extend([Wanted(opened, piece, sink) for piece in opened.pieces])
-                sizes.append(opened.stat.size_bytes)
-            yield from fetch_wanted(access, wanted)
-        finally:
-            yield from close_leases([opened.lease for opened in opened_batch if isinstance(opened, Opened)])
+        end = start + GET_MANY_BATCH
+        read = partial(_get_batch_into, access, names[start:end], targets[start:end])
+        sizes += yield from _unleased_first(access, read)
     return sizes
+
+
+def _get_batch_into(
+    access: Access, names: Sequence[Name], targets: Sequence[memoryview], lease_from: int
+) -> Steps[list[int]]:
+    opened_batch = yield from open_objects(
+        access, names, inline_bytes=GET_MANY_INLINE_BYTES, lease_from=lease_from
+    )
+    try:
+        fitting: list[tuple[Opened, memoryview]] = []
+        for opened, target in zip(opened_batch, targets, strict=True):
+            if isinstance(opened, LakeError):
+                raise opened
+            fitting.append((opened, _fitting(opened, target)))
+        yield from _fill(access, fitting)
+        return [len(target) for _, target in fitting]
+    finally:
+        yield from _close_all(opened_batch)
+
+
+def _fill(access: Access, targets: Sequence[tuple[Opened, memoryview]]) -> Steps[None]:
+    """Fetch the whole content of each into memory as long as it: what is short and at hand here and now."""
+    room = access.at_once_bytes
+    wanted: list[Wanted] = []
+    for opened, target in targets:
+        length = len(target)
+        if length <= room:
+            room -= length
+            if is_fetched_at_once(access, opened, target):
+                access.progress(length, 0)
+                continue
+        sink = BufferSink(target)
+        wanted += [Wanted(opened, piece, sink) for piece in opened.pieces]
+    if wanted:
+        yield from fetch_wanted(replace(access, at_once_bytes=0), wanted)
+
+
+def _close_all(opened_batch: Sequence[Opened | LakeError]) -> Steps[None]:
+    yield from close_leases([opened.lease for opened in opened_batch if isinstance(opened, Opened)])
 
 
 def _fitting(opened: Opened, target: memoryview) -> memoryview:
@@ -190,14 +293,14 @@ def _fitting(opened: Opened, target: memoryview) -> memoryview:
     return target[:size]
 
 
-def read_whole(access: Access, opened: Opened) -> Steps[bytes]:
-    """The whole blob as bytes."""
-    if len(opened.pieces) == 1 and opened.pieces[0].chunk in opened.inline:
-        access.progress(opened.pieces[0].length, 0)
-        return opened.inline[opened.pieces[0].chunk]
-    target = NewBytes(opened.stat.size_bytes)
-    yield from fetch_pieces(access, opened, opened.pieces, BufferSink(target.view))
-    return target.take()
+def _only_inline(access: Access, opened: Opened) -> bytes | None:
+    """The content that came with the answer; None when there is more to fetch."""
+    if len(opened.pieces) != 1:
+        return None
+    content = opened.inline.get(opened.pieces[0].chunk)
+    if content is not None:
+        access.progress(len(content), 0)
+    return content
 
 
 class _ShiftedSink:

@@ -23,7 +23,7 @@ from lakefs.lake_reads import ReadSteps
 from lakefs.lake_uploads import Progress as Progress, PutData as PutData, UploadSteps
 from lakefs.movers import MEDIA_DRAM, Check, SegmentDescriptors
 from lakefs.names import Name, parse_name, parse_object_name
-from lakefs.opened import Access
+from lakefs.opened import AT_ONCE_BYTES, Access
 from lakefs.putting import put, put_stream
 from lakefs.putting_many import put_many
 from lakefs.shared_memory import LentMemories, SharedMemory, Slot
@@ -73,6 +73,8 @@ class LakeSteps(UploadSteps, ReadSteps):
     network: bool = False
     check: Check = Check.BLAKE3
     lent: LentMemories = field(default_factory=LentMemories)
+    at_once_bytes: int = AT_ONCE_BYTES
+    """Of cached content, read in the driver's own thread."""
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -340,7 +342,7 @@ class LakeSteps(UploadSteps, ReadSteps):
     def access(self, progress: Progress | None) -> Access:
         """How this client reads."""
         media = MEDIA_DRAM if self.carries_descriptors else 0
-        access = Access(self.descriptors, self.carries_descriptors, self.check, media)
+        access = Access(self.descriptors, self.carries_descriptors, self.check, media, self.at_once_bytes)
         return replace(access, progress=progress) if progress else access
 
 

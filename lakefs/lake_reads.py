@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lakefs.chunk_getting import get_chunks, get_chunks_into
-from lakefs.errors import InvalidArgument, LakeError
-from lakefs.getting import close_object, get_many, get_many_into, open_object, read_range, read_whole
+from lakefs.errors import InvalidArgument
+from lakefs.getting import close_object, get_many, get_many_into, get_whole, open_object, read_range
 from lakefs.ids import ChunkId
 from lakefs.lake_uploads import Progress
 from lakefs.loading import load_many, return_pool
@@ -31,12 +31,7 @@ class ReadSteps(ABC):
 
     def get(self, name: str, *, progress: Progress | None = None) -> Steps[bytes]:
         """The whole content, checked.  KeyNotFound, IsAFolder, ChunkDamaged."""
-        access = self.access(progress)
-        opened = yield from open_object(access, parse_object_name(name))
-        try:
-            return (yield from read_whole(access, opened))
-        finally:
-            yield from close_object(opened)
+        return get_whole(self.access(progress), parse_object_name(name))
 
     def get_into(self, name: str, buffer: WritableBuffer) -> Steps[int]:
         """The whole content into a writable buffer at least as long, see `get_many_into`; the number of bytes."""
@@ -83,13 +78,7 @@ class ReadSteps(ABC):
 
     def get_many(self, names: Sequence[str]) -> Steps[list[bytes]]:
         """Whole contents, in order; small objects share round trips.  The first failure is raised."""
-        contents = yield from get_many(self.access(None), [parse_object_name(name) for name in names])
-        good: list[bytes] = []
-        for content in contents:
-            if isinstance(content, LakeError):
-                raise content
-            good.append(content)
-        return good
+        return get_many(self.access(None), [parse_object_name(name) for name in names])
 
     def map(
         self, name: str, offset: int = 0, length: int | None = None, check: Check | None = None

@@ -99,6 +99,10 @@ READ_NOTES_EVERY: Final = 8
 READ_NOTES_MAX: Final = 256
 """Told in one request: 8.5 KB, at most ten times a second."""
 
+# --- reading whole content ---------------------------------------------------------------------------
+UNLEASED_BELOW_BYTES: Final = 8 * MIB
+"""Shorter content is read without a lease: in a few milliseconds, and once more should gc free it meanwhile."""
+
 # --- reading ahead -----------------------------------------------------------------------------------
 READ_AHEAD_WINDOW_BYTES_MIN: Final = 4 * MIB
 """Brought in before a reader that goes on from where it was: a chunk, 1.4 ms of a disk that reads 3 GB/s."""

@@ -42,6 +42,7 @@ MEDIUM_DRAM = 3
 MEDIA_DRAM = 1
 """Bit of a request's `media`: grants of `MEDIUM_DRAM` are understood."""
 DESCRIPTORS_MAX = 512
+_NO_MEMORY = memoryview(b"")
 BRING_IN_FROM = 256 * KIB
 """Shorter reads may be random ones, for which reading more would be a waste."""
 
@@ -123,14 +124,27 @@ class SegmentDescriptors:
     def read_cached(self, segment: SegmentId, target: memoryview, offset: int) -> bool:
         """Fill `target` with what the page cache has; False when it lacks some, or no descriptor is held.
 
-        Never waits for a disk.
+        Never waits for a disk.  Of what it lacks the kernel begins to fetch as much as was asked for.
         """
         with self._lock:  # for as long as the copy takes: cheaper than to note that the descriptor is in use
             held = self._open.get(segment)
             if held is None:
                 return False
             self._open.move_to_end(segment)
-            return _pread_cached(held, target, offset) == len(target)
+            return _pread_cached(held, [target], offset) == len(target)
+
+    def read_extent_cached(
+        self, segment: SegmentId, target: memoryview, vector: memoryview, offset: int
+    ) -> bool:
+        """As `read_cached`, of a payload and what lies behind it; other threads use the descriptors meanwhile."""
+        held = self.enter(segment)
+        if held is None:
+            return False
+        try:
+            targets = [target, vector] if vector else [target]
+            return _pread_cached(held, targets, offset) == len(target) + len(vector)
+        finally:
+            self.leave(held)
 
     def may_be_cached(self, segment: SegmentId, offset: int, length: int) -> bool:
         """Whether the page cache has the place, or nobody knows; False also when no descriptor is held.
@@ -184,14 +198,30 @@ def fetch_into(
     StaleGrant when the bytes are not the chunk's: freed, moved, or damaged.
     """
     assert len(target) == grant.logical_bytes
-    vector = memoryview(bytearray(_vector_bytes(grant) if check is Check.CRC32C else 0))
+    vector = _room_for_vector(grant, check)
     if grant.medium == MEDIUM_DRAM:
-        descriptors.slabs.copy(grant, 0, target)
-        descriptors.slabs.copy(grant, grant.stored_bytes, vector)
+        _copy_from_slab(descriptors, grant, target, vector)
     else:
         with descriptors.use(SegmentId(grant.segment)) as descriptor:
             bring_in(descriptor, grant.offset, len(target) + len(vector))
             _pread_full(descriptor, [target, vector], grant.offset, chunk)
+    _check_chunk(chunk, grant, target, vector, check)
+
+
+def _room_for_vector(grant: Grant, check: Check) -> memoryview:
+    """Memory for the vector of CRCs, where the check needs it."""
+    return _NO_MEMORY if check is not Check.CRC32C else memoryview(bytearray(_vector_bytes(grant)))
+
+
+def _copy_from_slab(
+    descriptors: SegmentDescriptors, grant: Grant, target: memoryview, vector: memoryview
+) -> None:
+    descriptors.slabs.copy(grant, 0, target)
+    if vector:
+        descriptors.slabs.copy(grant, grant.stored_bytes, vector)
+
+
+def _check_chunk(chunk: ChunkId, grant: Grant, target: memoryview, vector: memoryview, check: Check) -> None:
     if check is Check.BLAKE3:
         check_digest(chunk, target)
     elif check is Check.CRC32C:
@@ -201,14 +231,17 @@ def fetch_into(
 def fetch_cached(
     descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, target: memoryview, check: Check
 ) -> bool:
-    """As `fetch_into` for a chunk of one granule, without a wait: False when the page cache lacks some.  StaleGrant."""
-    assert len(target) == grant.logical_bytes <= GRANULE_BYTES
-    if not read_cached(descriptors, grant, 0, target):
+    """As `fetch_into` for a short chunk, without a wait: False when the page cache lacks some.  StaleGrant.
+
+    What it lacks the disk begins to read: who asks for many so, and only then waits, has it read them side by side.
+    """
+    assert len(target) == grant.logical_bytes < BRING_IN_FROM
+    vector = _room_for_vector(grant, check)
+    if grant.medium == MEDIUM_DRAM:
+        _copy_from_slab(descriptors, grant, target, vector)
+    elif not descriptors.read_extent_cached(SegmentId(grant.segment), target, vector, grant.offset):
         return False
-    if check is Check.BLAKE3:
-        check_digest(chunk, target)
-    elif check is Check.CRC32C:
-        check_granules(chunk, target, _checked_vector(memoryview(b""), chunk, grant))
+    _check_chunk(chunk, grant, target, vector, check)
     return True
 
 
@@ -384,10 +417,10 @@ def _checked_vector(vector: memoryview, chunk: ChunkId, grant: Grant) -> bytes:
     return bytes(vector)
 
 
-def _pread_cached(held: Held, target: memoryview, offset: int) -> int:
-    """Bytes of `target` that the page cache could fill, from its beginning on; does not wait for a disk."""
+def _pread_cached(held: Held, targets: Sequence[Buffer], offset: int) -> int:
+    """Bytes of memory that the page cache could fill, from its beginning on; does not wait for a disk."""
     try:
-        return os.preadv(held.descriptor, [target], offset, held.nowait)
+        return os.preadv(held.descriptor, targets, offset, held.nowait)
     except OSError:
         return 0  # not cached, or not to be had: a read that waits will tell
 

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar, cast
 
 from lakefs.errors import EngineUnreachable
 from lakefs.lake import LakeSteps
+from lakefs.limits import MIB
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.service import BlockingEngineClient
 from lakefs.steps import Send, Start, Step, Steps, Ticket, Wait
@@ -24,6 +25,8 @@ from lakefs.wire.messages import Request
 
 T = TypeVar("T")
 WORK_THREADS = 2
+AT_ONCE_BYTES = 2 * MIB
+"""Cached content that the caller's thread reads itself; nobody waits for it as for a loop.  Of more, threads share."""
 UNWIND_STEPS_MAX = 100
 """Far more than any cleanup has steps."""
 
@@ -51,6 +54,7 @@ class BlockingDriver:
             engine.carries_descriptors,
             network=engine.address.startswith("tcp"),
             check=check,
+            at_once_bytes=AT_ONCE_BYTES,
         )
 
     def __enter__(self) -> Self:

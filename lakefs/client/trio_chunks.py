@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from lakefs.client.hot_index_use import HotIndexUser
-from lakefs.fetching import AT_ONCE_BYTES
 from lakefs.hot_index_opening import open_hot_index
 from lakefs.hot_reads import NOT_READ
 from lakefs.ids import ChunkId
+from lakefs.opened import AT_ONCE_BYTES
 from lakefs.writable_memory import WritableBuffer, chunk_memories
 
 if TYPE_CHECKING:

@@ -372,7 +372,8 @@ class OpenObjects(Request, frozen=True):
     readers that finish with this answer or retry; `lease_inline` false: none for objects whose payload comes inline
     (should it not come after all, there is no lease, either: open it again).  `grants_bytes` above 0: places only of
     chunks with bytes in [grants_from, grants_from + grants_bytes), medium 0 for others.  `durable` and
-    `versions` as in StatNames; VersionIsMarker.  `media`: bit 0: grants of medium 3 are understood.
+    `versions` as in StatNames; VersionIsMarker.  `media`: bit 0: grants of medium 3 are understood.  `lease_from`: none
+    for content shorter than so many bytes, whose reader opens it again should gc have freed it meanwhile.
     """
 
     OP = 40
@@ -387,6 +388,7 @@ class OpenObjects(Request, frozen=True):
     grants_bytes: int = 0
     versions: list[str] = []
     media: int = 0
+    lease_from: int = 0
 
 
 class CloseLeases(Request, frozen=True):

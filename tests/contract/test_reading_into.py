@@ -106,7 +106,8 @@ def test_only_bytes_that_are_asked_for_unverified_are_not_checked(kind: Kind, ch
 
     async def body(lake: Driven) -> None:
         object.__setattr__(lake.steps, "check", check)
-        contents = {"bkt/small": content_of(65_536), "bkt/large": content_of(900_000)}
+        sizes = {"bkt/small": 65_536, "bkt/short": 150_000, "bkt/large": 900_000}
+        contents = {name: content_of(size) for name, size in sizes.items()}
         for name, content in contents.items():
             await lake.run(lake.steps.put(name, content))
         for path in (lake.engine.folder / "store" / SEGMENTS_FOLDER).iterdir():

@@ -141,6 +141,13 @@ def test_bounds_that_the_reader_sets_are_kept(kind: Kind) -> None:
             assert read_.opened(2).stat.chunk_count == 2
         unleased = await open_them(client, m.OpenObjects(names, lease=False))
         assert [unleased.opened(index).lease for index in range(3)] == [0, 0, 0]
+        for lease_from, held in (
+            (101, [False, False, True]),
+            (100, [True, True, True]),
+            (1 << 60, [False] * 3),
+        ):
+            read_ = await open_them(client, m.OpenObjects(names, lease_from=lease_from))
+            assert [bool(read_.opened(index).lease) for index in range(3)] == held
 
     kind.run(body)
 

@@ -1,0 +1,108 @@
+"""Whole content that is read without a lease: whatever gc frees meanwhile, the reader gets one version, whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from lakefs.lake import LakeSteps
+from lakefs.limits import UNLEASED_BELOW_BYTES
+from lakefs.movers import Check
+from lakefs.service import Reply
+from lakefs.steps import Steps
+from lakefs.wire import messages as m
+from tests.contract.engines import Kind
+from tests.contract.test_lake import Driven, content_of, run
+
+T = TypeVar("T")
+
+
+def _get(steps: LakeSteps, names: list[str]) -> Steps[list[bytes]]:
+    return [(yield from steps.get(names[0]))]
+
+
+def _get_many(steps: LakeSteps, names: list[str]) -> Steps[list[bytes]]:
+    return (yield from steps.get_many(names))
+
+
+def _get_many_into(steps: LakeSteps, names: list[str]) -> Steps[list[bytes]]:
+    buffers = [bytearray(500_000) for _ in names]
+    sizes = yield from steps.get_many_into(names, buffers)
+    return [bytes(buffer[:size]) for buffer, size in zip(buffers, sizes, strict=True)]
+
+
+def _overtaken(reading: Steps[T], meanwhile: Callable[[], Steps[None]]) -> Steps[T]:
+    """The same steps; when they have opened something for the first time, `meanwhile` is done before they know."""
+    answer: Any = None
+    error: BaseException | None = None
+    is_open = False
+    while True:
+        try:
+            step = reading.throw(error) if error is not None else reading.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        answer, error = None, None
+        try:
+            answer = yield step
+        except BaseException as raised:  # noqa: BLE001 - thrown into the operation, which raises it
+            error = raised
+        if isinstance(answer, Reply) and isinstance(answer.message, m.OpenResults) and not is_open:
+            is_open = True
+            yield from meanwhile()
+
+
+@pytest.mark.parametrize(
+    ("way", "names"),
+    [
+        (_get, ["bkt/changes"]),
+        (_get_many, ["bkt/stays", "bkt/changes", "bkt/inline"]),
+        (_get_many_into, ["bkt/inline", "bkt/stays", "bkt/changes"]),
+    ],
+)
+def test_content_that_gc_frees_before_it_was_read_is_read_anew(
+    kind: Kind, way: Callable[[LakeSteps, list[str]], Steps[list[bytes]]], names: list[str]
+) -> None:
+    contents = {
+        "bkt/stays": content_of(300_000),
+        "bkt/changes": content_of(200_000),
+        "bkt/inline": b"comes inline",
+    }
+
+    async def body(lake: Driven) -> None:
+        steps = lake.steps
+
+        def meanwhile() -> Steps[None]:
+            contents["bkt/changes"] = content_of(150_000)
+            yield from steps.put("bkt/changes", contents["bkt/changes"])
+            assert json.loads((yield from steps.gc()))["freed_chunks"] == 1
+
+        for name, content in contents.items():
+            await lake.run(steps.put(name, content))
+        found = await lake.run(_overtaken(way(steps, names), meanwhile))
+        assert found == [contents[name] for name in names]
+        assert lake.count(m.OpenObjects) == 2
+
+    run(kind, body)
+
+
+@pytest.mark.parametrize("check", [Check.BLAKE3, Check.NONE])
+def test_a_lease_is_taken_for_long_content_and_for_what_is_not_checked(kind: Kind, check: Check) -> None:
+    async def body(lake: Driven) -> None:
+        object.__setattr__(lake.steps, "check", check)
+        held: list[int] = []
+
+        def look() -> Steps[None]:
+            held.append(json.loads((yield from lake.steps.status()))["clients"]["leases"])
+
+        await lake.run(lake.steps.put_many([("bkt/a", b"inline"), ("bkt/b", content_of(70_000))]))
+        await lake.run(lake.steps.put("bkt/long", content_of(UNLEASED_BELOW_BYTES)))
+        for names in (["bkt/a", "bkt/b"], ["bkt/a", "bkt/long"]):
+            contents = await lake.run(_overtaken(lake.steps.get_many(names), look))
+            assert contents[0] == b"inline"
+        assert held == ([2, 2] if check is Check.NONE else [0, 1])
+
+    run(kind, body)
