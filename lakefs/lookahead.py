@@ -1,12 +1,10 @@
 """What one reader of one object is going to read, by what it read: on from where it was, or by the object's table.
 
-Nothing is asked or read here; `lakefs.prefetching` does that for a client, and a mount for itself.  A table is only
+Nothing is asked or read here; `lakefs.prefetching` does that.  A table is only
 wanted for a reader that began at the object's first byte, where a header is, and then jumped.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from lakefs.limits import TABLE_OBJECT_BYTES_MIN
 from lakefs.range_orders import Extent, OrderFollower, RangeTable
@@ -14,17 +12,13 @@ from lakefs.read_ahead import SKIPPED_BYTES_MAX, ReadAheadWindow
 
 
 class Lookahead:
-    """Of one reader.  Not for two threads at once.
+    """Of one reader.  Not for two threads at once."""
 
-    `leads`: as `OrderFollower`.  `reads_on`: whether what lies behind a reader in order is said, too.
-    """
-
-    def __init__(self, size_bytes: int, leads: Sequence[int] = (0,), *, reads_on: bool = True) -> None:
+    def __init__(self, size_bytes: int) -> None:
         self.wants_table = False
         """Whether the object's table, if it has one, would help now.  Asked for once: see `learn`."""
         self._size_bytes = size_bytes
-        self._leads = leads
-        self._window = ReadAheadWindow() if reads_on else None
+        self._window = ReadAheadWindow()
         self._follower: OrderFollower | None = None
         self._last = (-1, 0)
         self._saw_begin = False
@@ -40,8 +34,6 @@ class Lookahead:
             extents = self._follower.after(offset, length)
             if extents is not None:
                 return extents
-        if self._window is None:
-            return []
         begin, wanted = self._window.after(offset, length, self._size_bytes)
         return [(begin, wanted)] if wanted else []
 
@@ -50,7 +42,7 @@ class Lookahead:
         self.wants_table = False
         self._was_asked = True
         if table is not None and table.orders:
-            self._follower = OrderFollower(table, self._leads)
+            self._follower = OrderFollower(table)
             self._follower.after(*self._last)
 
     def _look_for_jump(self, offset: int) -> None:

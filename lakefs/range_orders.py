@@ -13,8 +13,8 @@ Rules kept here:
 - What is told lies in the ranges of the table, and is at most a window ahead of the reader.
 - Guesses that miss end: a run that no step of the followed order explains drops it, and after `MISSES_MAX` of those
   nothing more is told of this file.
-- A reader may see less than it asks for, and ask for more: caches between (the kernel's, a buffered file's) have some
-  of it already, and read ahead by themselves.  `NEAR_BYTES` is how far they may be off.
+- What is seen may be less than the reader takes, and more: a buffered file between has some of it already, and reads
+  on to fill itself.  `NEAR_BYTES` is how far that may be off.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from lakefs.read_ahead import ReadAheadWindow
 
 STEPS_MIN: Final = 2
 MISSES_MAX: Final = 3
-NEAR_BYTES: Final = 8 * MIB
-"""Two windows of the kernel's read-ahead through a mount."""
+NEAR_BYTES: Final = 2 * MIB
+"""Two buffers of the file that `Lake.open` gives."""
 SKIPPED_RANGES_MAX: Final = 16
-"""Ranges that a step may leave out, since they were in a cache: up to `NEAR_BYTES` of them."""
+"""Ranges that a step may leave out, since they were in a buffer: up to `NEAR_BYTES` of them."""
 
 Extent = tuple[int, int]
 """Where it begins, and how long it is."""
@@ -92,14 +92,10 @@ class RangeTable:
 
 
 class OrderFollower:
-    """Follows one reader of a file with a table.  Not for two threads at once.
+    """Follows one reader of a file with a table.  Not for two threads at once."""
 
-    `leads`: what a new run asks for may lie so many bytes behind where it begins.
-    """
-
-    def __init__(self, table: RangeTable, leads: Sequence[int] = (0,)) -> None:
+    def __init__(self, table: RangeTable) -> None:
         self._table = table
-        self._leads = leads
         self._steps = [0] * len(table.orders)
         """Of each order, in a row."""
         self._run = (-1, -1)
@@ -121,33 +117,28 @@ class OrderFollower:
         return None if self._followed is None else self._ahead(self._table.orders[self._followed])
 
     def _begin_run(self, offset: int) -> None:
-        numbers = [number for lead in self._leads if (number := self._table.at(offset + lead)) is not None]
-        if not numbers or self._misses >= MISSES_MAX:
+        number = self._table.at(offset)
+        if number is None or self._misses >= MISSES_MAX:
             self._follow(None)
             return
-        targets = [self._step_of(order, numbers) for order in self._table.orders]
         self._steps = [
-            0 if target is None else steps + 1 for steps, target in zip(self._steps, targets, strict=True)
+            steps + 1 if self._leads_to(order, number) else 0
+            for steps, order in zip(self._steps, self._table.orders, strict=True)
         ]
-        if self._followed is not None and targets[self._followed] is None:
+        self._number = number
+        if self._followed is not None and not self._steps[self._followed]:
             self._misses += 1
             self._follow(None)
         most = max(self._steps, default=0)
         if self._followed is None and most >= STEPS_MIN and self._misses < MISSES_MAX:
             self._follow(self._steps.index(most))
-        target = None if self._followed is None else targets[self._followed]
-        if target is not None:
-            self._number = target
 
     def _follow(self, order: int | None) -> None:
         self._followed = order
         self._window = ReadAheadWindow()
 
-    def _step_of(self, order: RangeOrder, numbers: Sequence[int]) -> int | None:
-        """That of the ranges to which a step of the order leads from the run before."""
-        return next((number for number in numbers if self._leads_to(order, number)), None)
-
     def _leads_to(self, order: RangeOrder, number: int) -> bool:
+        """Whether a step of the order leads from the run before to this range."""
         rank = order.ranks[number]
         for before in range(rank - 1, max(rank - 2 - SKIPPED_RANGES_MAX, -1), -1):
             if order.starts[rank] - order.starts[before + 1] > NEAR_BYTES:

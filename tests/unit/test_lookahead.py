@@ -44,7 +44,6 @@ def test_a_reader_in_order_is_preceded_as_without_a_table() -> None:
     knowing.learn(table())
     for offset in range(0, 100 * MIB, MIB):
         assert plain.after(offset, MIB) == knowing.after(offset, MIB)
-    assert not Lookahead(SIZE, reads_on=False).after(MIB, MIB)
 
 
 def test_a_reader_of_the_table_is_preceded_in_it_and_in_order_once_it_leaves_it() -> None:
