@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -57,11 +56,14 @@ class Opened:
     pieces: list[Piece]
     grants: dict[ChunkId, Grant]
     inline: dict[ChunkId, bytes]
+    _lookahead: Lookahead | None = field(default=None, init=False, repr=False, compare=False)
 
-    @cached_property
+    @property
     def lookahead(self) -> Lookahead:
-        """What its reader is going to read."""
-        return Lookahead(self.stat.size_bytes)
+        """What its reader is going to read; made for who reads ranges."""
+        if self._lookahead is None:
+            self._lookahead = Lookahead(self.stat.size_bytes)
+        return self._lookahead
 
     def overlapping(self, offset: int, length: int) -> list[Piece]:
         """Pieces that hold bytes of [offset, offset + length)."""
