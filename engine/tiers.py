@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from engine.sealed_memory import HUGE_BYTES, SealedMemory
+from engine.sealed_memory import SealedMemory
+from lakefs.aligned_mapping import HUGE_BYTES
 from lakefs.errors import ConfigError, DiskFailed, StoreLocked
 from lakefs.hot_index import MAP_SHARED_VALIDATE, MAP_SYNC
 from lakefs.limits import PAGE_BYTES
@@ -50,6 +51,8 @@ class Backing:
     """Whether `memory` is that file's own."""
     is_old: bool = False
     """Whether there was something in it before, which may be of use."""
+    on_huge_pages: bool = False
+    """Whether all of it is known to be."""
     _sealed: SealedMemory | None = None
 
     def erase(self) -> None:
@@ -58,6 +61,10 @@ class Backing:
         for begin in range(0, len(self.memory), _COPY_BYTES):
             piece = self.memory[begin : begin + _COPY_BYTES]
             piece[:] = nothing[: len(piece)]
+
+    def gather(self, offset: int, size_bytes: int) -> bool:
+        """See `SealedMemory.gather`; False of what is no such memory.  Blocks."""
+        return self._sealed is not None and self._sealed.gather(offset, size_bytes)
 
     @property
     def is_kept(self) -> bool:
@@ -153,7 +160,8 @@ def _in_memory(size_bytes: int) -> Backing:
     sealed = SealedMemory("hot-index", whole)
     note = "" if sealed.on_huge_pages else "no huge pages are set aside (sysctl vm.nr_hugepages)"
     kind = "huge pages" if sealed.on_huge_pages else "memory"
-    return Backing(kind, sealed.view, sealed.descriptor, note, _sealed=sealed)
+    huge = sealed.on_huge_pages
+    return Backing(kind, sealed.view, sealed.descriptor, note, on_huge_pages=huge, _sealed=sealed)
 
 
 def _opened(path: Path) -> int:

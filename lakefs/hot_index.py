@@ -25,6 +25,7 @@ import stat
 from collections.abc import Sequence
 from typing import Final
 
+from lakefs.aligned_mapping import map_aligned
 from lakefs.errors import PermissionDenied, StoreDamaged
 from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import HEADER_PAGE_BYTES, MAGIC, Found, TableHeader, table_bytes, unpack_header
@@ -51,7 +52,8 @@ class HotIndexReader:
             with first:
                 self.header: Final[TableHeader] = unpack_header(first[:HEADER_PAGE_BYTES])
             length = table_bytes(self.header.capacity)
-            self._memory = mmap.mmap(descriptor, length, flags, mmap.PROT_READ)
+            memory, begin = map_aligned(descriptor, length, flags)
+            self._memory = memoryview(memory).toreadonly()[begin : begin + length]
         except (OSError, ValueError) as error:
             raise StoreDamaged(f"the hot index cannot be mapped: {error}", subject="hot index") from error
         self._table = HotTable(self._memory, self.header.capacity)
@@ -60,7 +62,7 @@ class HotIndexReader:
     @property
     def is_current(self) -> bool:
         """Whether the engine keeps this table true; else it stopped, or has another one, which OpenHotIndex gives."""
-        return self._memory[: len(MAGIC)] == MAGIC
+        return bytes(self._memory[: len(MAGIC)]) == MAGIC
 
     def find_many(self, chunks: Sequence[bytes]) -> list[Found | None]:
         """`find` of each, in order; a quarter of its time for each chunk, from batches of a dozen on."""

@@ -15,6 +15,8 @@ from typing import Final
 _MADV_POPULATE_READ: Final = 22  # Linux 5.14; Python names it from 3.12 on
 POPULATE_WRITE: Final = 23
 """MADV_POPULATE_WRITE, Linux 5.14: all pages are there, or an error says that there are not as many."""
+COLLAPSE: Final = 25
+"""MADV_COLLAPSE, Linux 6.1: pages that are there are moved together into huge ones, whatever the system's setting."""
 _HUGE_BYTES: Final = 2 << 20
 _FAILED: Final = ctypes.c_void_p(-1).value
 
@@ -50,10 +52,12 @@ def populate(descriptor: int, offset: int, length: int) -> bool:
         _libc.munmap(address, size)
 
 
-def advise(mapping: mmap.mmap, advice: int) -> int:
-    """madvise for all of a writable mapping; 0 or the error's number.  Blocks, in any thread."""
+def advise(mapping: mmap.mmap, advice: int, begin: int = 0, length: int | None = None) -> int:
+    """madvise for a writable mapping, or a part of it; 0 or the error's number.  Blocks, in any thread."""
     memory = ctypes.c_char.from_buffer(mapping)
+    size = len(mapping) - begin if length is None else length
     try:
-        return ctypes.get_errno() if _libc.madvise(ctypes.addressof(memory), len(mapping), advice) else 0
+        failed = _libc.madvise(ctypes.addressof(memory) + begin, size, advice)
+        return ctypes.get_errno() if failed else 0
     finally:
         del memory  # else the mapping cannot be closed

@@ -6,7 +6,6 @@ neither side finds them in the processor's caches.  The time is that of a Python
 
 from __future__ import annotations
 
-import mmap
 import os
 import random
 import time
@@ -19,6 +18,8 @@ import lmdb
 
 from bench.measure import Bench, Scenario, at_most
 from bench.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
+from engine.tiers import open_backing
+from lakefs.aligned_mapping import map_aligned
 from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import PLACE, capacity_for, table_bytes
 from lakefs.ids import ChunkKind
@@ -57,16 +58,24 @@ def sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
     ids = Ids(bench.scale.pick(FULL, QUICK))
     count = bench.scale.pick(LOOKED_UP, 2 * TOGETHER)
     capacity = capacity_for(ids.count)
-    # Unmapped with its last user: the table looks into it for as long as it lives.
-    table = HotTable(mmap.mmap(-1, table_bytes(capacity)), capacity)
+    # In memory as the engine makes it, read through a mapping as clients have it.
+    shared = open_backing("memory", table_bytes(capacity))
+    writer = HotTable(shared.memory, capacity)
     for index in range(ids.count):
-        table.put(ids[index], 1, index, index & 0xFFFFFFFF, 4096, index & 0xFFFFFFFF)
-    yield [
-        Entrant(OURS, partial(_looking, ids, count, partial(_one_by_one, table.find))),
-        Entrant(BATCHED, partial(_looking, ids, count, partial(_in_batches, table))),
-        Entrant(PACKED, partial(_looking, ids, count, partial(_as_numbers, table))),
-        Entrant("LMDB, in an open transaction", partial(_in_lmdb, bench, ids, count)),
-    ]
+        writer.put(ids[index], 1, index, index & 0xFFFFFFFF, 4096, index & 0xFFFFFFFF)
+    shared.gather(0, len(shared.memory))
+    assert shared.descriptor is not None
+    mapping, first = map_aligned(shared.descriptor, table_bytes(capacity))
+    table = HotTable(memoryview(mapping).toreadonly()[first : first + table_bytes(capacity)], capacity)
+    try:
+        yield [
+            Entrant(OURS, partial(_looking, ids, count, partial(_one_by_one, table.find))),
+            Entrant(BATCHED, partial(_looking, ids, count, partial(_in_batches, table))),
+            Entrant(PACKED, partial(_looking, ids, count, partial(_as_numbers, table))),
+            Entrant("LMDB, in an open transaction", partial(_in_lmdb, bench, ids, count)),
+        ]
+    finally:
+        shared.close()
 
 
 @contextmanager

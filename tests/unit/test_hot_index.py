@@ -134,7 +134,7 @@ def test_a_scribbling_reader_does_not_get_a_mapping_to_scribble_on(shared: tuple
     assert reader.find(CHUNK) == PLACE
 
 
-def _address_of(memory: mmap.mmap, descriptor: int) -> int:
+def _address_of(memory: memoryview, descriptor: int) -> int:
     """Where the only read-only mapping of the descriptor's file is."""
     inode = str(os.fstat(descriptor).st_ino)
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
