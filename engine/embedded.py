@@ -42,6 +42,10 @@ class EmbeddedEngine:
         self._service = service
         self._client = service.connected("embedded", descriptors=descriptors, trusted=True)
 
+    def is_connected(self) -> bool:
+        """See `EngineClient.is_connected`: it is in this process."""
+        return True
+
     async def call(
         self,
         request: Request,
@@ -113,6 +117,10 @@ class EmbeddedBlockingEngine:
         self._thread.start()
         self._closed = False
         self._started.result()
+
+    def is_connected(self) -> bool:
+        """See `BlockingEngineClient.is_connected`."""
+        return not self._closed and self._thread.is_alive()
 
     def start(
         self,

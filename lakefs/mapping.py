@@ -6,6 +6,7 @@ Rules kept here:
 - What is mapped is pinned first and unpinned last: neither gc nor compaction touches the pages meanwhile.
 - Mappings are read-only.  They are unmapped when nobody holds a view of them, never before.
 - Bytes are checked once, when they are mapped, as the client's `Check` says: later changes of the disk go unnoticed.
+- What refers to a view keeps its memory mapped: a tensor of torch.frombuffer does, though it locks no buffer.
 - An I/O error under a mapping is SIGBUS, which ends the process: no part of the product reads through one.  After
   a lost connection nothing is pinned any more, and the bytes may become zeros (`MappedObject.is_pinned`).
 """
@@ -15,11 +16,12 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError, StaleGrant
+from lakefs.errors import ChunkNotFound, EngineUnreachable, InvalidArgument, LakeError, StaleGrant
 from lakefs.fetching import locate
 from lakefs.getting import close_object, open_object
 from lakefs.ids import ChunkId, SegmentId
@@ -41,6 +43,8 @@ from lakefs.wire.messages import Grant, ObjectStat, PinChunks, Pinned, UnpinChun
 
 WINDOW: Final = 4
 """Chunks checked at once."""
+MAP_ATTEMPTS: Final = 3
+"""When the connection that pinned the chunks is lost before the mapping is made."""
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 _mmap = ctypes.CDLL(None, use_errno=True).mmap
@@ -77,8 +81,9 @@ class _Extent:
 class MappedObject:
     """An object, or a range of it, as read-only memory, until the end of the block that `Lake.map` opened.
 
-    numpy.frombuffer(mapped.view) and torch.frombuffer(mapped.view) copy nothing; what is made so has to be gone by the
-    end of the block: else that is a BufferError, and the memory stays mapped and pinned till the connection ends.
+    numpy.frombuffer(mapped.view) and torch.frombuffer(mapped.view) copy nothing; what is made so, and the view by
+    whatever name, has to be gone by the end of the block: else that is a BufferError, and the memory stays mapped, and
+    pinned till the connection ends.
     """
 
     def __init__(self, name: Name, stat: ObjectStat, chunks: Sequence[ChunkId]) -> None:
@@ -86,6 +91,8 @@ class MappedObject:
         self.stat = stat
         self.chunks = list(chunks)
         """What is pinned."""
+        self.epoch = 0
+        """Of the connection that it is pinned on."""
         self.pieces: list[memoryview] = []
         """The bytes in order; one piece where they lie in one row."""
         self.is_pinned: Callable[[], bool] = lambda: True
@@ -105,6 +112,8 @@ class MappedObject:
     def close(self) -> None:
         """Unmap.  BufferError when somebody holds a view: then it stays mapped, and may be closed again later."""
         try:
+            if self._memories and _references(self.pieces) > _references([memoryview(b"")]):
+                raise BufferError  # torch would read on at the address of a view that was released
             for piece in self.pieces:
                 piece.release()
             while self._memories:
@@ -144,7 +153,7 @@ def map_object(access: Access, name: Name, offset: int = 0, length: int | None =
         if not pieces:
             mapped.pieces = [memoryview(b"")]
             return mapped
-        grants = yield from _pin(opened, mapped.chunks)
+        grants, mapped.epoch = yield from _pin(opened, mapped.chunks)
         try:
             opened.grants.update(grants)
             yield from locate(segments_only, opened, mapped.chunks)
@@ -166,14 +175,24 @@ def unpin(mapped: MappedObject) -> Steps[None]:
         return
 
 
-def _pin(opened: Opened, chunks: Sequence[ChunkId]) -> Steps[dict[ChunkId, Grant]]:
+def _pin(opened: Opened, chunks: Sequence[ChunkId]) -> Steps[tuple[dict[ChunkId, Grant], int]]:
+    """Grants of pinned places, and the epoch of the connection that pins all of them."""
     grants: dict[ChunkId, Grant] = {}
+    epoch = 0
     try:
         for start in range(0, len(chunks), BATCH_MAX):
             batch = chunks[start : start + BATCH_MAX]
             reply = yield from send(PinChunks([bytes(chunk) for chunk in batch]))
             assert isinstance(reply.message, Pinned)
+            is_anew = bool(grants) and reply.epoch != epoch
+            if is_anew:
+                grants.clear()  # their pins ended with the connection
             grants.update(zip(batch, reply.message.grants, strict=True))
+            epoch = reply.epoch
+            if is_anew:
+                raise EngineUnreachable(
+                    f"the connection was lost while {opened.name} was mapped", subject=str(opened.name)
+                )
         for grant in grants.values():
             if grant.medium != MEDIUM_SEGMENT:
                 raise ChunkNotFound(f"{opened.name}: a chunk of it is gone", subject=str(opened.name))
@@ -181,7 +200,7 @@ def _pin(opened: Opened, chunks: Sequence[ChunkId]) -> Steps[dict[ChunkId, Grant
         held = [chunk for chunk, grant in grants.items() if grant.medium == MEDIUM_SEGMENT]
         yield from unpin(MappedObject(opened.name, opened.stat, held))
         raise
-    return grants
+    return grants, epoch
 
 
 def _map_checked(
@@ -210,6 +229,11 @@ def _map_checked(
 
 def _done(result: object) -> None:
     return None
+
+
+def _references(pieces: list[memoryview]) -> int:
+    """To the piece that is referred to most, counted as this interpreter counts."""
+    return max((sys.getrefcount(piece) for piece in pieces), default=0)
 
 
 def _runs(pieces: Sequence[Piece], grants: dict[ChunkId, Grant]) -> list[list[Piece]]:

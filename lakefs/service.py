@@ -55,6 +55,8 @@ class Reply:
     body: Body = field(default_factory=Body)
     descriptors: Sequence[int] = ()
     then: Callable[[], None] | None = None
+    epoch: int = 0
+    """Of the connection that it came over, as a client counts them."""
 
 
 class EngineClient(Protocol):
@@ -68,6 +70,10 @@ class EngineClient(Protocol):
     @property
     def carries_descriptors(self) -> bool:
         """Whether OpenSegments and SourceOpen can work here."""
+        ...
+
+    def is_connected(self) -> bool:
+        """Whether the connection of this epoch is still there: looks for its end, and waits for nothing."""
         ...
 
     async def call(
@@ -161,6 +167,10 @@ class BlockingEngineClient(Protocol):
     @property
     def carries_descriptors(self) -> bool:
         """Whether OpenSegments and SourceOpen can work here."""
+        ...
+
+    def is_connected(self) -> bool:
+        """Whether the connection of this epoch is still there: looks for its end, and waits for nothing."""
         ...
 
     def start(

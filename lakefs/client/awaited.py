@@ -55,6 +55,10 @@ class AwaitedEngine:
         """Whether OpenSegments and SourceOpen can work here, once connected."""
         return self.address.startswith("unix:")
 
+    def is_connected(self) -> bool:
+        """See `EngineClient.is_connected`; a system call."""
+        return self._engine is not None and self._engine.is_connected()
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep it connected until cancelled; started when the first attempt has succeeded or failed.
 

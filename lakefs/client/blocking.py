@@ -10,7 +10,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +19,7 @@ from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.file_getting import replace_file
 from lakefs.ids import Buffer
 from lakefs.lake import Progress, PutData
-from lakefs.mapping import MappedObject, unpin
+from lakefs.mapping import MAP_ATTEMPTS, MappedObject, unpin
 from lakefs.movers import Check
 from lakefs.multipart import ListedPart, UploadName
 from lakefs.names import parse_object_name
@@ -206,9 +206,7 @@ class Lake(BlockingDriver):
         Checked once, here; the engine keeps the bytes where they are until the end of the block.  An I/O error of
         the disk under it ends the process (SIGBUS).  BufferError when something made of it outlives the block.
         """
-        mapped = self.run(self.steps.map(name, offset, length, check))
-        epoch = self.epoch
-        mapped.is_pinned = lambda: self.epoch == epoch
+        mapped = self._mapped(name, offset, length, check)
         try:
             yield mapped
         except BaseException as error:
@@ -221,6 +219,21 @@ class Lake(BlockingDriver):
             raise
         mapped.close()
         self._unpin(mapped)
+
+    def _mapped(self, name: str, offset: int, length: int | None, check: Check | None) -> MappedObject:
+        """A mapping whose connection is still there when it is handed out."""
+        for _ in range(MAP_ATTEMPTS):
+            mapped = self.run(self.steps.map(name, offset, length, check))
+            if not mapped.chunks:
+                return mapped
+            mapped.is_pinned = partial(self._is_pinned, mapped.epoch)
+            if mapped.is_pinned():
+                return mapped
+            mapped.close()
+        raise EngineUnreachable(f"the connection was lost while {name} was mapped", subject=name)
+
+    def _is_pinned(self, epoch: int) -> bool:
+        return self.epoch == epoch and self.is_connected()
 
     def _unpin(self, mapped: MappedObject) -> None:
         if mapped.is_pinned() and not self._closed:

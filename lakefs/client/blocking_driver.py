@@ -155,6 +155,10 @@ class BlockingDriver:
         """Counts connections: what the engine gave on an earlier one is void."""
         return self._engine.epoch
 
+    def is_connected(self) -> bool:
+        """Whether the connection of this epoch is still there; see `EngineClient.is_connected`."""
+        return self._engine.is_connected()
+
     def work_threads(self) -> ThreadPoolExecutor:
         """The threads that read and check; of a lake that is not closed."""
         if self._threads is None:

@@ -52,6 +52,8 @@ CLIENT_NAME: Final = "lakefs-python"
 _CONNECT_RETRY_S: Final = 0.01
 _IDLE_S: Final = 0.02
 """An engine that answered so recently is taken to be there still: looking costs 5 us."""
+LOOK_EVERY_S: Final = 0.001
+"""No engine starts, and gives up a place, in so short a time after another was killed."""
 _LOOK_AGAIN_MS: Final = 20
 _DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
 
@@ -106,6 +108,8 @@ class Link:
 
     def __init__(self, address: str, token: str) -> None:
         self.address = address
+        self.epoch = 0
+        """Which connection of its owner's this is."""
         self.error: LakeError | None = None
         self.draining = False
         self._sock = _connected(parse_address(address))
@@ -118,6 +122,7 @@ class Link:
         self._receiver_at_work = False
         self._others_waiting = 0
         self._heard_at = 0.0
+        self._looked_at = 0.0
         self._hello: HelloReply | None = None
         self._greet(token)
 
@@ -184,8 +189,26 @@ class Link:
         if not self._is_awaited() and time.monotonic() - self._heard_at > _IDLE_S:
             self._receive(self._take_in_arrived, self._is_awaited)
 
+    def is_there(self) -> bool:
+        """Whether the connection lives: its end is looked for, once in `LOOK_EVERY_S`.  From any thread."""
+        now = time.monotonic()
+        if self.error is None and now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            try:
+                is_at_end = not self._sock.recv(1, socket.MSG_PEEK | _DONT_WAIT)
+            except BlockingIOError:
+                return True
+            except OSError:
+                is_at_end = True
+            if is_at_end:
+                self.lose(lost_error(self.address))
+            elif not self._is_awaited():  # the end may be behind what nobody has taken in
+                self._receive(self._take_in_arrived, self._is_awaited)
+        return self.error is None
+
     def _is_awaited(self) -> bool:
-        return bool(self._tickets) and any(not ticket.dropped for ticket in self._tickets.values())
+        tickets = list(self._tickets.values()) if self._tickets else ()
+        return any(not ticket.dropped for ticket in tickets)
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop a ticket's reply when it comes."""

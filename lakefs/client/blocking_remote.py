@@ -72,6 +72,11 @@ class BlockingEngine:
         """Whether OpenSegments and SourceOpen can work here."""
         return self._usable_link().carries_descriptors
 
+    def is_connected(self) -> bool:
+        """See `BlockingEngineClient.is_connected`; a system call now and then.  From any thread."""
+        link = self._link
+        return link is not None and link.is_there()
+
     def connect(self) -> None:
         """Connect, unless connected."""
         self._usable_link()
@@ -124,6 +129,7 @@ class BlockingEngine:
                 )  # drained, and this was the last
             if reply is not None:
                 self._sessions.note(ticket.request, reply.message)
+                reply.epoch = ticket.link.epoch
                 return reply
             assert ticket.error is not None, "a ticket ends with a reply or an error"
             if not ticket.lost:
@@ -183,6 +189,7 @@ class BlockingEngine:
                     raise
             time.sleep(_RETRY_S)
         self.epoch += 1
+        link.epoch = self.epoch
         for join in self._sessions.joins():
             ticket = Ticket(join)
             link.submit(ticket)

@@ -100,6 +100,10 @@ class ReconnectingEngine:
         """Whether OpenSegments and SourceOpen can work here."""
         return self._engine is not None and self._engine.carries_descriptors
 
+    def is_connected(self) -> bool:
+        """See `EngineClient.is_connected`; a system call."""
+        return self._engine is not None and self._engine.is_connected()
+
     async def connect(self) -> None:
         """Connect, unless connected."""
         await self._usable()
@@ -120,6 +124,7 @@ class ReconnectingEngine:
             if self._engine is not None and type(request) not in REPEATABLE:
                 self._engine.look_for_end()  # what is sent now could not be sent again
             engine = await self._usable()
+            epoch = self.epoch
             attempts += 1
             try:
                 reply = await engine.call(request, body, descriptors, into=into, deadline_s=deadline_s)
@@ -133,6 +138,7 @@ class ReconnectingEngine:
                     raise loss_error(request, error) from error
             else:
                 self._sessions.note(request, reply.message)
+                reply.epoch = epoch
                 return reply
 
     def tell(self, request: Request) -> bool:

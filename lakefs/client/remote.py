@@ -145,6 +145,11 @@ class RemoteEngine:
         if self._lost is None and self._stream.is_at_end():
             self.lose(lost_error(self.address))
 
+    def is_connected(self) -> bool:
+        """See `EngineClient.is_connected`; a system call."""
+        self.look_for_end()
+        return self._lost is None
+
     async def wait_ended(self) -> None:
         """Wait until the connection is lost or the engine says goodbye."""
         await self._ended.wait()

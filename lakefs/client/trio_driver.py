@@ -80,6 +80,10 @@ class TrioDriver:
         """Send a request whose answer does not matter; see `EngineClient.tell`."""
         return self._engine.tell(request)
 
+    def is_connected(self) -> bool:
+        """Whether the connection of this epoch is still there; see `EngineClient.is_connected`."""
+        return self._engine.is_connected()
+
     async def run(self, steps: Steps[T]) -> T:
         """Drive an operation of `LakeSteps` to its end."""
         self.access()

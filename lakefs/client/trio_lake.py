@@ -18,10 +18,10 @@ import trio
 
 from lakefs.client.trio_chunks import TrioChunks
 from lakefs.client.trio_driver import CLEANUP_S, TrioDriver
-from lakefs.errors import LakeError
+from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.ids import Buffer
 from lakefs.lake import Progress, PutData
-from lakefs.mapping import MappedObject, unpin
+from lakefs.mapping import MAP_ATTEMPTS, MappedObject, unpin
 from lakefs.movers import Check
 from lakefs.multipart import ListedPart, UploadName
 from lakefs.opened import Opened, Piece
@@ -184,9 +184,7 @@ class TrioLake(TrioDriver):
         self, name: str, offset: int = 0, length: int | None = None, *, check: Check | None = None
     ) -> AsyncIterator[MappedObject]:
         """An object, or a range of it, as read-only memory, without a copy; see `Lake.map`."""
-        mapped = await self.run(self.steps.map(name, offset, length, check))
-        epoch = self.epoch
-        mapped.is_pinned = lambda: self.epoch == epoch
+        mapped = await self._mapped(name, offset, length, check)
         try:
             yield mapped
         except BaseException as error:
@@ -199,6 +197,21 @@ class TrioLake(TrioDriver):
             raise
         mapped.close()
         await self._unpin(mapped)
+
+    async def _mapped(self, name: str, offset: int, length: int | None, check: Check | None) -> MappedObject:
+        """A mapping whose connection is still there when it is handed out."""
+        for _ in range(MAP_ATTEMPTS):
+            mapped = await self.run(self.steps.map(name, offset, length, check))
+            if not mapped.chunks:
+                return mapped
+            mapped.is_pinned = partial(self._is_pinned, mapped.epoch)
+            if mapped.is_pinned():
+                return mapped
+            mapped.close()
+        raise EngineUnreachable(f"the connection was lost while {name} was mapped", subject=name)
+
+    def _is_pinned(self, epoch: int) -> bool:
+        return self.epoch == epoch and self.is_connected()
 
     async def _unpin(self, mapped: MappedObject) -> None:
         if mapped.is_pinned():

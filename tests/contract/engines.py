@@ -49,6 +49,9 @@ class InThreads:
     def carries_descriptors(self) -> bool:
         return self.engine.carries_descriptors
 
+    def is_connected(self) -> bool:
+        return self.engine.is_connected()
+
     async def call(
         self,
         request: Request,

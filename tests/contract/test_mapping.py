@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,10 +17,14 @@ import trio
 from engine.segment_files import SEGMENTS_FOLDER
 from lakefs.client.blocking import Lake
 from lakefs.client.trio_lake import TrioLake
-from lakefs.errors import ChunkDamaged, InvalidArgument, KeyNotFound
-from lakefs.limits import CHUNK_BYTES
-from lakefs.mapping import MappedObject
-from lakefs.movers import Check
+from lakefs.errors import ChunkDamaged, EngineUnreachable, InvalidArgument, KeyNotFound
+from lakefs.ids import ChunkId
+from lakefs.limits import BATCH_MAX, CHUNK_BYTES
+from lakefs.mapping import MAP_ATTEMPTS, MappedObject, _pin
+from lakefs.movers import MEDIUM_SEGMENT, Check
+from lakefs.opened import Opened
+from lakefs.service import Reply
+from lakefs.wire.messages import Done, Grant, PinChunks, Pinned, UnpinChunks
 from tests.contract.engines import Kind
 from tests.contract.test_lake import MANY, Driven, content_of, run
 
@@ -162,6 +170,103 @@ def test_what_outlives_its_block_is_told_and_stays_mapped(kind: Kind) -> None:
         assert "must be gone" in raised.value.__notes__[0]
 
     run(kind, body)
+
+
+class LikeTorch:
+    """Reads on at the address of a buffer whose lock it gave back, and holds on to the object, as torch does."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self.address, self.length = _address_of(view), len(view)
+
+    def tobytes(self) -> bytes:
+        return ctypes.string_at(self.address, self.length)
+
+
+def _address_of(view: memoryview) -> int:
+    array = np.frombuffer(view, dtype=np.uint8)
+    return int(array.ctypes.data)
+
+
+def test_what_holds_the_view_but_no_buffer_keeps_it_mapped_too(kind: Kind) -> None:
+    async def body(lake: Driven) -> None:
+        if not lake.steps.carries_descriptors:
+            return
+        await lake.run(lake.steps.put("bkt/k", ROW))
+        kept: list[LikeTorch] = []
+        with pytest.raises(BufferError, match="must be gone"):
+            await mapped(lake, lambda memory: kept.append(LikeTorch(memory.view)))
+        assert kept[0].tobytes() == ROW  # else this process dies here
+        kept.clear()
+        with pytest.raises(BufferError, match="must be gone"):
+            await mapped(lake, lambda memory: kept.append(LikeTorch(memory.view[5:])))
+        assert kept[0].tobytes() == ROW[5:]
+        kept.clear()
+        await mapped(lake, lambda memory: LikeTorch(memory.view).tobytes())
+
+    run(kind, body)
+
+
+def test_a_torch_tensor_that_outlives_its_block_is_told_and_stays_mapped(kind: Kind) -> None:
+    torch = pytest.importorskip("torch", reason="is not installed")
+
+    async def body(lake: Driven) -> None:
+        if not lake.steps.carries_descriptors:
+            return
+        await lake.run(lake.steps.put("bkt/k", ROW))
+        kept: list[Any] = []
+        with pytest.raises(BufferError, match="must be gone"):
+            await mapped(lake, lambda memory: kept.append(torch.frombuffer(memory.view, dtype=torch.uint8)))
+        assert kept[0].numpy().tobytes() == ROW
+
+    run(kind, body)
+
+
+def test_a_mapping_pinned_on_a_connection_that_was_lost_meanwhile_is_made_again(kind: Kind) -> None:
+    async def body(lake: Driven) -> None:
+        if not lake.steps.carries_descriptors:
+            return
+        await lake.run(lake.steps.put("bkt/k", ROW))
+        driver = type(lake.lake)
+        epochs: list[int] = []
+        answers = [False, False, True]
+
+        def is_connected(_: object) -> bool:
+            return answers.pop(0) if answers else True
+
+        def use(memory: MappedObject) -> None:
+            assert memory.view == ROW
+            assert memory.is_pinned()
+            epochs.append(memory.epoch)
+
+        with mock.patch.object(driver, "is_connected", is_connected):
+            await mapped(lake, use)
+            assert (epochs, answers) == ([lake.lake.epoch], [])
+            answers.extend([False] * MAP_ATTEMPTS)
+            with pytest.raises(EngineUnreachable, match="was lost while bkt/k"):
+                await mapped(lake, use)
+
+    run(kind, body)
+
+
+def test_pins_of_two_connections_are_not_taken_for_those_of_one() -> None:
+    chunks = [ChunkId(number.to_bytes(33, "big")) for number in range(BATCH_MAX + 1)]
+    opened = cast("Opened", SimpleNamespace(name="bkt/k", stat=None))
+    steps = _pin(opened, chunks)
+    grant = Grant(MEDIUM_SEGMENT, 1, 0, 1, 1, 0, 0)
+    sent: list[Any] = []
+
+    def answer(step: Any, reply: Reply) -> Any:
+        sent.append(step.effect.request)
+        steps.send("ticket")
+        return steps.send(reply)
+
+    step = answer(next(steps), Reply(Pinned([grant] * BATCH_MAX), epoch=3))
+    step = answer(step, Reply(Pinned([grant]), epoch=4))
+    with pytest.raises(EngineUnreachable, match="was lost while bkt/k"):
+        answer(step, Reply(Done(), epoch=4))
+    assert [type(request) for request in sent] == [PinChunks, PinChunks, UnpinChunks]
+    assert sent[2].chunks == [chunks[-1]]  # the others' pins ended with their connection
 
 
 @pytest.mark.parametrize("check", Check)

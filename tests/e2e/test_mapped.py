@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 
 import numpy as np
 
 import lakefs
-from tests.e2e.served import Served
+from tests.e2e.served import WAIT_S, Served
 
 BYTES = 9 << 20
 
@@ -33,6 +34,9 @@ def test_a_mapping_outlives_its_engine_and_says_that_nothing_pins_it(served: Ser
         with lake.map("map/x") as mapped:
             assert lake.status()["pins"]["chunks"] == len(mapped.chunks) == 3
             served.kill()
+            until = time.monotonic() + WAIT_S
+            while mapped.is_pinned():  # till the end of the connection is seen
+                assert time.monotonic() < until
             assert mapped.view == content
             served.start()
             assert lake.exists("map/x")

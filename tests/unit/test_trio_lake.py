@@ -30,6 +30,9 @@ class StuckEngine:
         self._after = after
         self.asked: list[type[m.Request]] = []
 
+    def is_connected(self) -> bool:
+        return True
+
     async def call(
         self,
         request: m.Request,
