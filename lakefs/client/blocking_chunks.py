@@ -10,11 +10,12 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, Final
 
 from lakefs.client.hot_index_use import HotIndexUser
+from lakefs.hot_batch import HotBatch, Task, memories_of
 from lakefs.hot_index_opening import open_hot_index
-from lakefs.hot_reads import NOT_READ, Found, HotReads, Job, runs_of
+from lakefs.hot_reads import NOT_READ, HotReads
 from lakefs.ids import ChunkId
 from lakefs.limits import MIB
-from lakefs.writable_memory import WritableBuffer, chunk_memories, writable_memory
+from lakefs.writable_memory import WritableBuffer, writable_memory
 
 if TYPE_CHECKING:
     from lakefs.client.blocking_driver import BlockingDriver
@@ -69,11 +70,11 @@ class Chunks(HotIndexUser):
 
         ChunkNotFound, ChunkDamaged, InvalidArgument; then the buffers may hold anything.
         """
-        targets = chunk_memories(chunks, buffers)
+        targets = memories_of(chunks, buffers)
         hot = self.hot_reads()
         lengths = [NOT_READ] * len(chunks) if hot is None else self._read_hot(hot, chunks, targets)
-        left = [index for index, length in enumerate(lengths) if length == NOT_READ]
-        if left:
+        if NOT_READ in lengths:
+            left = [index for index, length in enumerate(lengths) if length == NOT_READ]
             found = self._ask_for([chunks[index] for index in left], [targets[index] for index in left])
             for index, length in zip(left, found, strict=True):
                 lengths[index] = length
@@ -93,36 +94,24 @@ class Chunks(HotIndexUser):
             if self._lake.epoch == epoch:  # else it may be that of an engine that is gone: the next read asks
                 self.use_hot_index(index)
 
-    def _read_hot(self, hot: HotReads, chunks: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
-        """Lengths of what was read at once, NOT_READ of the rest; large ones first found, shared between threads."""
-        lengths = [NOT_READ] * len(chunks)
-        runs = runs_of(_jobs(chunks, hot.places_of(chunks), targets))
-        shared = iter(runs)  # whoever is free takes the next: the interpreter's lock makes that one step
-        is_shared = len(runs) > 1 and sum(map(len, targets)) >= SHARED_FROM_BYTES
-        helpers = [
-            self._lake.work_threads().submit(_work_off, hot, shared, lengths)
-            for _ in range(HELPERS if is_shared else 0)
-        ]
-        try:
-            _work_off(hot, shared, lengths)
-        finally:
-            wait(helpers)
-        for helper in helpers:
-            helper.result()
-        return lengths
+    def _read_hot(self, hot: HotReads, chunks: Sequence[bytes], targets: list[memoryview]) -> list[int]:
+        """Lengths of what was read at once, NOT_READ of the rest; much of it is shared between threads."""
+        with HotBatch(hot, chunks, targets) as batch:
+            is_shared = sum(map(len, targets)) >= SHARED_FROM_BYTES
+            tasks = iter(found := batch.tasks(is_shared=is_shared))  # whoever is free takes the next
+            helpers = [
+                self._lake.work_threads().submit(_work_off, tasks)
+                for _ in range(HELPERS if is_shared and len(found) > 1 else 0)
+            ]
+            try:
+                _work_off(tasks)
+            finally:
+                wait(helpers)
+            for helper in helpers:
+                helper.result()
+        return batch.lengths
 
 
-def _jobs(
-    chunks: Sequence[bytes], places: Sequence[Found | None], targets: Sequence[memoryview]
-) -> list[Job]:
-    """What was found, and fits."""
-    return [
-        Job(index, ChunkId(chunk), found, target if found[3] == len(target) else target[: found[3]])
-        for index, (chunk, found, target) in enumerate(zip(chunks, places, targets, strict=True))
-        if found is not None and found[3] <= len(target)
-    ]
-
-
-def _work_off(hot: HotReads, runs: Iterator[list[Job]], lengths: list[int]) -> None:
-    for run in runs:
-        hot.read_run(run, lengths)
+def _work_off(tasks: Iterator[Task]) -> None:
+    for task in tasks:
+        task()

@@ -27,6 +27,9 @@ class Connected(Protocol):
     def tell(self, request: Request) -> bool:
         """Send a request whose answer does not matter, when that needs no wait."""
 
+    def is_connected(self) -> bool:
+        """Whether the connection of this epoch is still there."""
+
 
 class HotIndexUser:
     """The index of one connection, and the reads by it."""
@@ -45,7 +48,11 @@ class HotIndexUser:
     def use_hot_index(self, index: HotIndex | None) -> None:
         """Read chunks by an index that the engine of this connection shares, if any."""
         steps = self._client.steps
-        self._hot = None if index is None else HotReads(index, steps.descriptors, steps.check)
+        self._hot = (
+            None
+            if index is None
+            else HotReads(index, steps.descriptors, steps.check, lambda: self._client.is_connected())
+        )
         self._hot_epoch = self._client.epoch
 
     def tell_notes(self) -> None:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import trio
 
 from lakefs.client.hot_index_use import HotIndexUser
+from lakefs.hot_batch import HotBatch, memories_of
 from lakefs.hot_index_opening import open_hot_index
 from lakefs.hot_reads import NOT_READ
 from lakefs.ids import ChunkId
 from lakefs.opened import AT_ONCE_BYTES
-from lakefs.writable_memory import WritableBuffer, chunk_memories
+from lakefs.writable_memory import WritableBuffer
 
 if TYPE_CHECKING:
     from lakefs.client.trio_driver import TrioDriver
@@ -50,7 +51,7 @@ class TrioChunks(HotIndexUser):
 
         ChunkNotFound, ChunkDamaged, InvalidArgument; then, and when cancelled, the buffers may hold anything.
         """
-        targets = chunk_memories(chunks, buffers)
+        targets = memories_of(chunks, buffers)
         lengths = self._read_hot(chunks, targets)
         left = [index for index, length in enumerate(lengths) if length == NOT_READ]
         if not left:
@@ -72,12 +73,17 @@ class TrioChunks(HotIndexUser):
             if self._lake.epoch == epoch:  # else it may be that of an engine that is gone: the next read asks
                 self.use_hot_index(index)
 
-    def _read_hot(self, chunks: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
+    def _read_hot(self, chunks: Sequence[bytes], targets: list[memoryview]) -> list[int]:
         """Lengths of what was read at once, NOT_READ of the rest."""
         lengths = [NOT_READ] * len(chunks)
         hot = self.hot_reads()
         if hot is None:
             return lengths
+        if sum(map(len, targets)) <= AT_ONCE_BYTES:
+            with HotBatch(hot, chunks, targets) as batch:
+                for task in batch.tasks(is_shared=False):
+                    task()
+            return batch.lengths
         room = AT_ONCE_BYTES
         found_all = hot.places_of(chunks)
         for index, (chunk, found, target) in enumerate(zip(chunks, found_all, targets, strict=True)):

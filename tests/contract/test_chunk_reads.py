@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -13,11 +13,11 @@ from lakefs.client.blocking import Lake
 from lakefs.client.blocking_driver import BlockingDriver
 from lakefs.client.trio_driver import TrioDriver
 from lakefs.errors import ChunkNotFound, InvalidArgument
-from lakefs.hot_reads import NOT_READ, HotReads, Job
+from lakefs.hot_batch import HotBatch
+from lakefs.hot_reads import NOT_READ, HotReads
 from lakefs.hot_table import HotTable
-from lakefs.hot_table_format import table_bytes
+from lakefs.hot_table_format import capacity_for, table_bytes
 from lakefs.ids import EMPTY_CHUNK, ChunkId, data_chunk_id
-from lakefs.limits import HOT_INDEX_SLOTS_MIN
 from lakefs.movers import Check
 from lakefs.steps import send
 from lakefs.wire import messages as m
@@ -46,7 +46,8 @@ async def index_of(lake: Driven, chunks: Sequence[bytes] = CHUNKS) -> HotTable:
     """An index that knows where these are, used by the lake from now on."""
     reply = await lake.run(send(m.Locate(list(chunks))))
     assert isinstance(reply.message, m.Located)
-    table = HotTable(bytearray(table_bytes(HOT_INDEX_SLOTS_MIN)), HOT_INDEX_SLOTS_MIN)
+    capacity = capacity_for(len(chunks))
+    table = HotTable(bytearray(table_bytes(capacity)), capacity)
     for chunk, grant in zip(chunks, reply.message.grants, strict=True):
         assert table.put(chunk, grant.medium, grant.segment, grant.offset, grant.stored_bytes, grant.crc)
     lake.lake.chunks.use_hot_index(Index(table))
@@ -61,6 +62,7 @@ class Index:
     def __init__(self, table: HotTable) -> None:
         self.find = table.find
         self.find_many = table.find_many
+        self.find_packed = table.find_packed
 
 
 def without_requests(lake: Driven) -> Any:
@@ -166,18 +168,33 @@ def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Ki
         found = table.find(chunk)
         assert found is not None
         target = memoryview(bytearray(found[3]))
-        lengths = [NOT_READ] * 2
-        two = [Job(number, chunk, found, target) for number in range(2)]
-        hot.read_run(two[:1], lengths)
-        assert lengths == [found[3], NOT_READ]
+        assert hot.read_found(chunk, found, target) == found[3]
+        assert _batch_of_two(hot, chunk) == [found[3]] * 2
         with mock.patch.object(hot.index, "is_current", False):  # nobody would remove it there
             assert hot.read_found(chunk, found, target) == NOT_READ
-            hot.read_run(two, lengths := [NOT_READ] * 2)
-            assert lengths == [NOT_READ] * 2
+            assert _batch_of_two(hot, chunk) == [NOT_READ] * 2
+        with mock.patch.object(
+            type(lake.lake), "is_connected", return_value=False
+        ):  # nor of an engine that has gone
+            assert hot.read_found(chunk, found, target) == NOT_READ
+            assert _batch_of_two(hot, chunk) == [NOT_READ] * 2
+        assert (
+            _batch_of_two(hot, chunk, lambda: table.put(chunk, *found[:2], found[2] + 1, *found[3:]))
+            == [NOT_READ] * 2
+        )
         assert table.remove(chunk)
         assert hot.read_found(chunk, found, target) == NOT_READ
 
     run(kind, body)
+
+
+def _batch_of_two(hot: HotReads, chunk: bytes, meanwhile: Callable[[], object] = lambda: None) -> list[int]:
+    """Lengths of a chunk that is read twice in one call, where something happens between read and end."""
+    with HotBatch(hot, [chunk, chunk], [memoryview(bytearray(65_536)) for _ in range(2)]) as batch:
+        for task in batch.tasks(is_shared=False):
+            task()
+        meanwhile()
+    return batch.lengths
 
 
 @pytest.mark.parametrize("check", Check)
@@ -210,6 +227,29 @@ def test_chunks_side_by_side_are_read_together_and_checked_each_by_itself(kind: 
             assert table.put(chunks[right], *found[:4], other[4])
         assert await chunks_of(lake, "get_many_into", chunks, buffers) == lengths
         assert [bytes(b[: len(c)]) for b, c in zip(buffers, contents, strict=True)] == contents
+
+    run(kind, body)
+
+
+@pytest.mark.parametrize("check", Check)
+def test_more_neighbours_than_one_call_of_the_kernel_takes_are_read_without_a_request(
+    kind: Kind, check: Check
+) -> None:
+    async def body(lake: Driven) -> None:
+        if not (lake.steps.carries_descriptors and isinstance(lake.lake, Lake)) or kind.simulated:
+            return
+        object.__setattr__(lake.steps, "check", check)
+        contents = [number.to_bytes(4, "big") for number in range(1_500)]
+        await lake.run(
+            lake.steps.put_many([(f"bkt/{number}", content) for number, content in enumerate(contents)])
+        )
+        chunks: list[bytes] = [data_chunk_id(content) for content in contents]
+        buffers = [bytearray(4) for _ in chunks]
+        assert await chunks_of(lake, "get_many_into", chunks[:1], buffers[:1]) == [4]
+        await index_of(lake, chunks)
+        with without_requests(lake):
+            assert await chunks_of(lake, "get_many_into", chunks, buffers) == [4] * len(chunks)
+        assert buffers == contents
 
     run(kind, body)
 

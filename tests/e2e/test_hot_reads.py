@@ -13,7 +13,7 @@ import pytest
 import lakefs
 from lakefs.client.blocking_driver import BlockingDriver
 from lakefs.errors import ChunkNotFound, InvalidArgument, SourceChanged
-from lakefs.ids import data_chunk_id
+from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.movers import SegmentDescriptors
 from lakefs.pools import Pool
 from tests.e2e.served import WAIT_S, Served, serving
@@ -28,6 +28,13 @@ def until_hot(lake: lakefs.Lake, chunk: bytes) -> None:
         if hot is not None and hot.index.find(chunk) is not None:
             return
         assert time.monotonic() < until, lake.status()["hot_index"]
+
+
+def until_lost(lake: lakefs.Lake) -> None:
+    """Look until the end of the connection is seen: the kernel closed it before the process was gone."""
+    until = time.monotonic() + WAIT_S
+    while lake.is_connected():
+        assert time.monotonic() < until
 
 
 def no_requests() -> Any:
@@ -203,3 +210,28 @@ def test_a_pool_that_shrank_is_an_error_also_when_the_client_fills_it_itself(
         assert lake.load_many([chunk], pool, [4096]) == [65_536]
         assert os.pread(memory, 65_536, 4096) == content
     os.close(memory)
+
+
+def test_unverified_reads_ask_the_engine_again_once_it_was_killed(served: Served) -> None:
+    content = os.urandom(65_536)
+    chunk = data_chunk_id(content)
+    with lakefs.connect(served.server, check=lakefs.Check.NONE) as lake:
+        lake.put("hot/killed", content)
+        until_hot(lake, chunk)
+        buffer = bytearray(65_536)
+        with no_requests():
+            assert lake.chunks.get_into(chunk, buffer) == 65_536
+        served.kill()
+        until_lost(lake)
+        hot = lake.chunks.hot_reads()
+        assert hot is not None
+        assert hot.index.is_current  # nobody was there to say otherwise
+        assert hot.read(ChunkId(chunk)) is None
+        with no_requests(), pytest.raises(AssertionError, match="was asked"):
+            lake.chunks.get_many_into([chunk] * 2, [bytearray(65_536) for _ in range(2)])
+        served.start()
+        assert lake.chunks.get_into(chunk, buffer) == 65_536
+        assert buffer == content
+        until_hot(lake, chunk)
+        with no_requests():
+            assert lake.chunks.get(chunk) == content

@@ -193,7 +193,7 @@ class Readers(RuleBasedStateMachine):
         payload, found = self.found[-1 - which % len(self.found)]
         other = payload if same else _payload(number, length)
         target = Disturbed(found[3], lambda: self._happen(what, other))
-        hot = HotReads(cast("Any", self.engine.index.table), self.descriptors, Check.NONE)
+        hot = HotReads(cast("Any", self.engine.index.table), self.descriptors, Check.NONE, lambda: True)
         chunk = data_chunk_id(payload)
         grant = self.engine.tier.grant(chunk)
         is_there = grant is not None and found[1:3] == (pack_place(grant.segment, grant.epoch), grant.offset)

@@ -1,0 +1,130 @@
+"""Reading many chunks without asking the engine: `HotReads`, with one call of the kernel for each run of neighbours.
+
+    find all, as numbers  ->  a plan of runs  ->  tasks that read and check  ->  lengths
+
+Rules kept here:
+- As in `lakefs.hot_reads`: a hit is a hint, and what is odd is no error but asked of the engine.
+- Where nothing is checked, places are looked up once more behind all reads; what has changed was not read.
+- Tasks may be done by several threads; who made the batch ends it, behind all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+from blake3 import blake3
+
+from lakefs.crc import crc32c
+from lakefs.hot_reads import NOT_READ, Found, HotReads
+from lakefs.hot_table_format import PLACE
+from lakefs.ids import ChunkId, SegmentId
+from lakefs.limits import GRANULE_BYTES, KIB
+from lakefs.movers import MEDIUM_SEGMENT, Check, Held
+from lakefs.plain_reads import Descriptor, ReadPlan, are_bytes
+from lakefs.writable_memory import WritableBuffer, chunk_memories
+
+PART_BYTES: Final = 512 * KIB
+"""Read, then checked while the processor's cache has it; and taken by one thread."""
+_ANY_LENGTH: Final = (1 << 32) - 1
+Task = Callable[[], None]
+"""Of a batch: each may be done by another thread, and all of them before the batch ends."""
+
+
+class HotBatch:
+    """The chunks of one call.  A context manager: `lengths` are right behind it, NOT_READ of what was not read.
+
+    `targets` are writable, and stay lent until the batch is gone.
+    """
+
+    def __init__(self, reads: HotReads, chunks: Sequence[bytes], targets: list[memoryview]) -> None:
+        self.lengths = [NOT_READ] * len(chunks)
+        self._reads = reads
+        self._chunks = chunks if isinstance(chunks, list) else list(chunks)
+        self._targets = targets
+        self._places = bytearray(len(chunks) * PLACE.size)
+        try:
+            reads.index.find_packed(self._chunks, self._places)
+        except ValueError:  # one of them is no id: none is known, then, and the engine says so
+            self._places = bytearray(len(self._places))
+        # Behind longer ones lie the sums of their granules: they are read alone, with those.
+        longest = GRANULE_BYTES if reads.check is Check.CRC32C else _ANY_LENGTH
+        self._plan = ReadPlan(self._chunks, targets, self._places, longest)
+        self._held: list[Held | None] = []
+
+    def __enter__(self) -> Self:
+        self._held = [self._reads.descriptors.enter(SegmentId(segment)) for segment in self._plan.segments]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        held, self._held = self._held, []
+        for one in held:
+            if one is not None:
+                self._reads.descriptors.leave(one)
+        if error is None and self._reads.check is Check.NONE and self._plan.runs:
+            self._look_again()
+
+    def tasks(self, *, is_shared: bool) -> list[Task]:
+        """What there is to read and check, in pieces for several threads, or for one."""
+        plan = self._plan
+        if self._reads.check is Check.NONE and not is_shared:
+            tasks: list[Task] = [partial(self._read_part, 0, plan.runs)]  # nothing is gained by pieces
+        else:
+            tasks = [partial(self._read_part, *part) for part in plan.parts(PART_BYTES)]
+        tasks += [partial(self._read_alone, number) for number in plan.others]
+        return tasks
+
+    def _read_part(self, first: int, stop: int) -> None:
+        """Read and check runs of the plan."""
+        descriptors: list[Descriptor | None] = [
+            None if held is None else (held.descriptor, held.nowait) for held in self._held
+        ]
+        lengths, check = self.lengths, self._reads.check
+        if check is Check.NONE:
+            self._plan.read_lengths(first, stop, descriptors, lengths)
+            return
+        is_hashed = check is Check.BLAKE3
+        for number, length, crc in self._plan.read(first, stop, descriptors):
+            target = self._targets[number]
+            content = target if len(target) == length else target[:length]
+            if is_hashed:
+                is_right = blake3(content).digest() == self._chunks[number][1:]
+            else:
+                is_right = crc32c(content) == crc
+            if is_right:
+                lengths[number] = length
+
+    def _read_alone(self, number: int) -> None:
+        """Read and check what no plan is made for: in a slab, or with sums of its granules behind it."""
+        found = self._place(number)
+        target = self._targets[number]
+        if found[3] <= len(target):
+            chunk = ChunkId(self._chunks[number])
+            self.lengths[number] = self._reads.read_found(chunk, found, target[: found[3]])
+
+    def _place(self, number: int) -> Found:
+        segment, offset, length, crc, tier = PLACE.unpack_from(self._places, number * PLACE.size)
+        return tier, segment, offset, length, crc
+
+    def _look_again(self) -> None:
+        """Take back what is not, or not surely, in the segment where it was read."""
+        again = bytearray(len(self._places))
+        self._reads.index.find_packed(self._chunks, again)
+        is_kept = self._reads.is_kept()
+        if is_kept and again == self._places:
+            return
+        pairs = zip(PLACE.iter_unpack(again), PLACE.iter_unpack(self._places), strict=True)
+        for number, (now, before) in enumerate(pairs):
+            if before[4] == MEDIUM_SEGMENT and not (is_kept and now == before):
+                self.lengths[number] = NOT_READ
+
+
+def memories_of(chunks: Sequence[bytes], lent: Sequence[WritableBuffer]) -> list[memoryview]:
+    """The memory of each chunk; as `lakefs.writable_memory.chunk_memories`, which is slow for what needs nothing."""
+    if isinstance(lent, list) and len(lent) == len(chunks) and are_bytes(lent):
+        return lent
+    return chunk_memories(chunks, lent)
