@@ -19,20 +19,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from lakefs.client.blocking_socket import connected_socket
 from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError, ProtocolError
 from lakefs.ids import Buffer
 from lakefs.limits import HELLO_TIMEOUT_S
-from lakefs.net_address import Address, TcpAddress, parse_address
+from lakefs.net_address import parse_address
 from lakefs.service import Body, Reply
 from lakefs.sockets import (
     after,
     close_all,
-    connect_error,
     lost_error,
-    new_socket,
     receive_with_descriptors,
     send_some,
-    tune,
 )
 from lakefs.wire.connection import (
     ClientConnection,
@@ -49,7 +47,6 @@ from lakefs.wire.frames import DEADLINE_MS_MAX, PROTOCOL_VERSION
 from lakefs.wire.messages import Hello, HelloReply, Request
 
 CLIENT_NAME: Final = "lakefs-python"
-_CONNECT_RETRY_S: Final = 0.01
 _IDLE_S: Final = 0.02
 """An engine that answered so recently is taken to be there still: looking costs 5 us."""
 LOOK_EVERY_S: Final = 0.001
@@ -112,7 +109,7 @@ class Link:
         """Which connection of its owner's this is."""
         self.error: LakeError | None = None
         self.draining = False
-        self._sock = _connected(parse_address(address))
+        self._sock = connected_socket(parse_address(address))
         self._unix = self._sock.family == socket.AF_UNIX
         self._wire = ClientConnection()
         self._tickets: dict[int, Ticket] = {}
@@ -418,48 +415,3 @@ class Link:
 
 def _cancelled() -> EngineUnreachable:
     return EngineUnreachable("the request was cancelled")
-
-
-def _connected(address: Address) -> socket.socket:
-    """A connected socket.  EngineUnreachable, PermissionDenied."""
-    failure: LakeError = EngineUnreachable(f"no engine answers at {address}", subject=str(address))
-    for target in _resolve(address):
-        sock = new_socket(target)
-        try:
-            tune(sock)
-            _connect(sock, target)
-        except OSError as error:
-            sock.close()
-            failure = connect_error(address, error)
-            continue
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-    raise failure
-
-
-def _connect(sock: socket.socket, target: Address) -> None:
-    """Connect within HELLO_TIMEOUT_S; a Unix listener whose backlog is full is asked again until then.  OSError."""
-    sock.settimeout(HELLO_TIMEOUT_S)
-    until = time.monotonic() + HELLO_TIMEOUT_S
-    while True:
-        try:
-            sock.connect((target.host, target.port) if isinstance(target, TcpAddress) else target.path)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise
-            time.sleep(_CONNECT_RETRY_S)
-
-
-def _resolve(address: Address) -> list[Address]:
-    if not isinstance(address, TcpAddress):
-        return [address]
-    try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise EngineUnreachable(
-            f"host {address.host} is not known ({error.strerror})", subject=str(address)
-        ) from error
-    return [TcpAddress(str(sockaddr[0]), int(sockaddr[1])) for *_, sockaddr in found]

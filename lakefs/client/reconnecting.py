@@ -122,7 +122,7 @@ class ReconnectingEngine:
         attempts = 0
         while True:
             if self._engine is not None and type(request) not in REPEATABLE:
-                self._engine.look_for_end()  # what is sent now could not be sent again
+                self._engine.is_connected()  # what is sent now could not be sent again
             engine = await self._usable()
             epoch = self.epoch
             attempts += 1

@@ -140,14 +140,10 @@ class RemoteEngine:
         """Why the connection is no more; None while it lives."""
         return self._lost
 
-    def look_for_end(self) -> None:
-        """Count the connection as lost when the engine has closed it, though the reader did not come to see it yet."""
+    def is_connected(self) -> bool:
+        """Whether the engine has not closed the connection, though the reader did not come to see it; a system call."""
         if self._lost is None and self._stream.is_at_end():
             self.lose(lost_error(self.address))
-
-    def is_connected(self) -> bool:
-        """See `EngineClient.is_connected`; a system call."""
-        self.look_for_end()
         return self._lost is None
 
     async def wait_ended(self) -> None:

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from lakefs import net as net_module
-from lakefs.client import blocking_link
+from lakefs.client import blocking_socket
 from lakefs.errors import AddressInUse, InvalidArgument, LakeError, PermissionDenied
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX
 from lakefs.net import SocketStream, TrioNetwork
@@ -251,9 +251,9 @@ def test_the_blocking_client_waits_while_a_listeners_backlog_is_full(tmp_path: P
         accepting = threading.Thread(target=accept)
         accepting.start()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(blocking_link, "_CONNECT_RETRY_S", 0.0)
-            patch.setattr("lakefs.client.blocking_link.time.sleep", lambda _: began.set())
-            blocking_link._connected(UnixAddress(path)).close()
+            patch.setattr(blocking_socket, "_CONNECT_RETRY_S", 0.0)
+            patch.setattr("lakefs.client.blocking_socket.time.sleep", lambda _: began.set())
+            blocking_socket.connected_socket(UnixAddress(path)).close()
         accepting.join()
     for sock in waiting:
         sock.close()
