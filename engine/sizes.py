@@ -8,6 +8,7 @@ from typing import Final
 from engine.extents import page_down
 from lakefs.limits import (
     BUFFER_POOL_BYTES,
+    BUFFERS_HUGE,
     CHECKPOINT_JOURNAL_BYTES,
     COMPACT_WON_BYTES_MIN,
     GC_BATCH,
@@ -71,6 +72,7 @@ class StoreSizes:
     gc_batch: int = GC_BATCH
     compact_won_bytes: int = COMPACT_WON_BYTES_MIN
     buffer_bytes: int = BUFFER_POOL_BYTES
+    huge_buffers: int = BUFFERS_HUGE
     part_bytes_min: int = PART_BYTES_MIN
     write_ahead_bytes: int = WRITE_AHEAD_BYTES
 

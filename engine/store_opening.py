@@ -179,7 +179,7 @@ class _Opening:
         holds, quarantine = Holds(self.clock), Quarantine(metadata, self.clock)
         chunks = Chunks(metadata, segments, self.offload, holds, quarantine, self.sizes.write_ahead_bytes)
         manifests = Manifests(metadata, chunks)
-        buffers = BufferPool(self.sizes.buffer_bytes)
+        buffers = BufferPool(self.sizes.buffer_bytes, self.sizes.huge_buffers)
         memory, writers = PayloadMemory(buffers), Writers(metadata)
         collector = self._collector(metadata, segments, manifests, holds, quarantine, writers)
         return Store(

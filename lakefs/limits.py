@@ -220,6 +220,8 @@ LENT_MEMORY_BYTES_MAX: Final = 256 * GIB
 """Bytes of all memory lent: page tables of 512 MiB, were every page of it (4 KiB) mapped and written to."""
 BUFFER_POOL_BYTES: Final = 64 * MIB
 """Pooled payload buffers of the engine: 15 of 4 MiB + 4 KiB."""
+BUFFERS_HUGE: Final = 6
+"""Of them on huge pages, from the first large payload on: 26 MiB, for a request of 16 x 1 MiB, or six of a chunk."""
 SMALL_MEMORY_BYTES: Final = 128 * MIB
 """Small payloads of all requests that are received or stored: 8 requests of 16 MiB, or 2,000 of 64 KiB."""
 WATCHERS_MAX: Final = 1024

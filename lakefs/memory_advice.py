@@ -17,7 +17,7 @@ POPULATE_WRITE: Final = 23
 """MADV_POPULATE_WRITE, Linux 5.14: all pages are there, or an error says that there are not as many."""
 COLLAPSE: Final = 25
 """MADV_COLLAPSE, Linux 6.1: pages that are there are moved together into huge ones, whatever the system's setting."""
-_HUGE_BYTES: Final = 2 << 20
+HUGE_BYTES: Final = 2 << 20
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -35,14 +35,14 @@ def populate(descriptor: int, offset: int, length: int) -> bool:
     Reads by several threads look random to the kernel, which then fills its cache page by page.  What is mapped with
     the wish for huge pages is read 2 MiB at a time, the next 2 MiB ahead, and only a page of each has to be asked for.
     """
-    begin = offset - offset % _HUGE_BYTES
+    begin = offset - offset % HUGE_BYTES
     size = offset + length - begin
     address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, begin)
     if address is None or address == _FAILED:
         return False
     try:
         _libc.madvise(address, size, mmap.MADV_HUGEPAGE)
-        for start in range(0, size, _HUGE_BYTES):
+        for start in range(0, size, HUGE_BYTES):
             first = max(start, offset - begin)
             page = first - first % mmap.PAGESIZE
             if _libc.madvise(address + page, mmap.PAGESIZE, _MADV_POPULATE_READ):

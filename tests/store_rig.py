@@ -33,6 +33,7 @@ T = TypeVar("T")
 SMALL_SIZES = StoreSizes(
     MetadataSizes(journal_fill=64 * KIB),
     SegmentSizes(large_segment=8 * MIB, small_segment=256 * KIB, large_extend=MIB, small_fill=64 * KIB),
+    huge_buffers=0,
 )
 PLAIN = m.ObjectAttributes()
 

@@ -111,6 +111,7 @@ def draw_sizes(rng: random.Random, *, huge: bool) -> StoreSizes:
         gc_batch=rng.choice((3, 10, 2048)),
         compact_won_bytes=1,
         buffer_bytes=rng.choice((37, 64)) * MIB,
+        huge_buffers=0,
         part_bytes_min=1,
         write_ahead_bytes=64 * KIB,
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
+from lakefs import buffers
 from lakefs.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
 from lakefs.limits import BUFFER_POOL_BYTES, CHUNK_BYTES, PAGE_BYTES
 
@@ -37,6 +40,49 @@ def test_the_pool_never_makes_more_than_its_bytes_allow() -> None:
     for buffer in buffers:
         buffer.release()
     assert pool.in_use == 0
+
+
+def test_buffers_on_huge_pages_are_made_together_and_taken_before_others() -> None:
+    pool = BufferPool(5 * BUFFER_BYTES, huge_buffers=2)
+    first = taken(pool)
+    memory = first.view.obj
+    assert isinstance(memory, mmap.mmap)
+    others = [taken(pool) for _ in range(4)]
+    assert pool.try_acquire() is None
+    assert [buffer.view.obj is memory for buffer in others] in ([True, False, False, False], [False] * 4)
+    places = {ctypes.addressof(ctypes.c_char.from_buffer(buffer.view)) for buffer in [first, *others]}
+    assert len(places) == 5
+    assert all(place % PAGE_BYTES == 0 for place in places)
+    others[0].release()
+    others[1].release()
+    first.release()
+    others[2].release()
+    assert pool.in_use == 1
+    if len(memory) > BUFFER_BYTES:  # the machine has huge pages
+        assert [taken(pool).view.obj is memory for _ in range(4)] == [True, True, False, False]
+
+
+def test_a_pool_of_fewer_buffers_than_are_wanted_on_huge_pages_has_no_more() -> None:
+    pool = BufferPool(2 * BUFFER_BYTES, huge_buffers=6)
+    assert [pool.capacity, pool.in_use] == [2, 0]
+    held = [taken(pool), taken(pool)]
+    assert pool.try_acquire() is None
+    for number, buffer in enumerate(held):
+        buffer.view[:] = bytes([number]) * BUFFER_BYTES
+    assert [set(bytes(buffer.view)) for buffer in held] == [{0}, {1}]
+
+
+@pytest.mark.parametrize("said", ["always madvise [never]\n", ""])
+def test_where_no_huge_pages_are_to_be_had_buffers_are_as_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str
+) -> None:
+    monkeypatch.setattr(buffers, "_HUGE_PAGES", tmp_path / "enabled")
+    if said:
+        (tmp_path / "enabled").write_text(said)
+    pool = BufferPool(3 * BUFFER_BYTES, huge_buffers=2)
+    held = [taken(pool) for _ in range(3)]
+    assert len({id(buffer.view.obj) for buffer in held}) == 3
+    assert pool.in_use == 3
 
 
 def test_released_memory_is_used_again() -> None:
