@@ -92,7 +92,8 @@ class World:
         if choice < 3:
             await put(client, key, content)
         elif choice < 5:
-            await delete(client, key)
+            index = key.partition(".")[2]
+            await delete(client, *(f"{number}.{index}" for number in range(CUSTOMERS)))
         elif choice == 5:
             await gc(client)
         elif choice < 8:
@@ -101,7 +102,7 @@ class World:
             await self._read_chunk(client, chunk, content)
 
     async def _read_name(self, client: EmbeddedEngine, key: str, content: bytes) -> None:
-        reply = await client.call(m.OpenObjects([("bkt", key)]))
+        reply = await client.call(m.OpenObjects([("bkt", key)], lease=False))
         answered = reply.body.joined()
         reply.body.release()
         assert answered in (b"", content)
