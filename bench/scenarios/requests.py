@@ -22,14 +22,15 @@ EMPTY: Final = "empty round trip"
 
 @contextmanager
 def locate_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """Where 64 chunks are, and a request that asks for nothing, of one client on one engine."""
+    """Where 64 chunks are, as this client's reads ask for it, and a request that asks for nothing, on one engine."""
     count = bench.scale.pick(3000, 50)
     with EngineProcess(bench.folder) as engine, engine.connect() as lake:
         names = [f"bench/c{number}" for number in range(CHUNKS)]
         lake.put_many([(name, payload(CHUNK_BYTES)) for name in names])
         chunks = [bytes(lake.stat(name).blob) for name in names]
+        media = lake.steps.access(None).media
         yield [
-            Entrant(OURS, partial(_asking, engine, count, lambda: lake.run(send(Locate(chunks))))),
+            Entrant(OURS, partial(_asking, engine, count, lambda: lake.run(send(Locate(chunks, media))))),
             Entrant(EMPTY, partial(_asking, engine, count, lambda: lake.run(send(CloseLeases([]))))),
         ]
 
