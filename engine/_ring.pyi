@@ -47,17 +47,12 @@ class Batch:
         """Of each operation whether it moved as much as it should."""
 
 class Ring:
-    """One io_uring instance.
-
-    Used by the thread that made it; RuntimeError when two meet in it, ValueError once it is closed.
-    """
+    """One io_uring instance.  Used by one thread; RuntimeError when two meet in it, ValueError once it is closed."""
 
     entries: int
     """Operations that may be in flight; the kernel rounds what was asked for up to a power of two."""
     in_flight: int
     """Operations submitted and not reaped."""
-    is_deferred: bool
-    """Whether the kernel keeps what completes until it is asked for."""
 
     def __init__(self, entries: int, *, plain: bool = False) -> None:
         """OSError as the kernel, or what filters system calls, refuses it.

@@ -12,10 +12,7 @@ Rules kept here:
 - Tail of the submissions: stored with release, after the entries.  Tail of the completions: loaded with acquire,
   before the entries.  Head of the completions: stored with release, after the entries were copied.
 - Without SQPOLL the kernel looks at submissions only inside `io_uring_enter`: those that it did not take are taken back.
-- Where the kernel can (Linux 6.1), it keeps what completes until it is asked for (`DEFER_TASKRUN`), and says by a flag,
-  and by the eventfd, that it has something: what completes one by one interrupts nobody, and is noted all at once.
-  Events are muted while the kernel is asked; the flag is looked at after they are on again, with a full fence between.
-- One thread at a time, and always the same one.  The interpreter's lock is released inside the system calls only.
+- One thread at a time.  The interpreter's lock is released inside the system calls only.
 
 What the kernel or a filter of system calls refuses is OSError from the constructor; `engine.ring` decides what then.
 """
@@ -72,10 +69,6 @@ cdef extern from *:
     #define RING_SETUP_CLAMP (1u << 4)
     #define RING_SETUP_SUBMIT_ALL (1u << 7)
     #define RING_SETUP_COOP_TASKRUN (1u << 8)
-    #define RING_SETUP_TASKRUN_FLAG (1u << 9)
-    #define RING_SETUP_SINGLE_ISSUER (1u << 12)
-    #define RING_SETUP_DEFER_TASKRUN (1u << 13)
-    #define RING_SQ_TASKRUN 4u
     /* SINGLE_MMAP, NODROP, and RW_CUR_POS, which came with the plain reads and writes (Linux 5.6). */
     #define RING_FEATURES_NEEDED (1u | 2u | 8u)
     #define RING_OFF_SQ_RING 0ull
@@ -103,7 +96,6 @@ cdef extern from *:
     }
     static uint32_t load_acquire(uint32_t *place) { return __atomic_load_n(place, __ATOMIC_ACQUIRE); }
     static void store_release(uint32_t *place, uint32_t value) { __atomic_store_n(place, value, __ATOMIC_RELEASE); }
-    static void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
     """
     ctypedef struct ring_sqe:
         uint8_t opcode
@@ -115,16 +107,15 @@ cdef extern from *:
         uint64_t user_data
         int32_t res
     ctypedef struct ring_sq_offsets:
-        uint32_t head, tail, flags, array
+        uint32_t head, tail, array
     ctypedef struct ring_cq_offsets:
         uint32_t head, tail, cqes, flags
     ctypedef struct ring_params:
         uint32_t sq_entries, cq_entries, features
         ring_sq_offsets sq_off
         ring_cq_offsets cq_off
-    uint32_t RING_ENTER_GETEVENTS, RING_CQ_EVENTFD_DISABLED, RING_SQ_TASKRUN, RING_FEATURES_NEEDED
+    uint32_t RING_ENTER_GETEVENTS, RING_CQ_EVENTFD_DISABLED, RING_FEATURES_NEEDED
     uint32_t RING_SETUP_CLAMP, RING_SETUP_SUBMIT_ALL, RING_SETUP_COOP_TASKRUN
-    uint32_t RING_SETUP_TASKRUN_FLAG, RING_SETUP_SINGLE_ISSUER, RING_SETUP_DEFER_TASKRUN
     uint64_t RING_OFF_SQ_RING, RING_OFF_SQES
     void *MAP_FAILED
     int EAGAIN, EBUSY, ECANCELED, EINTR, EINVAL, ENOMEM, ENOSYS
@@ -138,7 +129,6 @@ cdef extern from *:
     void *memset(void *place, int byte, size_t length) nogil
     uint32_t load_acquire(uint32_t *place) nogil
     void store_release(uint32_t *place, uint32_t value) nogil
-    void full_fence() nogil
 
 NOP = 0
 SYNC_DATA = 3
@@ -301,7 +291,6 @@ cdef class Ring:
     cdef int _event
     cdef bint _busy
     cdef bint _is_plain
-    cdef uint32_t _enter_flags
     cdef void *_rings
     cdef size_t _rings_bytes
     cdef ring_sqe *_sqes
@@ -309,7 +298,6 @@ cdef class Ring:
     cdef ring_cqe *_cqes
     cdef uint32_t *_sq_head
     cdef uint32_t *_sq_tail
-    cdef uint32_t *_sq_flags
     cdef uint32_t *_cq_head
     cdef uint32_t *_cq_tail
     cdef uint32_t *_cq_flags
@@ -319,7 +307,6 @@ cdef class Ring:
     cdef uint32_t _free
     cdef readonly int entries
     cdef readonly int in_flight
-    cdef readonly bint is_deferred
 
     def __cinit__(self, int entries, *, bint plain=False):
         self._fd = -1
@@ -347,17 +334,8 @@ cdef class Ring:
             raise _refusal(-code)
 
     cdef _open(self, int entries, ring_params *params):
-        cdef uint32_t deferred = RING_SETUP_SINGLE_ISSUER | RING_SETUP_DEFER_TASKRUN | RING_SETUP_TASKRUN_FLAG
-        self._fd = -EINVAL
-        if not self._is_plain:
-            self._fd = ring_open(entries, RING_SETUP_CLAMP | RING_SETUP_SUBMIT_ALL | deferred, params)
-            if self._fd >= 0:
-                self.is_deferred = True
-                self._enter_flags = RING_ENTER_GETEVENTS
-            elif self._fd == -EINVAL:  # before Linux 6.1
-                self._fd = ring_open(
-                    entries, RING_SETUP_CLAMP | RING_SETUP_SUBMIT_ALL | RING_SETUP_COOP_TASKRUN, params
-                )
+        cdef uint32_t wanted = RING_SETUP_CLAMP | RING_SETUP_SUBMIT_ALL | RING_SETUP_COOP_TASKRUN
+        self._fd = -EINVAL if self._is_plain else ring_open(entries, wanted, params)
         if self._fd == -EINVAL:  # before Linux 5.19
             self._fd = ring_open(entries, RING_SETUP_CLAMP, params)
         if self._fd < 0:
@@ -379,7 +357,6 @@ cdef class Ring:
         cdef char *base = <char *> self._rings
         self._sq_head = <uint32_t *> (base + params.sq_off.head)
         self._sq_tail = <uint32_t *> (base + params.sq_off.tail)
-        self._sq_flags = <uint32_t *> (base + params.sq_off.flags)
         self._cq_head = <uint32_t *> (base + params.cq_off.head)
         self._cq_tail = <uint32_t *> (base + params.cq_off.tail)
         # Before Linux 5.8 events cannot be muted, and the offset is 0, where something else lies.
@@ -396,7 +373,6 @@ cdef class Ring:
     cdef void _mute(self, uint32_t flag) noexcept:
         if self._cq_flags != NULL:
             store_release(self._cq_flags, flag)
-            full_fence()
 
     def eventfd(self):
         self._check_open()
@@ -424,7 +400,7 @@ cdef class Ring:
         self._busy = True
         with nogil:
             while pending:
-                taken = ring_enter(self._fd, pending, 0, self._enter_flags)
+                taken = ring_enter(self._fd, pending, 0, 0)
                 if taken > 0:
                     pending -= <uint32_t> taken
                 elif taken != -EINTR:
@@ -470,8 +446,6 @@ cdef class Ring:
 
     def reap(self):
         self._check_open()
-        if self.is_deferred:
-            self._ask_for_deferred()
         cdef list ended = []
         cdef ring_cqe *completion
         cdef uint32_t chosen, head
@@ -490,19 +464,6 @@ cdef class Ring:
             batch = self._leave_slot(chosen)
             if batch._ended(index, result):
                 ended.append(batch)
-
-    cdef _ask_for_deferred(self):
-        """Have the kernel note what has completed, as long as it says that something has."""
-        cdef int code
-        while load_acquire(self._sq_flags) & RING_SQ_TASKRUN:
-            self._mute(RING_CQ_EVENTFD_DISABLED)
-            self._busy = True
-            with nogil:
-                code = ring_enter(self._fd, 0, 0, RING_ENTER_GETEVENTS)
-            self._busy = False
-            self._mute(0)
-            if code < 0 and code != -EINTR:
-                return  # whoever submits next is told
 
     def wait(self, int count):
         self._check_open()

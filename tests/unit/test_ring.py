@@ -188,10 +188,8 @@ def test_the_eventfd_tells_of_what_completes_after_the_submission(ring: Any) -> 
     os.close(outlet)
 
 
-def test_where_the_kernel_keeps_completions_what_came_with_the_submission_wakes_nobody(file: int) -> None:
+def test_what_completes_with_the_submission_wakes_nobody(file: int) -> None:
     ring = _ring.Ring(4)
-    if not ring.is_deferred:
-        pytest.skip("needs Linux 6.1")
     batch = batch_of((_ring.READ, file, bytearray(1), 0), (_ring.READ, file, bytearray(1), 0))
     ring.submit(batch)
     assert ring.reap() == [batch]
