@@ -47,7 +47,7 @@ class Chunks(HotIndexUser):
     def get_many(self, chunks: Sequence[bytes]) -> list[bytes]:
         """Chunks, checked, in order.  The first failure is raised."""
         contents = self._lake.run(self._lake.steps.get_chunks(chunks))
-        self._renew()
+        self.renew()
         return contents
 
     def get_into(self, chunk: bytes, buffer: WritableBuffer) -> int:
@@ -72,7 +72,7 @@ class Chunks(HotIndexUser):
         """
         targets = memories_of(chunks, buffers)
         hot = self.hot_reads()
-        lengths = [NOT_READ] * len(chunks) if hot is None else self._read_hot(hot, chunks, targets)
+        lengths = [NOT_READ] * len(chunks) if hot is None else self.read_hot(hot, chunks, targets)
         if NOT_READ in lengths:
             left = [index for index, length in enumerate(lengths) if length == NOT_READ]
             found = self._ask_for([chunks[index] for index in left], [targets[index] for index in left])
@@ -84,17 +84,18 @@ class Chunks(HotIndexUser):
 
     def _ask_for(self, chunks: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
         lengths = self._lake.run(self._lake.steps.get_chunks_into(chunks, targets))
-        self._renew()
+        self.renew()
         return lengths
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
+        """Ask the engine for its index where that is due."""
         if self.is_due:
             epoch = self._lake.epoch
             index = self._lake.run(open_hot_index())
             if self._lake.epoch == epoch:  # else it may be that of an engine that is gone: the next read asks
                 self.use_hot_index(index)
 
-    def _read_hot(self, hot: HotReads, chunks: Sequence[bytes], targets: list[memoryview]) -> list[int]:
+    def read_hot(self, hot: HotReads, chunks: Sequence[bytes], targets: list[memoryview]) -> list[int]:
         """Lengths of what was read at once, NOT_READ of the rest; much of it is shared between threads."""
         with HotBatch(hot, chunks, targets) as batch:
             is_shared = sum(map(len, targets)) >= SHARED_FROM_BYTES

@@ -38,7 +38,7 @@ class PoolLoads:
         found = [] if hot is None or not is_even else [place for place in hot.places_of(chunks) if place]
         if hot is None or len(found) < len(wanted) or not slots_fit(found, offsets, rooms, pool.size_bytes):
             lengths = self._lake.run(self._lake.steps.load_many(wanted, pool, offsets, rooms))
-            self._chunks._renew()
+            self._chunks.renew()
             return lengths
         lengths = self._read(hot, chunks, pool, offsets, found)
         left = [index for index, length in enumerate(lengths) if length == NOT_READ]
@@ -59,16 +59,16 @@ class PoolLoads:
         targets = [buffer[offset : offset + place[3]] for offset, place in zip(offsets, found, strict=True)]
         cached = cached_indexes(self._lake.steps.descriptors, found)
         if len(cached) == len(chunks):
-            return self._chunks._read_hot(hot, chunks, targets)
+            return self._chunks.read_hot(hot, chunks, targets)
         lengths = [NOT_READ] * len(chunks)
-        some = self._chunks._read_hot(hot, [chunks[at] for at in cached], [targets[at] for at in cached])
+        some = self._chunks.read_hot(hot, [chunks[at] for at in cached], [targets[at] for at in cached])
         for index, length in zip(cached, some, strict=True):
             lengths[index] = length
         return lengths
 
     def _prepare(self, found: Sequence[Found]) -> None:
         """Have what the next load of these needs: an index that is current, and their segments' descriptors."""
-        self._chunks._renew()
+        self._chunks.renew()
         epoch = self._lake.epoch
         missing = [
             segment
