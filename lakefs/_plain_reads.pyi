@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from lakefs.plain_reads import Arrived, Descriptor
@@ -15,6 +15,16 @@ class ReadPlan:
     def runs(self) -> int: ...
     @property
     def others(self) -> list[int]: ...
+    @property
+    def slots(self) -> int: ...
+    def copy(
+        self,
+        first: int,
+        stop: int,
+        generations: memoryview,
+        slabs: Mapping[int, memoryview],
+        slab_bytes: int,
+    ) -> list[Arrived]: ...
     def parts(self, part_bytes: int) -> list[tuple[int, int]]: ...
     def read(self, first: int, stop: int, descriptors: Sequence[Descriptor | None]) -> list[Arrived]: ...
     def read_lengths(

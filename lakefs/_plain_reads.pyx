@@ -18,6 +18,7 @@ cdef extern from *:
     """
     #include <errno.h>
     #include <stdint.h>
+    #include <string.h>
     #include <sys/syscall.h>
     #include <sys/uio.h>
     #include <unistd.h>
@@ -27,6 +28,9 @@ cdef extern from *:
     #endif
 
     #define LAKE_SEGMENT_TIER 1
+    #define LAKE_SLAB_TIER 3
+    #define LAKE_GENERATION_BITS 48
+    #define LAKE_UNIT 16384
     #define LAKE_DATA 1
     #define LAKE_GRANULE 65536
     #define LAKE_RUN_BYTES (512 << 10)
@@ -57,6 +61,16 @@ cdef extern from *:
         return counts[0] < (offset + length - 1) / LAKE_PAGE - offset / LAKE_PAGE + 1;
     }
 
+    /* Whether the slot held the same before and after. */
+    static int lake_copy(void *target, const void *source, size_t length, const uint64_t *mark, uint64_t generation)
+    {
+        if (__atomic_load_n(mark, __ATOMIC_ACQUIRE) != generation)
+            return 0;
+        memcpy(target, source, length);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        return __atomic_load_n(mark, __ATOMIC_RELAXED) == generation;
+    }
+
     static void lake_read(lake_run *run, const Py_buffer *targets, const lake_place *places, int descriptor, int flags)
     {
         struct iovec into[LAKE_RUN_CHUNKS];
@@ -77,6 +91,9 @@ cdef extern from *:
     """
     enum:
         LAKE_SEGMENT_TIER
+        LAKE_SLAB_TIER
+        LAKE_GENERATION_BITS
+        LAKE_UNIT
         LAKE_DATA
         LAKE_GRANULE
         LAKE_RUN_BYTES
@@ -98,6 +115,9 @@ cdef extern from *:
         uint32_t first
         uint32_t count
 
+    int lake_copy(
+        void *target, const void *source, size_t length, const uint64_t *mark, uint64_t generation
+    ) nogil
     void lake_read(
         lake_run *run, const Py_buffer *targets, const lake_place *places, int descriptor, int flags
     ) nogil
@@ -108,6 +128,8 @@ cdef class ReadPlan:
 
     cdef Py_ssize_t count
     cdef Py_ssize_t run_count
+    cdef Py_ssize_t slot_count
+    cdef uint8_t *in_slot
     cdef int segment_count
     cdef Py_buffer *targets
     cdef lake_place *places
@@ -124,8 +146,9 @@ cdef class ReadPlan:
             self.targets = <Py_buffer *>PyMem_Calloc(count + 1, sizeof(Py_buffer))
             self.places = <lake_place *>PyMem_Calloc(count + 1, sizeof(lake_place))
             self.found = <lake_run *>PyMem_Calloc(count + 1, sizeof(lake_run))
+            self.in_slot = <uint8_t *>PyMem_Calloc(count + 1, 1)
             self.known = <uint64_t *>PyMem_Calloc(min(count, <Py_ssize_t>LAKE_SEGMENTS) + 1, sizeof(uint64_t))
-            if not self.targets or not self.places or not self.found or not self.known:
+            if not (self.targets and self.places and self.found and self.known and self.in_slot):
                 raise MemoryError
             self.count = count
             memcpy(self.places, raw.buf, count * sizeof(lake_place))
@@ -142,6 +165,7 @@ cdef class ReadPlan:
         PyMem_Free(self.places)
         PyMem_Free(self.found)
         PyMem_Free(self.known)
+        PyMem_Free(self.in_slot)
 
     cdef int plan(self, tuple chunks, tuple targets, uint32_t longest) except -1:
         cdef Py_ssize_t number, last = -1
@@ -152,9 +176,13 @@ cdef class ReadPlan:
         cdef lake_run *run = NULL
         for number in range(self.count):
             place = &self.places[number]
-            if place.tier != LAKE_SEGMENT_TIER or place.stored_bytes == 0 or place.stored_bytes > longest:
+            if place.stored_bytes == 0 or place.stored_bytes > longest or not is_data(chunks[number]):
                 continue
-            if not is_data(chunks[number]):
+            if place.tier == LAKE_SLAB_TIER:
+                PyObject_GetBuffer(targets[number], &self.targets[number], PyBUF_WRITABLE)
+                self.in_slot[number] = 1
+                self.slot_count += 1
+            if place.tier != LAKE_SEGMENT_TIER:
                 continue
             PyObject_GetBuffer(targets[number], &self.targets[number], PyBUF_WRITABLE)
             if self.targets[number].len < <Py_ssize_t>place.stored_bytes:
@@ -209,7 +237,7 @@ cdef class ReadPlan:
 
     @property
     def others(self):
-        """Numbers of chunks whose place is known, and which are in no run."""
+        """Numbers of chunks whose place is known, and which are in no run, and not for `copy`."""
         cdef Py_ssize_t number, next_run = 0
         cdef list others = []
         number = 0
@@ -218,10 +246,57 @@ cdef class ReadPlan:
                 number += self.found[next_run].count
                 next_run += 1
                 continue
-            if self.places[number].tier:
+            if self.places[number].tier and not self.in_slot[number]:
                 others.append(number)
             number += 1
         return others
+
+    @property
+    def slots(self):
+        """How many chunks are for `copy`: told to be in the DRAM tier, and no longer than `longest`."""
+        return self.slot_count
+
+    def copy(
+        self, Py_ssize_t first, Py_ssize_t stop, generations not None, slabs not None, uint64_t slab_bytes
+    ):
+        """Copy those of the chunks [first, stop) that are in slots; what a slot held before and after is told."""
+        cdef Py_buffer marks, memory
+        cdef Py_ssize_t number
+        cdef uint64_t slab, generation, at
+        cdef lake_place *place
+        cdef int is_same
+        cdef list arrived = []
+        PyObject_GetBuffer(generations, &marks, 0)
+        try:
+            for number in range(max(first, 0), min(stop, self.count)):
+                if not self.in_slot[number]:
+                    continue
+                place = &self.places[number]
+                slab = place.segment >> LAKE_GENERATION_BITS
+                generation = place.segment & ((<uint64_t>1 << LAKE_GENERATION_BITS) - 1)
+                at = (slab * slab_bytes + place.offset) // LAKE_UNIT
+                found = slabs.get(slab)
+                if found is None or generation & 1 or at >= <uint64_t>marks.len // 8:
+                    continue
+                if self.targets[number].len < <Py_ssize_t>place.stored_bytes:
+                    continue
+                PyObject_GetBuffer(found, &memory, 0)
+                is_same = 0
+                if <uint64_t>place.offset + place.stored_bytes <= <uint64_t>memory.len:
+                    with nogil:
+                        is_same = lake_copy(
+                            self.targets[number].buf,
+                            <char *>memory.buf + place.offset,
+                            place.stored_bytes,
+                            <uint64_t *>marks.buf + at,
+                            generation,
+                        )
+                PyBuffer_Release(&memory)
+                if is_same:
+                    arrived.append((number, place.stored_bytes, place.crc))
+        finally:
+            PyBuffer_Release(&marks)
+        return arrived
 
     def parts(self, uint64_t part_bytes):
         """The runs in parts of at most so many bytes, or one run: the first of each, and that behind its last."""

@@ -23,7 +23,7 @@ from lakefs.hot_table_format import PLACE
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.movers import MEDIUM_SEGMENT, Check, Held
-from lakefs.plain_reads import Descriptor, ReadPlan, are_bytes
+from lakefs.plain_reads import Arrived, Descriptor, ReadPlan, are_bytes
 from lakefs.writable_memory import WritableBuffer, chunk_memories
 
 PART_BYTES: Final = 512 * KIB
@@ -75,6 +75,8 @@ class HotBatch:
             tasks: list[Task] = [partial(self._read_part, 0, plan.runs)]  # nothing is gained by pieces
         else:
             tasks = [partial(self._read_part, *part) for part in plan.parts(PART_BYTES)]
+        if plan.slots:
+            tasks += [partial(self._copy_part, *part) for part in self._pieces(is_shared=is_shared)]
         tasks += [partial(self._read_alone, number) for number in plan.others]
         return tasks
 
@@ -83,20 +85,41 @@ class HotBatch:
         descriptors: list[Descriptor | None] = [
             None if held is None else (held.descriptor, held.nowait) for held in self._held
         ]
+        if self._reads.check is Check.NONE:
+            self._plan.read_lengths(first, stop, descriptors, self.lengths)
+        else:
+            self._check(self._plan.read(first, stop, descriptors))
+
+    def _pieces(self, *, is_shared: bool) -> list[tuple[int, int]]:
+        """The chunks in pieces of about `PART_BYTES`: the first of each, and that behind its last."""
+        count = len(self._chunks)
+        if self._reads.check is Check.NONE and not is_shared:
+            return [(0, count)]
+        step = max(1, count * PART_BYTES // max(1, sum(map(len, self._targets))))
+        return [(first, min(first + step, count)) for first in range(0, count, step)]
+
+    def _copy_part(self, first: int, stop: int) -> None:
+        """Copy from slabs, and check."""
+        arena = self._reads.descriptors.slabs.arena
+        if arena is not None:
+            slabs = arena.generations, arena.slabs, arena.slab_bytes
+            self._check(self._plan.copy(first, stop, *slabs))
+
+    def _check(self, arrived: list[Arrived]) -> None:
+        """Lengths of what is right."""
         lengths, check = self.lengths, self._reads.check
-        if check is Check.NONE:
-            self._plan.read_lengths(first, stop, descriptors, lengths)
-            return
         is_hashed = check is Check.BLAKE3
-        for number, length, crc in self._plan.read(first, stop, descriptors):
-            target = self._targets[number]
-            content = target if len(target) == length else target[:length]
-            if is_hashed:
-                is_right = blake3(content).digest() == self._chunks[number][1:]
-            else:
-                is_right = crc32c(content) == crc
-            if is_right:
-                lengths[number] = length
+        for number, length, crc in arrived:
+            if check is not Check.NONE:
+                target = self._targets[number]
+                content = target if len(target) == length else target[:length]
+                if is_hashed:
+                    is_right = blake3(content).digest() == self._chunks[number][1:]
+                else:
+                    is_right = crc32c(content) == crc
+                if not is_right:
+                    continue
+            lengths[number] = length
 
     def _read_alone(self, number: int) -> None:
         """Read and check what no plan is made for: in a slab, or with sums of its granules behind it."""

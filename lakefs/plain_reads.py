@@ -15,13 +15,14 @@ object for each chunk.  `TwinPlan` does the same in Python; tests hold the two e
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 from lakefs.hot_table_format import PLACE
 from lakefs.ids import ChunkKind
 from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.page_cache import is_cached
+from lakefs.slabs import PLACE_GENERATION_BITS, generation_number
 
 RUN_BYTES_MAX: Final = 512 * KIB
 """Of chunks that lie side by side, read by one call: so much is still worth to be shared between threads."""
@@ -32,6 +33,7 @@ SEGMENTS_MAX: Final = 512
 ASK_FROM_BYTES: Final = 256 * KIB
 """A chunk so long is read only when the page cache says that it has it: else the kernel begins to fetch its pages."""
 SEGMENT_TIER: Final = 1
+SLAB_TIER: Final = 3
 _DATA: Final = bytes([ChunkKind.DATA])
 
 Arrived = tuple[int, int, int]
@@ -64,6 +66,11 @@ class TwinPlan:
         self._places = [PLACE.unpack_from(places, at * PLACE.size) for at in range(len(chunks))]
         self._targets = targets
         self._runs: list[_Run] = []
+        self._in_slots = [
+            number
+            for number, (_, _, length, _, tier) in enumerate(self._places)
+            if tier == SLAB_TIER and chunks[number][:1] == _DATA and 0 < length <= longest
+        ]
         known: dict[int, int] = {}
         last, end, room = -1, -1, 0
         for number, (chunk, target) in enumerate(zip(chunks, targets, strict=True)):
@@ -93,9 +100,42 @@ class TwinPlan:
 
     @property
     def others(self) -> list[int]:
-        """Numbers of chunks whose place is known, and which are in no run."""
-        planned = {number for run in self._runs for number in run.numbers}
+        """Numbers of chunks whose place is known, and which are in no run, and not for `copy`."""
+        planned = {number for run in self._runs for number in run.numbers} | set(self._in_slots)
         return [number for number, place in enumerate(self._places) if place[4] and number not in planned]
+
+    @property
+    def slots(self) -> int:
+        """How many chunks are for `copy`: told to be in the DRAM tier, and no longer than `longest`."""
+        return len(self._in_slots)
+
+    def copy(
+        self,
+        first: int,
+        stop: int,
+        generations: memoryview,
+        slabs: Mapping[int, memoryview],
+        slab_bytes: int,
+    ) -> list[Arrived]:
+        """Copy those of the chunks [first, stop) that are in slots; what a slot held before and after is told.
+
+        `generations` and `slabs` as `lakefs.slabs.Slabs` has them.  What is in a slab that is not there is left out.
+        """
+        arrived: list[Arrived] = []
+        for number in self._in_slots:
+            if not first <= number < stop:
+                continue
+            place, offset, length, crc, _ = self._places[number]
+            slab, generation = place >> PLACE_GENERATION_BITS, place & ((1 << PLACE_GENERATION_BITS) - 1)
+            memory, at = slabs.get(slab), generation_number(slab, offset, slab_bytes)
+            if memory is None or generation & 1 or at >= len(generations) or offset + length > len(memory):
+                continue
+            if length > len(self._targets[number]) or generations[at] != generation:
+                continue
+            self._targets[number][:length] = memory[offset : offset + length]
+            if generations[at] == generation:
+                arrived.append((number, length, crc))
+        return arrived
 
     def parts(self, part_bytes: int) -> list[tuple[int, int]]:
         """The runs in parts of at most so many bytes, or one run: the first of each, and that behind its last."""

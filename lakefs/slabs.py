@@ -76,6 +76,11 @@ class Slabs:
         self._lock = threading.Lock()
         self._arena: _Arena | None = None
 
+    @property
+    def arena(self) -> _Arena | None:
+        """What is mapped, as it is now; None: nothing."""
+        return self._arena
+
     def missing(self, slabs: set[int]) -> list[int]:
         """Those of `slabs` that are not mapped."""
         arena = self._arena

@@ -13,7 +13,15 @@ from hypothesis import given, settings, strategies as st
 from lakefs import plain_reads
 from lakefs.hot_table_format import PLACE
 from lakefs.limits import GRANULE_BYTES, KIB
-from lakefs.plain_reads import ASK_FROM_BYTES, RUN_BYTES_MAX, RUN_CHUNKS_MAX, SEGMENTS_MAX, TwinPlan
+from lakefs.plain_reads import (
+    ASK_FROM_BYTES,
+    RUN_BYTES_MAX,
+    RUN_CHUNKS_MAX,
+    SEGMENTS_MAX,
+    SLAB_TIER,
+    TwinPlan,
+)
+from lakefs.slabs import UNIT_BYTES, generation_number, pack_place
 
 ReadPlan = plain_reads.ReadPlan
 Plan = ReadPlan | TwinPlan
@@ -73,7 +81,7 @@ def placed(draw: st.DrawFn) -> list[Place]:
     for _ in range(draw(st.integers(0, 40))):
         offset = end if draw(st.integers(0, 3)) else draw(st.integers(0, len(CONTENT) + 10_000))
         length = draw(LENGTHS)
-        tier = 1 if draw(st.integers(0, 7)) else draw(st.sampled_from([0, 2, 3]))
+        tier = 1 if draw(st.integers(0, 7)) else draw(st.sampled_from([0, 2, 4]))
         places.append((draw(st.sampled_from([5, 5, 5, 6])), offset, length, draw(st.integers(0, 99)), tier))
         end = offset + length
     return places
@@ -106,7 +114,7 @@ def test_what_cannot_be_planned_is_left_out(kind: type[Plan], file: int) -> None
         (b"", 100, (7, 0, 100, 1, 0), 1000),
         (DATA, 99, place, 1000),
         (DATA, 100, place, 99),
-        (DATA, 100, (7, 0, 100, 1, 3), 1000),
+        (DATA, 100, (7, 0, 100, 1, 4), 1000),
         (DATA, 100, (7, 0, 0, 1, 1), 1000),
     ):
         plan = kind([chunk], [memoryview(bytearray(length))], packed([found]), longest)
@@ -197,3 +205,45 @@ def test_only_views_of_writable_bytes_are_taken_as_they_are(are_bytes: Callable[
         None,
     ):
         assert not are_bytes([memory, other])
+
+
+def _slot_place(slab: int, generation: int) -> int:
+    place = pack_place(slab, generation)
+    assert place is not None
+    return place
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_slots_are_copied_while_their_generation_is_that_of_the_place(kind: type[Plan], file: int) -> None:
+    slab_bytes = 1 << 20
+    slabs = {0: memoryview(CONTENT[:slab_bytes]), 2: memoryview(CONTENT[5 : slab_bytes + 5])}
+    generations = memoryview(bytearray(3 * slab_bytes // UNIT_BYTES * 8)).cast("Q")
+    wanted = [
+        (0, 0, 100),
+        (0, UNIT_BYTES, 200),
+        (2, 3 * UNIT_BYTES, 300),
+        (1, 0, 50),
+        (2, slab_bytes - 10, 11),
+    ]
+    places: list[Place] = [
+        (_slot_place(slab, 2 * number), offset, length, number, SLAB_TIER)
+        for number, (slab, offset, length) in enumerate(wanted)
+    ]
+    places += [
+        (_slot_place(0, 7), 0, 10, 9, SLAB_TIER),
+        (7, 0, 100, 1, 1),
+        (_slot_place(9, 2), 0, 10, 9, SLAB_TIER),
+    ]
+    for number, (slab, offset, _) in enumerate(wanted):
+        generations[generation_number(slab, offset, slab_bytes)] = 2 * number
+    targets = [memoryview(bytearray(place[2] + 1)) for place in places]
+    plan = kind([DATA] * len(places), targets, packed(places), 1000)
+    assert (plan.slots, plan.runs, plan.others) == (7, 1, [])
+    assert plan.copy(0, 99, generations, slabs, slab_bytes) == [(0, 100, 0), (1, 200, 1), (2, 300, 2)]
+    for number in range(3):
+        slab, offset, length = wanted[number]
+        assert targets[number][:length] == slabs[slab][offset : offset + length]
+    generations[generation_number(0, UNIT_BYTES, slab_bytes)] = 3
+    assert plan.copy(1, 3, generations, slabs, slab_bytes) == [(2, 300, 2)]
+    assert plan.copy(0, 99, generations[:1], slabs, slab_bytes) == [(0, 100, 0)]
+    assert kind([DATA], targets[:1], packed(places[:1]), 99).others == [0]  # too long: with sums behind it
