@@ -36,14 +36,23 @@ Task = Callable[[], None]
 class HotBatch:
     """The chunks of one call.  A context manager: `lengths` are right behind it, NOT_READ of what was not read.
 
-    `targets` are writable, and stay lent until the batch is gone.
+    `targets` are writable, and stay lent until the batch is gone.  `segments_only`: what is in the DRAM tier is left
+    out, for targets that somebody else can make shorter: a system call finds that out, a copy here would be a signal.
     """
 
-    def __init__(self, reads: HotReads, chunks: Sequence[bytes], targets: list[memoryview]) -> None:
+    def __init__(
+        self,
+        reads: HotReads,
+        chunks: Sequence[bytes],
+        targets: list[memoryview],
+        *,
+        segments_only: bool = False,
+    ) -> None:
         self.lengths = [NOT_READ] * len(chunks)
         self._reads = reads
         self._chunks = chunks if isinstance(chunks, list) else list(chunks)
         self._targets = targets
+        self._segments_only = segments_only
         self._places = bytearray(len(chunks) * PLACE.size)
         try:
             reads.index.find_packed(self._chunks, self._places)
@@ -75,7 +84,7 @@ class HotBatch:
             tasks: list[Task] = [partial(self._read_part, 0, plan.runs)]  # nothing is gained by pieces
         else:
             tasks = [partial(self._read_part, *part) for part in plan.parts(PART_BYTES)]
-        if plan.slots:
+        if plan.slots and not self._segments_only:
             tasks += [partial(self._copy_part, *part) for part in self._pieces(is_shared=is_shared)]
         tasks += [partial(self._read_alone, number) for number in plan.others]
         return tasks
@@ -125,7 +134,7 @@ class HotBatch:
         """Read and check what no plan is made for: in a slab, or with sums of its granules behind it."""
         found = self._place(number)
         target = self._targets[number]
-        if found[3] <= len(target):
+        if found[3] <= len(target) and not (self._segments_only and found[0] != MEDIUM_SEGMENT):
             chunk = ChunkId(self._chunks[number])
             self.lengths[number] = self._reads.read_found(chunk, found, target[: found[3]])
 

@@ -95,9 +95,16 @@ class Chunks(HotIndexUser):
             if self._lake.epoch == epoch:  # else it may be that of an engine that is gone: the next read asks
                 self.use_hot_index(index)
 
-    def read_hot(self, hot: HotReads, chunks: Sequence[bytes], targets: list[memoryview]) -> list[int]:
+    def read_hot(
+        self,
+        hot: HotReads,
+        chunks: Sequence[bytes],
+        targets: list[memoryview],
+        *,
+        segments_only: bool = False,
+    ) -> list[int]:
         """Lengths of what was read at once, NOT_READ of the rest; much of it is shared between threads."""
-        with HotBatch(hot, chunks, targets) as batch:
+        with HotBatch(hot, chunks, targets, segments_only=segments_only) as batch:
             is_shared = sum(map(len, targets)) >= SHARED_FROM_BYTES
             tasks = iter(found := batch.tasks(is_shared=is_shared))  # whoever is free takes the next
             helpers = [

@@ -59,9 +59,11 @@ class PoolLoads:
         targets = [buffer[offset : offset + place[3]] for offset, place in zip(offsets, found, strict=True)]
         cached = cached_indexes(self._lake.steps.descriptors, found)
         if len(cached) == len(chunks):
-            return self._chunks.read_hot(hot, chunks, targets)
+            return self._chunks.read_hot(hot, chunks, targets, segments_only=True)
         lengths = [NOT_READ] * len(chunks)
-        some = self._chunks.read_hot(hot, [chunks[at] for at in cached], [targets[at] for at in cached])
+        some = self._chunks.read_hot(
+            hot, [chunks[at] for at in cached], [targets[at] for at in cached], segments_only=True
+        )
         for index, length in zip(cached, some, strict=True):
             lengths[index] = length
         return lengths

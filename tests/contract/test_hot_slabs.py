@@ -18,6 +18,7 @@ from engine.hot_index_life import run_hot_index
 from lakefs.client.trio_driver import TrioDriver
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import ChunkDamaged
+from lakefs.hot_batch import HotBatch
 from lakefs.hot_reads import NOT_READ
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
@@ -78,6 +79,27 @@ def test_what_is_in_memory_is_read_from_there_without_a_request_also_when_the_di
             with mock.patch.object(TrioDriver, "run", side_effect=AssertionError("the engine was asked")):
                 assert await lake.chunks.get_into(chunk, buffer) == length
             assert buffer == content
+
+    run(body)
+
+
+@pytest.mark.parametrize("check", list(Check))
+@pytest.mark.parametrize("length", LENGTHS)
+def test_memory_that_others_can_cut_is_filled_from_segments_only(length: int, check: Check) -> None:
+    async def body(world: World, index: HotIndex) -> None:
+        content = os.urandom(length)
+        async with world.lake(check=check) as lake:
+            chunk = await _hot(world, lake, content)
+            assert _tier_of(index, chunk) == MEDIUM_DRAM
+            hot = lake.chunks.hot_reads()
+            assert hot is not None
+            for segments_only in (False, True):
+                targets = [memoryview(bytearray(length))]
+                with HotBatch(hot, [chunk], targets, segments_only=segments_only) as batch:
+                    for task in batch.tasks(is_shared=False):
+                        task()
+                assert batch.lengths == [NOT_READ if segments_only else length]
+                assert bytes(targets[0]) == (bytes(length) if segments_only else content)
 
     run(body)
 
