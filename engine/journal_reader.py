@@ -20,7 +20,12 @@ from typing import Final
 
 from crc32c import crc32c
 
-from engine.flipped_bit import has_unwritten_sector, is_one_bit_off, with_one_bit_turned
+from engine.flipped_bit import (
+    byte_with_bit_off,
+    has_unwritten_sector,
+    is_in_empty_sector,
+    with_one_bit_turned,
+)
 from engine.format import (
     FORMAT_VERSION,
     GROUP_HEADER,
@@ -384,7 +389,8 @@ def _refuse_flipped_body(file: DiskFile, entry: JournalFile, header: GroupPlace)
     buffer = bytearray(GROUP_HEADER.size + header.body_bytes)
     if file.pread_into(memoryview(buffer), header.offset) < len(buffer) or has_unwritten_sector(buffer):
         return
-    if is_one_bit_off(buffer[GROUP_HEADER.size :], header.body_crc):
+    at = byte_with_bit_off(buffer[GROUP_HEADER.size :], header.body_crc)
+    if at is not None and not is_in_empty_sector(buffer, GROUP_HEADER.size + at):
         reason = "a bit of the group is flipped"
         raise DamagedAt(JournalDamage(entry.path, header.offset, header.sequence, reason))
 

@@ -184,6 +184,34 @@ def test_one_flipped_bit_of_the_last_group_is_damage_and_no_torn_write(at: int) 
     assert damage.sequence == 4
 
 
+def _with_one_byte_in_its_last_sector(last: bytes) -> tuple[SimDisk, str, int]:
+    """A journal whose last group is a sector long, and a byte: that one; the file, and where the group is."""
+    disk = new_disk()
+    journal, _ = start(disk)
+    append(journal, 1, 3)
+    key = b"key"
+    value = b"v" * (512 - GROUP_HEADER.size - RECORD_HEADER.size - len(key)) + last
+    record = RECORD_HEADER.pack(Table.NAMES, Op.PUT, len(key), len(value)) + key + value
+    journal.append_blocking(Sequence(4), record, 1)
+    [file] = list_journal(disk, STORE)
+    return disk, file.path, groups(disk)[3].offset
+
+
+def test_a_last_sector_with_a_single_bit_that_was_not_written_is_a_torn_write() -> None:
+    disk, path, offset = _with_one_byte_in_its_last_sector(b"\x20")
+    disk.flip_bit(path, offset + 512, 5)  # as the zeros that were there before
+    end = find_end(disk, list_journal(disk, STORE), Sequence(0))
+    assert (end.sequence, end.torn) == (3, True)
+
+
+@pytest.mark.parametrize(("last", "at"), [(b"\x21", 512), (b"\x20", 200), (b"\0", 200), (b"\0", 512)])
+def test_a_flipped_bit_in_a_group_with_a_short_last_sector_is_damage(last: bytes, at: int) -> None:
+    disk, path, offset = _with_one_byte_in_its_last_sector(last)
+    disk.flip_bit(path, offset + at, 5)
+    with pytest.raises(JournalDamaged, match="a bit of the group"):
+        find_end(disk, list_journal(disk, STORE), Sequence(0))
+
+
 def test_the_end_of_a_zero_filled_file_is_not_torn() -> None:
     disk = new_disk()
     journal, _ = start(disk)
