@@ -36,9 +36,10 @@ from lakefs.limits import CHUNK_BYTES
 from lakefs.offload import InlineOffload, ThreadOffload
 from lakefs.opened import Opened
 from lakefs.ports import Offload
-from lakefs.steps import Send, Start, Steps, send
+from lakefs.steps import Send, Start, Step, Steps, send
 from lakefs.wire import messages as m
 from tests.contract.engines import KINDS, Engine, InThreads, Kind
+from tests.seen_steps import seen
 from tests.store_rig import in_flight, open_descriptors
 
 T = TypeVar("T")
@@ -88,21 +89,12 @@ class Told:
 
 def _recorded(steps: Steps[T], asked: list[m.Request]) -> Steps[T]:
     """The same steps; what they send is noted."""
-    answer: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            step = steps.throw(error) if error is not None else steps.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+
+    def see(step: Step, _: object) -> None:
         if isinstance(step, Start) and isinstance(step.effect, Send):
             asked.append(step.effect.request)
-        answer, error = None, None
-        try:
-            answer = yield step
-        except BaseException as raised:  # noqa: BLE001 - thrown into the operation, which raises it
-            error = raised
+
+    return seen(steps, see)
 
 
 Body = Callable[[Driven], Awaitable[None]]

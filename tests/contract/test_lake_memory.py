@@ -17,7 +17,7 @@ from lakefs.steps import Step
 from lakefs.wire import messages as m
 from tests.contract.engines import Kind
 from tests.contract.test_lake import Driven, content_of, run, safetensors
-from tests.contract.test_lake_pools import asks, seen
+from tests.seen_steps import asks, seen
 
 SIZES = [0, 1, 65_535, 65_536, CHUNK_BYTES, 2 * CHUNK_BYTES + 70_000]
 

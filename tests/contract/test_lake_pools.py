@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 import trio
@@ -29,10 +29,11 @@ from lakefs.ids import EMPTY_CHUNK, data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.movers import Check
 from lakefs.pools import Pool
-from lakefs.steps import Send, Start, Step, Steps, Wait
+from lakefs.steps import Start, Step, Wait
 from lakefs.wire import messages as m
 from tests.contract.engines import KINDS, InThreads, Kind
 from tests.contract.test_lake import MANY, Driven, content_of, run
+from tests.seen_steps import asks, seen
 
 T = TypeVar("T")
 SIZES = (0, 1, 4000, 64 * KIB - 1, 64 * KIB, 300_000, MIB)
@@ -271,31 +272,6 @@ def test_a_load_that_was_cancelled_has_its_lending_ended(kind: Kind) -> None:
             assert lake.count(m.LendMemory) == 2
 
     run(kind, body)
-
-
-def asks(step: Step, request: type[m.Request]) -> bool:
-    """Whether the step sends such a request."""
-    return (
-        isinstance(step, Start) and isinstance(step.effect, Send) and isinstance(step.effect.request, request)
-    )
-
-
-def seen(steps: Steps[T], see: Callable[[Step, object], None]) -> Steps[T]:
-    """The same steps; each is told, with its answer, when it has been taken."""
-    answer: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            step = steps.throw(error) if error is not None else steps.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        answer, error = None, None
-        try:
-            answer = yield step
-        except BaseException as raised:  # noqa: BLE001 - thrown into the operation, which raises it
-            error = raised
-        see(step, answer)
 
 
 def test_many_chunks_are_asked_for_in_few_requests(kind: Kind) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -12,10 +12,11 @@ from lakefs.lake import LakeSteps
 from lakefs.limits import UNLEASED_BELOW_BYTES
 from lakefs.movers import Check
 from lakefs.service import Reply
-from lakefs.steps import Steps
+from lakefs.steps import Step, Steps
 from lakefs.wire import messages as m
 from tests.contract.engines import Kind
 from tests.contract.test_lake import Driven, content_of, run
+from tests.seen_steps import seen
 
 T = TypeVar("T")
 
@@ -36,23 +37,16 @@ def _get_many_into(steps: LakeSteps, names: list[str]) -> Steps[list[bytes]]:
 
 def _overtaken(reading: Steps[T], meanwhile: Callable[[], Steps[None]]) -> Steps[T]:
     """The same steps; when they have opened something for the first time, `meanwhile` is done before they know."""
-    answer: Any = None
-    error: BaseException | None = None
     is_open = False
-    while True:
-        try:
-            step = reading.throw(error) if error is not None else reading.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        answer, error = None, None
-        try:
-            answer = yield step
-        except BaseException as raised:  # noqa: BLE001 - thrown into the operation, which raises it
-            error = raised
-        if isinstance(answer, Reply) and isinstance(answer.message, m.OpenResults) and not is_open:
-            is_open = True
-            yield from meanwhile()
+
+    def see(_: Step, answer: object) -> Steps[None] | None:
+        nonlocal is_open
+        if is_open or not (isinstance(answer, Reply) and isinstance(answer.message, m.OpenResults)):
+            return None
+        is_open = True
+        return meanwhile()
+
+    return seen(reading, see)
 
 
 @pytest.mark.parametrize(
