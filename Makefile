@@ -48,7 +48,7 @@ check-tests:
 # In the order of folders: the long files come before the short ones, so both cores are busy to the end.
 test: setup clients ## lint, types and layering, then every test
 	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target $(STATIC)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 tests
 
 bench: setup ## measure: make bench SCENARIO=name
 	@$(BIN)/python -m bench.run $(SCENARIO)
