@@ -36,8 +36,8 @@ Task = Callable[[], None]
 class HotBatch:
     """The chunks of one call.  A context manager: `lengths` are right behind it, NOT_READ of what was not read.
 
-    `targets` are writable, and stay lent until the batch is gone.  `segments_only`: what is in the DRAM tier is left
-    out, for targets that somebody else can make shorter: a system call finds that out, a copy here would be a signal.
+    `targets` are writable, and stay lent until the batch is gone.  `places`: where the caller found each chunk, who has
+    a reason for reading it there; else all are looked up.
     """
 
     def __init__(
@@ -45,23 +45,25 @@ class HotBatch:
         reads: HotReads,
         chunks: Sequence[bytes],
         targets: list[memoryview],
-        *,
-        segments_only: bool = False,
+        places: Sequence[Found] | None = None,
     ) -> None:
         self.lengths = [NOT_READ] * len(chunks)
         self._reads = reads
         self._chunks = chunks if isinstance(chunks, list) else list(chunks)
         self._targets = targets
-        self._segments_only = segments_only
-        self._places = bytearray(len(chunks) * PLACE.size)
-        try:
-            reads.index.find_packed(self._chunks, self._places)
-        except ValueError:  # one of them is no id: none is known, then, and the engine says so
-            self._places = bytearray(len(self._places))
+        self._places = self._look_up() if places is None else _packed(places)
         # Behind longer ones lie the sums of their granules: they are read alone, with those.
         longest = GRANULE_BYTES if reads.check is Check.CRC32C else _ANY_LENGTH
         self._plan = ReadPlan(self._chunks, targets, self._places, longest)
         self._held: list[Held | None] = []
+
+    def _look_up(self) -> bytearray:
+        places = bytearray(len(self._chunks) * PLACE.size)
+        try:
+            self._reads.index.find_packed(self._chunks, places)
+        except ValueError:  # one of them is no id: none is known, then, and the engine says so
+            return bytearray(len(places))
+        return places
 
     def __enter__(self) -> Self:
         self._held = [self._reads.descriptors.enter(SegmentId(segment)) for segment in self._plan.segments]
@@ -84,7 +86,7 @@ class HotBatch:
             tasks: list[Task] = [partial(self._read_part, 0, plan.runs)]  # nothing is gained by pieces
         else:
             tasks = [partial(self._read_part, *part) for part in plan.parts(PART_BYTES)]
-        if plan.slots and not self._segments_only:
+        if plan.slots:
             tasks += [partial(self._copy_part, *part) for part in self._pieces(is_shared=is_shared)]
         tasks += [partial(self._read_alone, number) for number in plan.others]
         return tasks
@@ -134,7 +136,7 @@ class HotBatch:
         """Read and check what no plan is made for: in a slab, or with sums of its granules behind it."""
         found = self._place(number)
         target = self._targets[number]
-        if found[3] <= len(target) and not (self._segments_only and found[0] != MEDIUM_SEGMENT):
+        if found[3] <= len(target):
             chunk = ChunkId(self._chunks[number])
             self.lengths[number] = self._reads.read_found(chunk, found, target[: found[3]])
 
@@ -144,8 +146,7 @@ class HotBatch:
 
     def _look_again(self) -> None:
         """Take back what is not, or not surely, in the segment where it was read."""
-        again = bytearray(len(self._places))
-        self._reads.index.find_packed(self._chunks, again)
+        again = self._look_up()
         is_kept = self._reads.is_kept()
         if is_kept and again == self._places:
             return
@@ -153,6 +154,10 @@ class HotBatch:
         for number, (now, before) in enumerate(pairs):
             if before[4] == MEDIUM_SEGMENT and not (is_kept and now == before):
                 self.lengths[number] = NOT_READ
+
+
+def _packed(places: Sequence[Found]) -> bytearray:
+    return bytearray().join(PLACE.pack(*where, tier) for tier, *where in places)
 
 
 def memories_of(chunks: Sequence[bytes], lent: Sequence[WritableBuffer]) -> list[memoryview]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from lakefs.client.hot_index_use import HotIndexUser
 from lakefs.hot_batch import HotBatch, Task, memories_of
 from lakefs.hot_index_opening import open_hot_index
-from lakefs.hot_reads import NOT_READ, HotReads
+from lakefs.hot_reads import NOT_READ, Found, HotReads
 from lakefs.ids import ChunkId
 from lakefs.limits import MIB
 from lakefs.writable_memory import WritableBuffer, writable_memory
@@ -100,11 +100,13 @@ class Chunks(HotIndexUser):
         hot: HotReads,
         chunks: Sequence[bytes],
         targets: list[memoryview],
-        *,
-        segments_only: bool = False,
+        places: Sequence[Found] | None = None,
     ) -> list[int]:
-        """Lengths of what was read at once, NOT_READ of the rest; much of it is shared between threads."""
-        with HotBatch(hot, chunks, targets, segments_only=segments_only) as batch:
+        """Lengths of what was read at once, NOT_READ of the rest; much of it is shared between threads.
+
+        `places` as of `HotBatch`.
+        """
+        with HotBatch(hot, chunks, targets, places) as batch:
             is_shared = sum(map(len, targets)) >= SHARED_FROM_BYTES
             tasks = iter(found := batch.tasks(is_shared=is_shared))  # whoever is free takes the next
             helpers = [

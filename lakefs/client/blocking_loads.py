@@ -54,16 +54,19 @@ class PoolLoads:
     def _read(
         self, hot: HotReads, chunks: list[bytes], pool: Pool, offsets: Sequence[int], found: list[Found]
     ) -> list[int]:
-        """Lengths of what was cached and is right, NOT_READ of the rest."""
+        """Lengths of what was cached and is right, NOT_READ of the rest.
+
+        What is in the DRAM tier is the engine's to bring: another program can make the pool shorter, which a system
+        call finds out; a copy here would be a signal.
+        """
         buffer = pool.buffer
         targets = [buffer[offset : offset + place[3]] for offset, place in zip(offsets, found, strict=True)]
         cached = cached_indexes(self._lake.steps.descriptors, found)
         if len(cached) == len(chunks):
-            return self._chunks.read_hot(hot, chunks, targets, segments_only=True)
+            return self._chunks.read_hot(hot, chunks, targets, found)
         lengths = [NOT_READ] * len(chunks)
-        some = self._chunks.read_hot(
-            hot, [chunks[at] for at in cached], [targets[at] for at in cached], segments_only=True
-        )
+        kept = [chunks[at] for at in cached], [targets[at] for at in cached], [found[at] for at in cached]
+        some = self._chunks.read_hot(hot, *kept)
         for index, length in zip(cached, some, strict=True):
             lengths[index] = length
         return lengths

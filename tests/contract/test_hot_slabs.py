@@ -85,7 +85,9 @@ def test_what_is_in_memory_is_read_from_there_without_a_request_also_when_the_di
 
 @pytest.mark.parametrize("check", list(Check))
 @pytest.mark.parametrize("length", LENGTHS)
-def test_memory_that_others_can_cut_is_filled_from_segments_only(length: int, check: Check) -> None:
+def test_a_batch_that_is_told_the_places_reads_nowhere_else(length: int, check: Check) -> None:
+    """So that memory which others can make shorter is filled from segments only."""
+
     async def body(world: World, index: HotIndex) -> None:
         content = os.urandom(length)
         async with world.lake(check=check) as lake:
@@ -93,13 +95,14 @@ def test_memory_that_others_can_cut_is_filled_from_segments_only(length: int, ch
             assert _tier_of(index, chunk) == MEDIUM_DRAM
             hot = lake.chunks.hot_reads()
             assert hot is not None
-            for segments_only in (False, True):
+            punch_everything(world)
+            for places in (None, [index.in_slabs[chunk]]):
                 targets = [memoryview(bytearray(length))]
-                with HotBatch(hot, [chunk], targets, segments_only=segments_only) as batch:
+                with HotBatch(hot, [chunk], targets, places) as batch:
                     for task in batch.tasks(is_shared=False):
                         task()
-                assert batch.lengths == [NOT_READ if segments_only else length]
-                assert bytes(targets[0]) == (bytes(length) if segments_only else content)
+                assert batch.lengths == [NOT_READ if places else length]
+                assert bytes(targets[0]) == (bytes(length) if places else content)
 
     run(body)
 
