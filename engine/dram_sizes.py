@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +22,8 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def memory_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
-    """The machine's memory, or what its control groups (v2, v1) allow when that is less; 0 when nobody knows."""
-    found = [limit for limit in (_machine(proc), *_group_limits(proc, cgroups)) if limit]
-    return min(found, default=0)
+    """The machine's memory, or what its control groups (v2, v1) allow when that is less."""
+    return min(limit for limit in (_machine(proc), *_group_limits(proc, cgroups)) if limit)
 
 
 def tier_bytes(asked: int | None, memory: int) -> tuple[int, str]:
@@ -59,7 +59,8 @@ def _machine(proc: Path) -> int:
         name, _, value = line.partition(":")
         if name == "MemTotal":
             return int(value.split()[0]) * KIB
-    return 0
+    # Our unit hides this file (ProcSubset=pid): the C library asks the kernel by a system call.
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _group_limits(proc: Path, cgroups: Path) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,16 @@ def test_limits_of_the_older_kind_of_groups_count_too(tmp_path: Path) -> None:
     assert _machine(tmp_path, 8 << 20, "4:memory:/x\n3:cpu:/y\n0::/\n", limits) == 3 * GIB
 
 
-def test_a_machine_that_says_nothing_has_no_tier_by_itself(tmp_path: Path) -> None:
-    assert memory_bytes(tmp_path, tmp_path) == 0
+def test_where_proc_is_hidden_as_under_our_unit_the_kernel_is_asked(tmp_path: Path) -> None:
+    assert memory_bytes(tmp_path, tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text("4:memory:/x\n")
+    (tmp_path / "memory" / "x").mkdir(parents=True)
+    (tmp_path / "memory" / "x" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert memory_bytes(tmp_path, tmp_path) == memory_bytes(tmp_path, tmp_path / "none")
+
+
+def test_where_nobody_knows_there_is_no_tier_by_itself() -> None:
     assert tier_bytes(None, 0) == (0, "")
 
 
