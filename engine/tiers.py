@@ -11,6 +11,7 @@ Rules kept here:
 - A mapping is only ever of what nobody can cut under it, and never of a file on a disk: an error of that disk would be
   SIGBUS in the engine and in every reader.
 - A kept backing is locked while it is used; another engine that wants it is refused.
+- A file that somebody else wrote is refused and left as it is; no file is made where a device is not there.
 - Memory is taken within a share of what machine and control group (cgroup v2) have, whatever is asked for.
 """
 
@@ -29,10 +30,12 @@ from engine.sealed_memory import SealedMemory
 from lakefs.aligned_mapping import HUGE_BYTES
 from lakefs.errors import ConfigError, DiskFailed, StoreLocked
 from lakefs.hot_index import MAP_SHARED_VALIDATE, MAP_SYNC
+from lakefs.hot_table_format import MAGIC
 from lakefs.limits import PAGE_BYTES
 
 _FILE_MODE: Final = 0o600
 _COPY_BYTES: Final = 8 << 20
+_DEVICES: Final = Path("/dev")
 
 
 @dataclass
@@ -165,9 +168,10 @@ def _in_memory(size_bytes: int) -> Backing:
 
 
 def _opened(path: Path) -> int:
-    """The file or device, locked."""
+    """The file or device, locked.  A file is made where there is none, but for where devices are."""
+    made = 0 if path.parent == _DEVICES else os.O_CREAT
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, _FILE_MODE)
+        file = os.open(path, os.O_RDWR | made | os.O_CLOEXEC | os.O_NOCTTY, _FILE_MODE)
     except (OSError, ValueError) as error:
         raise _unusable(str(path), error) from error
     try:
@@ -197,6 +201,10 @@ def _on_file(path: Path, file: int, size_bytes: int) -> Backing:
         return Backing("DAX device", memoryview(memory), lent, "", file, is_mapped=True, is_old=True)
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(f"hot_index: {path} is neither a file nor a DAX device", subject=str(path))
+    if not _may_be_ours(os.pread(file, len(MAGIC), 0)):
+        raise ConfigError(
+            f"hot_index: {path} is a file of something else; name a new one, or remove it", subject=str(path)
+        )
     dax = _mapped_dax(file, found.st_size, size_bytes)
     if dax is not None:
         lent = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -208,6 +216,12 @@ def _on_file(path: Path, file: int, size_bytes: int) -> Backing:
     if not inside.is_old and found.st_size:
         inside.erase()  # a part of it may have been read
     return inside
+
+
+def _may_be_ours(beginning: bytes) -> bool:
+    """Whether a file that begins so may be a hot index, torn or rotten as it may be: most of the magic, or zeros."""
+    same = sum(ours == there for ours, there in zip(MAGIC, beginning, strict=False))
+    return same > len(MAGIC) // 2 or not any(beginning)
 
 
 def _device_bytes(device: int) -> int:

@@ -318,11 +318,29 @@ def test_the_file_says_that_it_is_in_use_so_that_a_crash_is_seen(tmp_path: Path)
     run(main)
 
 
+@pytest.mark.parametrize("content", [b"weights of a model", b"LAK", b"LAKESEGM" + bytes(4096)])
+def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="is a file of something else"):
+        open_backing(str(path), table_bytes(1024))
+    assert path.read_bytes() == content
+
+
+def test_a_device_that_is_not_there_is_refused_and_no_file_made_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.tiers._DEVICES", tmp_path)
+    with pytest.raises(ConfigError, match="No such file"):
+        open_backing(str(tmp_path / "dax0.0"), table_bytes(1024))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_that_cannot_be_read_to_its_end_leaves_nothing_of_it_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "hot-index"
-    path.write_bytes(b"x" * table_bytes(1024))
+    path.write_bytes(b"LAKEHOTI" + b"x" * (table_bytes(1024) - 8))
     pread = os.preadv
 
     def failing(file: int, buffers: list[memoryview], offset: int) -> int:
