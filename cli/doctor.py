@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,13 @@ DESCRIPTORS_WARN = 4096
 KERNEL_MIN = (5, 10)
 PYTHON_MIN = (3, 11)
 DEBIAN_PACKAGES = ("fuse3",)
-PYTHON_PACKAGES = ("blake3", "click", "crc32c", "isal", "lmdb", "msgspec", "rich", "trio")
+PYTHON_PACKAGES = (
+    "awscrt", "blake3", "click", "crc32c", "h11", "httptools", "isal", "lmdb", "msgspec",
+    "prometheus-client", "pyfuse3", "rich", "sortedcontainers", "structlog", "trio",
+)  # fmt: skip
+NATIVE_MODULES = (
+    "engine._ring", "engine._granules", "engine._frequency", "lakefs._hot_table", "lakefs._plain_reads"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,7 @@ def _findings(where: Target, file: str | None) -> Iterator[Finding]:
     yield _python()
     yield _kernel()
     yield from _python_packages()
+    yield _native_modules()
     yield from _debian_packages()
     yield _descriptors()
     try:
@@ -110,6 +118,19 @@ def _python_packages() -> Iterator[Finding]:
         except PackageNotFoundError:
             yield Finding("fail", "packages", f"{package} is not installed; run: make setup")
     yield Finding("ok", "packages", ", ".join(found))
+
+
+def _native_modules() -> Finding:
+    """Each has a twin in Python, which takes its place without a word."""
+    absent = [name for name in NATIVE_MODULES if find_spec(name) is None]
+    if not absent:
+        return Finding("ok", "native modules", "built")
+    return Finding(
+        "warn",
+        "native modules",
+        f"{', '.join(absent)}: not built, Python does it more slowly; install a C compiler and Python's headers "
+        "(gcc, python3-dev), then install the package again",
+    )
 
 
 def _debian_packages() -> Iterator[Finding]:

@@ -71,7 +71,9 @@ def _translated(error: OSError, doing: str, name: str) -> LakeError:
         message = f"no room to {doing} {name} ({reason}); remove objects, then run: lake gc"
         return StoreFull(message, subject=name)
     if error.errno == errno.EFAULT:
-        return SourceChanged(f"cannot {doing} {name}: the client's memory was shrunk, or has no room")
+        return SourceChanged(
+            f"the client's memory was shrunk, or has no room: it cannot be used to {doing} {name}"
+        )
     if error.errno == errno.EROFS:
         return StoreReadOnly(f"cannot {doing} {name}: the file system is read-only; remount it", subject=name)
     return DiskFailed(f"cannot {doing} {name}: {reason}; see the kernel's log for the device", subject=name)
