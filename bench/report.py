@@ -133,7 +133,7 @@ class Report:
         yield f"### {found.name}\n"
         when = result["date"][:16].replace("T", " ")
         yield (
-            f"`make bench SCENARIO={found.name}`, {when} UTC, {found.run['rounds']} rounds."
+            f"`make bench SCENARIO={found.name}`, {when} UTC, {_rounds(found)}."
             f" Load: {result['generator']}.\n"
         )
         if "table" in result:
@@ -289,6 +289,16 @@ def _higher_is_better(found: Found, row: Mapping[str, Any]) -> bool:
         return bool(row["goal"][:1] == ">")
     known = FIGURES.get(found.result.get("figure", ""))
     return known.higher_is_better if known else not found.result.get("unit", "").startswith("us")
+
+
+def _rounds(found: Found) -> str:
+    """How many rounds there were: a scenario may have fewer than its run was asked for."""
+    result = found.result
+    counts = {len(result[name]) for name in ("ours", "rounds", "alone") if isinstance(result.get(name), list)}
+    counts |= {len(side["rounds"]) for side in result.get("sides", {}).values()}
+    counts |= {len(side["rates"]) for cell in result.get("cells", {}).values() for side in cell.values()}
+    least, most = min(counts, default=found.run["rounds"]), max(counts, default=found.run["rounds"])
+    return f"{least} to {most} rounds" if least < most else f"{most} round{'s' * (most != 1)}"
 
 
 def _bar(name: str, rounds: Sequence[Mapping[str, float]], figure: str) -> svg.Bar:

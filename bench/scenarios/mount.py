@@ -342,7 +342,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
         "mount-read",
         "mount: sequential read, its pages dropped, store hot / constant buffer",
         "B/s",
-        at_least(0.85, "x"),
+        at_least(0.92, "x"),
         reading_sides(hot=False),
     ),
     Paired(

@@ -95,7 +95,11 @@ class Rates:
         return rows, {"unit": "B/s", "cells": cells, "table": {"title": self.title, "lines": table}}
 
     def _row(self, what: str, results: Mapping[str, Sequence[Outcome]], peer: str) -> Row:
-        ratios = [a.rate / max(1.0, b.rate) for a, b in zip(results[OURS], results[peer], strict=True)]
+        """Of the rounds in which the peer moved anything: nothing is no measure of how much more something is."""
+        rounds = list(zip(results[OURS], results[peer], strict=True))
+        ratios = [mine.rate / other.rate for mine, other in rounds if other.rate]
+        if not ratios:
+            return absent_row(self.name, f"{what} / {peer}", AHEAD, "not a byte arrived in any round")
         ratio = statistics.median(ratios)
         return Row(self.name, f"{what} / {peer}", ratio, "x", AHEAD.text, AHEAD.met(ratio), spread_of(ratios))
 

@@ -57,6 +57,25 @@ def test_what_is_missed_is_told_with_its_words_and_what_has_none_is_named(tmp_pa
         assert words in page
 
 
+@pytest.mark.parametrize(
+    ("measured", "told"),
+    [
+        ({}, "5 rounds"),
+        ({"ours": [1.0, 2.0, 3.0], "theirs": {}}, "3 rounds"),
+        ({"rounds": [{}]}, "1 round"),
+        (
+            {"cells": {"1": {"ours": {"rates": [1.0] * 5}}, "8": {"ours": {"rates": [1.0] * 2}}}},
+            "2 to 5 rounds",
+        ),
+    ],
+)
+def test_a_scenario_says_how_many_rounds_it_had_itself(
+    tmp_path: Path, measured: dict[str, Any], told: str
+) -> None:
+    write(found_in(run({"put-x": {"rows": [ROW], **measured}})), {}, tmp_path)
+    assert f"UTC, {told}." in (tmp_path / "performance.md").read_text()
+
+
 def test_every_plot_that_the_page_shows_is_there_and_whole(tmp_path: Path) -> None:
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / "old.svg").write_text("")

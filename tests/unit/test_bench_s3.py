@@ -16,6 +16,7 @@ from bench.content import window
 from bench.s3_contest import OURS, race
 from bench.s3_load import Load, Outcome, WrongAnswer, ask
 from bench.s3_requests import Endpoint, Request, Signer
+from bench.scenarios.s3_rates import Rates
 
 ASK = Request(b"GET /x HTTP/1.1\r\n\r\n", answer_bytes=5)
 RIGHT = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -162,6 +163,16 @@ def test_what_is_not_answered_in_time_counts_as_slower_than_all_that_was() -> No
 def test_a_percentile_is_the_smallest_value_that_so_many_do_not_pass() -> None:
     outcome = Outcome(latencies_s=[5, 1, 4, 2, 3])
     assert [outcome.percentile_s(share) for share in (0, 0.2, 0.5, 0.8, 0.99)] == [1, 1, 3, 4, 5]
+
+
+def test_a_round_in_which_a_peer_moves_nothing_has_no_ratio() -> None:
+    def moved(*counts: int) -> list[Outcome]:
+        return [Outcome(elapsed_s=1.0, moved_bytes=moved_bytes) for moved_bytes in counts]
+
+    rates = Rates("s3-x", "GET", ("peer",), 1, 1.0)
+    row = rates._row("GET", {OURS: moved(800, 900, 1000), "peer": moved(100, 0, 200)}, "peer")
+    assert (row.value, row.spread, row.could_not_run) == (6.5, "5..8", "")
+    assert rates._row("GET", {OURS: moved(800), "peer": moved(0)}, "peer").could_not_run
 
 
 def test_the_answer_to_one_request_is_given_whole() -> None:
