@@ -115,9 +115,10 @@ class Chunks(HotIndexUser):
             ]
             try:
                 _work_off(tasks)
-            finally:
-                wait(helpers)
-            for helper in helpers:
+            finally:  # who has not begun finds nothing left: other work has the threads, or a fork has none of them
+                begun = [helper for helper in helpers if not helper.cancel()]
+                wait(begun)
+            for helper in begun:
                 helper.result()
         return batch.lengths
 

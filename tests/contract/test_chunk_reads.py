@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -9,8 +10,9 @@ from unittest import mock
 import pytest
 import trio
 
+from lakefs.client import blocking_chunks
 from lakefs.client.blocking import Lake
-from lakefs.client.blocking_driver import BlockingDriver
+from lakefs.client.blocking_driver import WORK_THREADS, BlockingDriver
 from lakefs.client.trio_driver import TrioDriver
 from lakefs.errors import ChunkNotFound, InvalidArgument
 from lakefs.hot_batch import HotBatch
@@ -227,6 +229,25 @@ def test_chunks_side_by_side_are_read_together_and_checked_each_by_itself(kind: 
             assert table.put(chunks[right], *found[:4], other[4])
         assert await chunks_of(lake, "get_many_into", chunks, buffers) == lengths
         assert [bytes(b[: len(c)]) for b, c in zip(buffers, contents, strict=True)] == contents
+
+    run(kind, body)
+
+
+def test_a_read_does_not_wait_for_threads_that_have_other_work(kind: Kind) -> None:
+    async def body(lake: Driven) -> None:
+        if not lake.steps.carries_descriptors or not isinstance(lake.lake, BlockingDriver):
+            return
+        await stored(lake)
+        assert await read_all(lake) == CONTENTS
+        await index_of(lake)
+        threads, is_free = lake.lake.work_threads(), threading.Event()
+        works = [threads.submit(is_free.wait, 10) for _ in range(WORK_THREADS)]
+        with without_requests(lake), mock.patch.object(blocking_chunks, "SHARED_FROM_BYTES", 1):
+            assert await read_all(lake) == CONTENTS
+        assert not any(work.done() for work in works)
+        is_free.set()
+        with mock.patch.object(blocking_chunks, "SHARED_FROM_BYTES", 1):
+            assert await read_all(lake) == CONTENTS
 
     run(kind, body)
 
