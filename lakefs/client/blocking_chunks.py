@@ -93,7 +93,7 @@ class Chunks(HotIndexUser):
             epoch = self._lake.epoch
             index = self._lake.run(open_hot_index())
             if self._lake.epoch == epoch:  # else it may be that of an engine that is gone: the next read asks
-                self.use_hot_index(index)
+                self.use_hot_index(index, epoch)
 
     def read_hot(
         self,

@@ -45,15 +45,20 @@ class HotIndexUser:
         """Reads that need no round trip; None when the engine of this connection shares no index."""
         return self._hot if self._hot_epoch == self._client.epoch else None
 
-    def use_hot_index(self, index: HotIndex | None) -> None:
-        """Read chunks by an index that the engine of this connection shares, if any."""
+    def use_hot_index(self, index: HotIndex | None, epoch: int) -> None:
+        """Read chunks by an index that the engine of that connection shares, if any, while it is this one's."""
         steps = self._client.steps
         self._hot = (
             None
             if index is None
-            else HotReads(index, steps.descriptors, steps.check, lambda: self._client.is_connected())
+            else HotReads(index, steps.descriptors, steps.check, lambda: self._is_there(epoch))
         )
-        self._hot_epoch = self._client.epoch
+        self._hot_epoch = epoch
+
+    def _is_there(self, epoch: int) -> bool:
+        """Whether the connection of that epoch is; another thread may have made its successor meanwhile."""
+        # In this order: what is connected is the one that was asked about, when that is still the latest behind it.
+        return self._client.is_connected() and self._client.epoch == epoch
 
     def tell_notes(self) -> None:
         """Tell the engine what was read without it; dropped when the connection is busy.  Nothing is waited for."""

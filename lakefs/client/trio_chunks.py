@@ -71,7 +71,7 @@ class TrioChunks(HotIndexUser):
             epoch = self._lake.epoch
             index = await self._lake.run(open_hot_index())
             if self._lake.epoch == epoch:  # else it may be that of an engine that is gone: the next read asks
-                self.use_hot_index(index)
+                self.use_hot_index(index, epoch)
 
     def _read_hot(self, chunks: Sequence[bytes], targets: list[memoryview]) -> list[int]:
         """Lengths of what was read at once, NOT_READ of the rest."""

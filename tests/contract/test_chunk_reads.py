@@ -52,7 +52,7 @@ async def index_of(lake: Driven, chunks: Sequence[bytes] = CHUNKS) -> HotTable:
     table = HotTable(bytearray(table_bytes(capacity)), capacity)
     for chunk, grant in zip(chunks, reply.message.grants, strict=True):
         assert table.put(chunk, grant.medium, grant.segment, grant.offset, grant.stored_bytes, grant.crc)
-    lake.lake.chunks.use_hot_index(Index(table))
+    lake.lake.chunks.use_hot_index(Index(table), lake.lake.epoch)
     return table
 
 
@@ -178,6 +178,10 @@ def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Ki
         with mock.patch.object(
             type(lake.lake), "is_connected", return_value=False
         ):  # nor of an engine that has gone
+            assert hot.read_found(chunk, found, target) == NOT_READ
+            assert _batch_of_two(hot, chunk) == [NOT_READ] * 2
+        with mock.patch.object(type(lake.lake), "epoch", lake.lake.epoch + 1):  # of its successor neither
+            assert lake.lake.is_connected()
             assert hot.read_found(chunk, found, target) == NOT_READ
             assert _batch_of_two(hot, chunk) == [NOT_READ] * 2
         assert (
