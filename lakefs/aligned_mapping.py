@@ -2,6 +2,9 @@
 
 The kernel maps a huge page as one only where file and address are both at a multiple of its size; a mapping that begins
 elsewhere is looked up page by page of 4 KiB, for each of which the processor has to find the address anew.
+
+Of a file on reserved huge pages (hugetlbfs) the kernel maps whole ones, whatever length it is asked for, and unmaps
+whole ones only: room for them is taken, or they would lie over what the process has behind it.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ def map_aligned(
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and status.st_size < length:
         raise ValueError(f"a mapping of {length} bytes is longer than its file")
+    page = os.fstatvfs(descriptor).f_bsize  # of a file on huge pages: their size, of which it has whole ones
+    length = max(length, min(-(-length // page) * page, status.st_size))
     if length < HUGE_BYTES:
         return mmap.mmap(descriptor, length, flags, protection), 0
     # A range of addresses that is ours as a whole; closing it unmaps what was put over it, too.

@@ -48,9 +48,9 @@ class HotIndexReader:
         """
         flags = _safe_map_flags(descriptor)
         try:
-            first = mmap.mmap(descriptor, HEADER_PAGE_BYTES, flags, mmap.PROT_READ)
+            first, begin = map_aligned(descriptor, HEADER_PAGE_BYTES, flags)
             with first:
-                self.header: Final[TableHeader] = unpack_header(first[:HEADER_PAGE_BYTES])
+                self.header: Final[TableHeader] = unpack_header(first[begin : begin + HEADER_PAGE_BYTES])
             length = table_bytes(self.header.capacity)
             memory, begin = map_aligned(descriptor, length, flags)
             self._memory = memoryview(memory).toreadonly()[begin : begin + length]

@@ -7,12 +7,15 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from engine.sealed_memory import SealedMemory
 from engine.tiers import open_backing
 from lakefs.aligned_mapping import HUGE_BYTES, map_aligned
+
+_MAP_NORESERVE: Final = 0x4000
 
 
 @pytest.fixture
@@ -41,6 +44,26 @@ def test_a_mapping_of_a_huge_page_or_more_begins_at_one_and_is_gone_when_it_is_c
     view.release()
     memory.close()
     assert addresses("aligned") == []
+
+
+@pytest.mark.parametrize("length", [4096, HUGE_BYTES, 2 * HUGE_BYTES + 6 * 4096])
+def test_of_reserved_huge_pages_whole_ones_are_mapped_and_nothing_else_is_replaced(length: int) -> None:
+    try:
+        descriptor = os.memfd_create("reserved", os.MFD_HUGETLB | os.MFD_HUGE_2MB)
+    except OSError as error:
+        pytest.skip(f"this kernel has no huge pages to reserve: {error}")
+    try:
+        os.ftruncate(descriptor, 4 * HUGE_BYTES)
+        # None need be set aside for a mapping without a reservation whose pages nobody touches.
+        memory, begin = map_aligned(descriptor, length, mmap.MAP_SHARED | _MAP_NORESERVE)
+        [(first, end)] = addresses("reserved")
+        assert first % HUGE_BYTES == 0
+        assert end - first == -(-length // HUGE_BYTES) * HUGE_BYTES
+        assert begin + (end - first) <= len(memory)
+        memory.close()
+        assert addresses("reserved") == []
+    finally:
+        os.close(descriptor)
 
 
 def test_a_writable_mapping_changes_the_file(file: int) -> None:
