@@ -211,7 +211,7 @@ class TrioLake(TrioDriver):
         raise EngineUnreachable(f"the connection was lost while {name} was mapped", subject=name)
 
     def _is_pinned(self, epoch: int) -> bool:
-        return self.epoch == epoch and self.is_connected()
+        return self.is_connected() and self.epoch == epoch
 
     async def _unpin(self, mapped: MappedObject) -> None:
         if mapped.is_pinned():
