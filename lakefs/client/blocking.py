@@ -233,7 +233,9 @@ class Lake(BlockingDriver):
         raise EngineUnreachable(f"the connection was lost while {name} was mapped", subject=name)
 
     def _is_pinned(self, epoch: int) -> bool:
-        return self.is_connected() and self.epoch == epoch  # in this order: another thread may reconnect between
+        return (
+            self.is_connected() and self.epoch == epoch
+        )  # in this order: another thread may reconnect between
 
     def _unpin(self, mapped: MappedObject) -> None:
         if mapped.is_pinned() and not self._closed:
