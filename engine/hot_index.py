@@ -156,6 +156,8 @@ class HotIndex:
         """
         if instead is None and self.in_slabs:
             instead = list(map(self.in_slabs.get, chunks))
+        elif instead is not None and not self._are_known(chunks, instead):
+            return None
         try:
             packed = self.table.pack_grants(chunks, SEGMENT_TIER, instead)
         except ValueError:  # an id that is none
@@ -164,6 +166,11 @@ class HotIndex:
             return None
         self.counts.found += len(chunks)
         return packed[0]
+
+    def _are_known(self, chunks: list[bytes], instead: Seq[bytes | Found | None]) -> bool:
+        """Whether those with a grant are known to be in the DRAM tier: there a chunk comes before it is durable."""
+        in_slabs = self.in_slabs
+        return all(told is None or chunk in in_slabs for chunk, told in zip(chunks, instead, strict=True))
 
     def statistics(self) -> dict[str, Any]:
         """For people and scripts; JSON-able."""

@@ -9,9 +9,15 @@ import pytest
 import trio
 import trio.testing
 
+from engine.arena import Arena
+from engine.dram_tier import DramTier
 from engine.embedded import EmbeddedEngine
+from engine.hot_index_life import run_hot_index
+from engine.service import Service
 from lakefs.errors import AlreadyExists, DiskFailed, LakeError, StoreReadOnly
 from lakefs.ids import data_chunk_id
+from lakefs.limits import KIB, MIB
+from lakefs.movers import MEDIA_DRAM
 from lakefs.offload import InlineOffload
 from lakefs.wire import messages as m
 from tests.sim.disk import SimDisk
@@ -258,5 +264,41 @@ def test_what_rests_on_durable_things_only_is_answered_at_once() -> None:
                     await client.call(m.OpenObjects([("bkt", "small")]))
                 offload.let_go.set()
             assert not waited.cancelled_caught
+
+    run(main)
+
+
+def test_the_place_in_memory_of_a_chunk_that_is_not_durable_yet_is_told_when_it_is() -> None:
+    async def main() -> None:
+        offload, tier, payload = HeldJournal(), DramTier(Arena(2, MIB)), bytes(20 * KIB)
+        async with (
+            simulated_store(offload=offload, tier=tier) as store,
+            trio.open_nursery() as nursery,
+        ):
+            await nursery.start(run_hot_index, store, "memory", 100)
+            client, told = EmbeddedEngine(Service(store)), list[m.Message]()
+            await put(client, "small", SMALL)  # so that there is a segment
+
+            async def locate() -> None:
+                told.append((await client.call(m.Locate([data_chunk_id(payload)], MEDIA_DRAM))).message)
+
+            offload.let_go = trio.Event()
+            request = m.PutObjects([len(payload)], [change("new")], durable=False)
+            nursery.start_soon(client.call, request, [payload])
+            for _ in range(3):
+                await trio.testing.wait_all_tasks_blocked()
+                (await client.call(m.OpenObjects([("bkt", "new")], durable=False))).body.release()
+            await trio.testing.wait_all_tasks_blocked()
+            assert data_chunk_id(payload) in tier
+            async with trio.open_nursery() as asking:
+                asking.start_soon(locate)
+                await trio.testing.wait_all_tasks_blocked()
+                too_early = list(told)
+                offload.let_go.set()
+            nursery.cancel_scope.cancel()
+        tier.close()
+        assert too_early == []
+        assert isinstance(told[0], m.Located)
+        assert told[0].grants[0].medium == 3
 
     run(main)
