@@ -2,6 +2,7 @@
 
 Rules kept here:
 - Lendings are bounded for each connection, and in all by number and bytes; they end with their connection.
+- Memory is used when it was checked: its number can be guessed while it is looked at.
 - An answered ReturnMemory means that nothing of the memory is read or written any more.
 
 All methods run on the loop.
@@ -61,7 +62,7 @@ class Lendings:
         SessionLost when it is not lent, InvalidArgument when it is not lent for writing.
         """
         memory = client.memories.get(number)
-        if memory is None:
+        if memory is None or not memory.is_open:
             raise SessionLost(f"memory {number} is not lent on this connection; lend it again")
         if writable and not memory.writable:
             raise InvalidArgument(f"memory {number} was lent for reading only")

@@ -29,6 +29,7 @@ from engine.sources import file_system
 from lakefs.errors import EngineBusy, InvalidArgument, SourceChanged
 from lakefs.ids import Buffer
 from lakefs.limits import MIB
+from lakefs.sockets import is_memory, let_go
 
 _TMPFS: Final = 0x01021994
 _HUGETLBFS: Final = 0x958458F6
@@ -41,10 +42,12 @@ LET_GO_AT_ONCE_BYTES: Final = 64 * MIB
 class LentMemory:
     """One lending.  `size_bytes` is what was asked for; the client's file may be longer, or shorter by now."""
 
-    __slots__ = ("_mapped", "_users", "_without_users", "descriptor", "size_bytes", "writable")
+    __slots__ = ("_mapped", "_users", "_without_users", "descriptor", "is_open", "size_bytes", "writable")
 
     def __init__(self, descriptor: int, size_bytes: int, *, writable: bool) -> None:
         self.descriptor = descriptor
+        self.is_open = False
+        """Whether it was checked, and is mapped where that was asked for."""
         self.size_bytes = size_bytes
         self.writable = writable
         self._mapped: memoryview | None = None
@@ -64,6 +67,7 @@ class LentMemory:
         """Check the memory and map it, if it is writable.  InvalidArgument, EngineBusy.  Blocks briefly."""
         _check_memory(self.descriptor, self.size_bytes, writable=self.writable)
         if not self.writable:
+            self.is_open = True
             return
         try:
             mapped = mmap.mmap(self.descriptor, self.size_bytes)
@@ -72,6 +76,7 @@ class LentMemory:
                 raise exhausted(error) from error
             raise InvalidArgument(f"the memory cannot be mapped for writing: {error}") from error
         self._mapped = memoryview(mapped)
+        self.is_open = True
 
     @property
     def mapping(self) -> memoryview:
@@ -98,6 +103,10 @@ class LentMemory:
         return self._without_users
 
     def _close(self, closed: trio.Event) -> None:
+        if not self.is_open:  # it may be anything
+            let_go([self.descriptor])
+            closed.set()
+            return
         # Unmapped with the last slice of it, which may be in a traceback still.
         mapped, self._mapped = [self._mapped], None
         try:
@@ -185,6 +194,8 @@ def exhausted(error: OSError) -> EngineBusy:
 
 def _check_memory(descriptor: int, size_bytes: int, *, writable: bool) -> None:
     """InvalidArgument unless the descriptor is memory of that size, open as it has to be."""
+    if not is_memory(descriptor):  # no file system of a process is asked
+        raise InvalidArgument("lent memory is a memfd, or a regular file on tmpfs or hugetlbfs, open for use")
     found = os.fstat(descriptor)
     kind = file_system(descriptor)
     if not stat.S_ISREG(found.st_mode) or kind not in (_TMPFS, _HUGETLBFS):

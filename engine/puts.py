@@ -45,7 +45,7 @@ from lakefs.ids import (
 )
 from lakefs.limits import BATCH_MAX, BLOB_BYTES_MAX, SOURCES_PER_CONNECTION_MAX
 from lakefs.service import Body, Reply
-from lakefs.sockets import duplicates
+from lakefs.sockets import duplicates, let_go
 from lakefs.wire import messages as m
 
 
@@ -110,16 +110,16 @@ class Puts:
     ) -> Reply:
         if len(descriptors) != 1:
             raise InvalidArgument(f"SourceOpen takes one descriptor, {len(descriptors)} came with it")
-        if len(client.sources) >= SOURCES_PER_CONNECTION_MAX:
-            raise EngineBusy(f"{SOURCES_PER_CONNECTION_MAX} sources are open on this connection; close some")
+        _check_room(client)
         (own,) = duplicates(descriptors)
-        number = client.number()
-        client.sources[number] = own
         try:
             await self._store.offload.run(check_source, own)
+            _check_room(client)  # others have been opened meanwhile
         except BaseException:
-            _close_source(client, number)
+            let_go([own])
             raise
+        number = client.number()  # told to nobody before, nor to be guessed: what is read was checked
+        client.sources[number] = own
         return Reply(m.SourceOpened(number))
 
     async def source_close(
@@ -290,11 +290,16 @@ def _binding(change: m.NameChange, blob: HeldBlob, buckets: _Buckets, now_ns: in
     return Binding(buckets.of(change), change.key, node, change.condition, change.keep_node, change.named_ns)
 
 
+def _check_room(client: Client) -> None:
+    if len(client.sources) >= SOURCES_PER_CONNECTION_MAX:
+        raise EngineBusy(f"{SOURCES_PER_CONNECTION_MAX} sources are open on this connection; close some")
+
+
 def _close_source(client: Client, number: int) -> None:
     """Forget a source, unless that has been done; reads that are under way have a descriptor of their own."""
     descriptor = client.sources.pop(number, None)
     if descriptor is not None:
-        os.close(descriptor)
+        let_go([descriptor])
 
 
 def failed(error: LakeError) -> m.NameResult:

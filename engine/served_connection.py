@@ -45,7 +45,7 @@ from lakefs.limits import (
 )
 from lakefs.ports import Stream
 from lakefs.service import Body, EngineService, Reply, ServedClient
-from lakefs.sockets import close_all, duplicates
+from lakefs.sockets import close_all, duplicates, let_go
 from lakefs.wire.connection import (
     CancelReceived,
     RequestReceived,
@@ -276,7 +276,7 @@ class ServedConnection:
             elif isinstance(event, CancelReceived):
                 self._cancel(event.stream_id)
             else:
-                close_all(self._receiver.claim(event.descriptor_count))
+                let_go(self._receiver.claim(event.descriptor_count))
                 if isinstance(event, RequestRefused):
                     self._sender.cork(event.failure)
 
@@ -292,7 +292,7 @@ class ServedConnection:
         finally:
             if not accepted:
                 self._inflight -= 1
-                close_all(descriptors)
+                let_go(descriptors)
         return (
             _Job(event.stream_id, event.request, body, descriptors, expires_at) if body is not None else None
         )

@@ -13,7 +13,6 @@ Rules kept here:
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -38,7 +37,7 @@ from engine.watch import Watch
 from lakefs.errors import IndexDamaged, InvalidArgument, UnsupportedVersion
 from lakefs.limits import COMPACT_SHARE, COMPACT_SHARE_MOST, SCRUB_STEP_S_MAX
 from lakefs.service import Body, Reply, ServedClient
-from lakefs.sockets import close_all
+from lakefs.sockets import let_go
 from lakefs.wire import messages as m
 
 Handler = Callable[[Client, Any, Body, Sequence[int]], Awaitable[Reply]]
@@ -123,8 +122,7 @@ class Service:
     async def disconnected(self, client: ServedClient) -> None:
         """A connection has ended."""
         assert isinstance(client, Client)
-        for descriptor in client.sources.values():
-            os.close(descriptor)
+        let_go(client.sources.values())
         client.sources.clear()
         self._store.lent.end_all(client)
         self._store.segments.pins.end_all(client.pins)
@@ -159,7 +157,7 @@ class Service:
             raise
         finally:
             body.release()
-            close_all(descriptors)
+            let_go(descriptors)
 
     def watch(self, client: ServedClient, request: m.Watch) -> Watch:
         """Events of a bucket.  BucketNotFound, EngineBusy."""

@@ -14,24 +14,10 @@ from collections.abc import Callable
 from typing import Final
 
 from lakefs.errors import InvalidArgument, SourceChanged
-
-LOCAL_FILE_SYSTEMS: Final = {
-    0x0000EF53: "ext4",
-    0x58465342: "xfs",
-    0x9123683E: "btrfs",
-    0x01021994: "tmpfs",
-    0x858458F6: "ramfs",
-    0x794C7630: "overlay",
-    0x2FC12FC1: "zfs",
-    0xF2F52010: "f2fs",
-    0xCA451A4E: "bcachefs",
-}
-"""File systems by the magic number that statfs(2) gives; others are refused, and their clients send bytes."""
+from lakefs.file_systems import LOCAL_FILE_SYSTEMS, file_system_of
 
 MEMORY_FILE_SYSTEMS: Final = (0x01021994, 0x858458F6)
 """tmpfs and ramfs: files that are memory."""
-
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def check_source(descriptor: int) -> None:
@@ -65,7 +51,7 @@ def filler(descriptor: int, offset: int) -> Callable[[memoryview, int], None]:
 
 def file_system(descriptor: int) -> int:
     """The magic number of the descriptor's file system; InvalidArgument when it cannot be told."""
-    buffer = (ctypes.c_long * 32)()
-    if _libc.fstatfs(descriptor, ctypes.byref(buffer)):
+    found = file_system_of(descriptor)
+    if found is None:
         raise InvalidArgument(f"the descriptor cannot be examined: {os.strerror(ctypes.get_errno())}")
-    return int(buffer[0]) & 0xFFFFFFFF
+    return found

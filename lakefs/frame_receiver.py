@@ -17,7 +17,7 @@ from lakefs.errors import DeadlineExceeded, EngineUnreachable, ProtocolError
 from lakefs.ids import Buffer
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX
 from lakefs.ports import Stream
-from lakefs.sockets import close_all
+from lakefs.sockets import let_go
 from lakefs.wire.frames import FrameReader
 
 E_co = TypeVar("E_co", covariant=True)
@@ -91,7 +91,7 @@ class FrameReceiver(Generic[E_co]):
 
     def close(self) -> None:
         """Close the descriptors that nobody claimed."""
-        close_all(self.claim(len(self._descriptors)))
+        let_go(self.claim(len(self._descriptors)))
 
     async def _receive(self, buffer: memoryview) -> int:
         if not self._reader.mid_frame:

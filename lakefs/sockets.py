@@ -1,6 +1,7 @@
 """What the trio network and the blocking client share about sockets: options, descriptors, gathered sends.
 
-Imports no trio.  Nothing here waits unless the socket it is given blocks.  Received descriptors are close-on-exec
+Imports no trio.  Nothing here waits unless the socket it is given blocks, but `close_all` of files of strangers: theirs
+is `let_go`.  Received descriptors are close-on-exec
 and belong to the caller; when the kernel could not hand over all of them, none is kept.
 """
 
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 import array
 import errno
+import fcntl
 import os
 import socket
 from collections.abc import Iterable, Sequence
+from threading import Thread
 from typing import Final
 
 from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, PermissionDenied
@@ -76,7 +79,7 @@ def receive_with_descriptors(
     if ancillary or message_flags & _TRUNCATED:
         received = _descriptors_of(ancillary)
         if message_flags & _TRUNCATED:
-            close_all(received)
+            let_go(received)
         else:
             descriptors.extend(received)
     return count
@@ -113,6 +116,35 @@ def close_all(descriptors: Iterable[int]) -> None:
     """Close descriptors that nobody wants."""
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def let_go(descriptors: Iterable[int]) -> None:
+    """Close descriptors that a peer handed over; waits for nobody.
+
+    close(2) has a file system flush, and one that a process serves answers when that process likes: a mount of the lake
+    stores what was written to the file then, and waits for the engine.
+    """
+    others: list[int] = []
+    for descriptor in descriptors:
+        if is_memory(descriptor):
+            os.close(descriptor)
+        else:
+            others.append(descriptor)
+    if not others:
+        return
+    try:
+        Thread(target=close_all, args=(others,), name="lake-let-go", daemon=True).start()
+    except RuntimeError:  # there is no thread to be had
+        close_all(others)
+
+
+def is_memory(descriptor: int) -> bool:
+    """Whether it is a file on tmpfs or hugetlbfs, memfds among them; the kernel says so without asking anybody."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        return False
+    return True
 
 
 def duplicates(descriptors: Iterable[int]) -> list[int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from lakefs.errors import InvalidArgument, LocalFileError, SourceChanged
+from lakefs.file_systems import LOCAL_FILE_SYSTEMS, file_system_of
 from lakefs.ids import Buffer
 
 
@@ -87,6 +88,7 @@ class FileSource:
             os.close(self._descriptor)
             kind = "a folder; use -r" if stat.S_ISDIR(self._stat.st_mode) else "not a regular file"
             raise LocalFileError(f"{self.path}: is {kind}", subject=self.path)
+        self._is_local = file_system_of(self._descriptor) in LOCAL_FILE_SYSTEMS
 
     @property
     def size_bytes(self) -> int:
@@ -94,7 +96,8 @@ class FileSource:
 
     @property
     def descriptor(self) -> int | None:
-        return self._descriptor
+        """None of a file on a file system that the engine would refuse: a network's, or one that a process serves."""
+        return self._descriptor if self._is_local else None
 
     @property
     def mode(self) -> int:

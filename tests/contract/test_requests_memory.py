@@ -116,6 +116,32 @@ def test_only_memory_that_is_open_as_needed_is_taken(kind: Kind) -> None:
     on_a_socket(kind, body)
 
 
+def test_memory_is_not_used_before_it_was_looked_at(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_used, was_asked, really = threading.Event(), threading.Event(), LentMemory.open
+
+    def slowly(memory: LentMemory) -> None:
+        was_asked.set()
+        assert is_used.wait(60)
+        really(memory)
+
+    async def body(engine: Engine) -> None:
+        if engine.store is None:
+            return  # it is another process
+        with memory_of() as descriptor:
+            number = await lent(engine.client, descriptor) + 1
+            monkeypatch.setattr(LentMemory, "open", slowly)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: lent(engine.client, descriptor, writable=True))
+                await trio.to_thread.run_sync(was_asked.wait, 60)
+                try:
+                    await refused(engine.client, SessionLost, m.LoadSlots(number, [], []))
+                finally:
+                    is_used.set()
+            assert number in next(iter(engine.store.holds._clients.values())).memories
+
+    on_a_socket(kind, body)
+
+
 def test_a_file_on_a_disk_is_no_memory(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lent_memory, "file_system", lambda _descriptor: EXT4)
 

@@ -1,0 +1,33 @@
+"""Descriptors of strangers are closed without a wait for whoever serves their file systems."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+
+import pytest
+
+from lakefs import sockets
+
+
+def test_what_is_no_memory_is_closed_beside_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_close, closed, close_all = threading.Event(), threading.Event(), sockets.close_all
+
+    def slowly(descriptors: Iterable[int]) -> None:
+        assert may_close.wait(60)
+        close_all(descriptors)
+        closed.set()
+
+    monkeypatch.setattr(sockets, "close_all", slowly)
+    receiver, sender = os.pipe()
+    memory = os.memfd_create("of a client")
+    sockets.let_go([receiver, memory, sender])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(memory)
+    os.fstat(receiver)
+    may_close.set()
+    assert closed.wait(60)
+    for descriptor in (receiver, sender):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
