@@ -302,7 +302,9 @@ class HotIndex:
         if len(self.backing.memory) < GATHERED_FROM_BYTES or self.backing.on_huge_pages:
             return
         for begin in range(0, len(self.backing.memory), GATHER_BYTES):
-            if self._full.is_set() or not await self.offload.run(self.backing.gather, begin, GATHER_BYTES):
+            if self.is_growing and self._full.is_set():
+                return  # another one takes its place
+            if not await self.offload.run(self.backing.gather, begin, GATHER_BYTES):
                 return
         self.backing.on_huge_pages = True
 
