@@ -50,7 +50,13 @@ from lakefs.errors import (
     StaleGrant,
 )
 from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, kind_of
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, DRAM_PAYLOAD_BYTES_MIN, SMALL_PAYLOAD_BYTES
+from lakefs.limits import (
+    BATCH_MAX,
+    BODY_BYTES_MAX,
+    DRAM_PAYLOAD_BYTES_MIN,
+    LEASES_PER_CONNECTION_MAX,
+    SMALL_PAYLOAD_BYTES,
+)
 from lakefs.movers import MEDIA_DRAM
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
@@ -155,6 +161,10 @@ class Reads:
         return Reply(m.OpenResults([_open_result(item)]), Body([payload]))
 
     async def close_leases(self, client: Client, request: m.CloseLeases, body: Body, _: Seq[int]) -> Reply:
+        if len(request.leases) > LEASES_PER_CONNECTION_MAX:
+            raise RequestTooLarge(
+                f"{len(request.leases)} leases; a connection has {LEASES_PER_CONNECTION_MAX}"
+            )
         self._store.holds.end_leases(client, request.leases)
         return Reply(m.Done())
 

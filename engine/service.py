@@ -37,7 +37,7 @@ from engine.watch import Watch
 from lakefs.errors import IndexDamaged, InvalidArgument, UnsupportedVersion
 from lakefs.limits import COMPACT_SHARE, COMPACT_SHARE_MOST, SCRUB_STEP_S_MAX
 from lakefs.service import Body, Reply, ServedClient
-from lakefs.sockets import let_go
+from lakefs.sockets import close_all, let_go
 from lakefs.wire import messages as m
 
 Handler = Callable[[Client, Any, Body, Sequence[int]], Awaitable[Reply]]
@@ -122,7 +122,7 @@ class Service:
     async def disconnected(self, client: ServedClient) -> None:
         """A connection has ended."""
         assert isinstance(client, Client)
-        let_go(client.sources.values())
+        close_all(client.sources.values())  # they were checked
         client.sources.clear()
         self._store.lent.end_all(client)
         self._store.segments.pins.end_all(client.pins)

@@ -16,10 +16,17 @@ from lakefs.errors import (
     IsAFolder,
     KeyNotFound,
     PermissionDenied,
+    RequestTooLarge,
     from_wire,
 )
 from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, ChunkId, data_chunk_id
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, GRANULE_BYTES
+from lakefs.limits import (
+    BATCH_MAX,
+    BODY_BYTES_MAX,
+    CHUNK_BYTES,
+    GRANULE_BYTES,
+    LEASES_PER_CONNECTION_MAX,
+)
 from lakefs.manifest import CutKind, build
 from lakefs.movers import Check, SegmentDescriptors, check_granules, fetch_into
 from lakefs.service import EngineClient
@@ -99,6 +106,7 @@ def test_an_open_object_comes_with_layout_places_and_small_payloads(kind: Kind) 
         leases = [opened.lease for opened in (small, large, empty, many, again)]
         assert len(set(leases)) == 5
         assert 0 not in leases
+        await refused(client, RequestTooLarge, m.CloseLeases([4711] * (LEASES_PER_CONNECTION_MAX + 1)))
         await ask(client, m.CloseLeases([*leases, 4711]), m.Done)
 
     kind.run(body)
