@@ -29,6 +29,8 @@ class Lendings:
         self._offload = offload
         self._count = 0
         self._bytes = 0
+        self._lenders: dict[int, Client] = {}
+        """Of each lending, by its number."""
 
     async def lend(self, client: Client, descriptor: int, size_bytes: int, *, writable: bool) -> int:
         """Take the memory of `descriptor`, which is the lending's from now on, also when this raises.
@@ -43,6 +45,7 @@ class Lendings:
             raise
         number = client.number()
         client.memories[number] = memory
+        self._lenders[number] = client
         self._count += 1
         self._bytes += size_bytes
         memory.enter()
@@ -73,8 +76,12 @@ class Lendings:
             memory.leave()
 
     async def give_back(self, client: Client, number: int) -> None:
-        """End a lending, and wait until nobody uses it; nothing happens when it is no lending."""
-        ended = self._end(client, number)
+        """End a lending, and wait until nobody uses it; nothing happens when it is no lending.
+
+        It may be of another connection: a client that closed that one asks so for its end, which the engine, in the
+        middle of a load, may not have come to yet.
+        """
+        ended = self._end(self._lenders.get(number, client), number)
         if ended is not None:
             await ended.wait()
 
@@ -91,6 +98,8 @@ class Lendings:
         memory = client.memories.pop(number, None)
         if memory is None:
             return None
+        if self._lenders.get(number) is client:
+            del self._lenders[number]
         self._count -= 1
         self._bytes -= memory.size_bytes
         return memory.end()

@@ -85,6 +85,8 @@ def open_objects(
         try:
             for name, result in zip(batch, reply.message.results, strict=True):
                 opened.append((yield from _opened_or_error(access, name, result, body)))
+                if isinstance(opened[-1], Opened):
+                    opened[-1].epoch = reply.epoch
         except BaseException:
             found = [result.opened for result in reply.message.results if result.opened]
             yield from close_leases([answer.lease for answer in found])
@@ -172,6 +174,9 @@ def read_range(access: Access, opened: Opened, offset: int, length: int) -> Step
         view[begin - offset : end - offset] = part
     if whole:
         yield from fetch_pieces(access, opened, whole, _ShiftedSink(view, offset))
+        if access.check is Check.NONE and not access.is_held(opened.epoch):
+            opened.grants.clear()  # the lease is gone, and nothing else would tell that a place was given up
+            yield from fetch_pieces(access, opened, whole, _ShiftedSink(view, offset))
     return target.take()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -75,6 +75,8 @@ class LakeSteps(UploadSteps, ReadSteps):
     lent: LentMemories = field(default_factory=LentMemories)
     at_once_bytes: int = AT_ONCE_BYTES
     """Of cached content, read in the driver's own thread."""
+    is_held: Callable[[int], bool] = lambda epoch: True
+    """See `Access.is_held`."""
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -342,7 +344,14 @@ class LakeSteps(UploadSteps, ReadSteps):
     def access(self, progress: Progress | None) -> Access:
         """How this client reads."""
         media = MEDIA_DRAM if self.carries_descriptors else 0
-        access = Access(self.descriptors, self.carries_descriptors, self.check, media, self.at_once_bytes)
+        access = Access(
+            self.descriptors,
+            self.carries_descriptors,
+            self.check,
+            media,
+            self.at_once_bytes,
+            is_held=self.is_held,
+        )
         return replace(access, progress=progress) if progress else access
 
 

@@ -112,7 +112,7 @@ def load_slots(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list[
         try:
             return (yield from _Loading(access, pool, slots, number).run())
         except SessionLost:
-            pool.forget(number)
+            yield from _take_back(pool, number)  # for the lost connection the engine may be at it still
             if attempt == ATTEMPTS - 1:
                 raise
         except LakeError:

@@ -161,19 +161,19 @@ class SegmentDescriptors:
         self.slabs.drop()
         self.ahead.forget()
         with self._lock:
-            for held in self._open.values():
+            while self._open:
+                _, held = self._open.popitem()  # before it is closed: an interrupt must not close it twice
                 held.dropped = True
                 if not held.users:
                     os.close(held.descriptor)
-            self._open.clear()
 
     def _evict(self) -> None:
         for segment, held in list(self._open.items()):
             if len(self._open) <= DESCRIPTORS_MAX:
                 return
             if not held.users:
-                os.close(held.descriptor)
                 del self._open[segment]
+                os.close(held.descriptor)
 
 
 def missing_for(

@@ -36,6 +36,8 @@ class Access:
     at_once_bytes: int = AT_ONCE_BYTES
     """What may be copied and checked between two steps."""
     progress: Callable[[int, int], None] = lambda done, present: None
+    is_held: Callable[[int], bool] = lambda epoch: True
+    """Whether what was leased on the connection of that epoch is leased still: the connection is there."""
 
 
 class Piece(NamedTuple):
@@ -56,6 +58,8 @@ class Opened:
     pieces: list[Piece]
     grants: dict[ChunkId, Grant]
     inline: dict[ChunkId, bytes]
+    epoch: int = 0
+    """Of the connection that it was opened on, with which its lease ends."""
     _lookahead: Lookahead | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

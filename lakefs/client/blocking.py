@@ -226,16 +226,11 @@ class Lake(BlockingDriver):
             mapped = self.run(self.steps.map(name, offset, length, check))
             if not mapped.chunks:
                 return mapped
-            mapped.is_pinned = partial(self._is_pinned, mapped.epoch)
+            mapped.is_pinned = partial(self.is_held, mapped.epoch)
             if mapped.is_pinned():
                 return mapped
             mapped.close()
         raise EngineUnreachable(f"the connection was lost while {name} was mapped", subject=name)
-
-    def _is_pinned(self, epoch: int) -> bool:
-        return (
-            self.is_connected() and self.epoch == epoch
-        )  # in this order: another thread may reconnect between
 
     def _unpin(self, mapped: MappedObject) -> None:
         if mapped.is_pinned() and not self._closed:

@@ -107,7 +107,7 @@ class Chunks(HotIndexUser):
         `places` as of `HotBatch`.
         """
         with HotBatch(hot, chunks, targets, places) as batch:
-            is_shared = sum(map(len, targets)) >= SHARED_FROM_BYTES
+            is_shared = sum(map(len, targets)) >= SHARED_FROM_BYTES and self._lake.is_own
             tasks = iter(found := batch.tasks(is_shared=is_shared))  # whoever is free takes the next
             helpers = [
                 self._lake.work_threads().submit(_work_off, tasks)

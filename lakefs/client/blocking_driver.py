@@ -9,13 +9,14 @@ drops the unfinished put with it, and the next operation connects anew.
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from lakefs.errors import EngineUnreachable
+from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.lake import LakeSteps
 from lakefs.limits import MIB
 from lakefs.movers import Check, SegmentDescriptors
@@ -49,12 +50,15 @@ class BlockingDriver:
         self._lock = threading.RLock()
         self._epoch = engine.epoch
         self._closed = False
+        self._process = os.getpid()
+        """A fork has the same connection, and would take the answers of the other; and it has no threads."""
         self.steps = LakeSteps(
             self._descriptors,
             engine.carries_descriptors,
             network=engine.address.startswith("tcp"),
             check=check,
             at_once_bytes=AT_ONCE_BYTES,
+            is_held=self.is_held,
         )
 
     def __enter__(self) -> Self:
@@ -66,7 +70,9 @@ class BlockingDriver:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; unfinished puts and leases end with it."""
+        """Close the connection; unfinished puts and leases end with it.  Nothing happens in a fork."""
+        if not self.is_own:
+            return
         with self._lock:
             self._closed = True
             if self._threads is not None:
@@ -77,6 +83,9 @@ class BlockingDriver:
 
     def run(self, steps: Steps[T]) -> T:
         """Drive an operation of `LakeSteps` (or of your own making) to its end."""
+        if not self.is_own:
+            steps.close()
+            raise InvalidArgument("this lake was connected by another process; connect anew behind a fork")
         with self._lock:
             if self._closed:
                 steps.close()
@@ -155,9 +164,19 @@ class BlockingDriver:
         """Counts connections: what the engine gave on an earlier one is void."""
         return self._engine.epoch
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this process connected it, and no other that has been forked to this one."""
+        return os.getpid() == self._process
+
     def is_connected(self) -> bool:
         """Whether the connection of this epoch is still there; see `EngineClient.is_connected`."""
-        return self._engine.is_connected()
+        return self.is_own and self._engine.is_connected()
+
+    def is_held(self, epoch: int) -> bool:
+        """Whether the connection of that epoch is still there, and what it holds of the engine."""
+        # In this order: another thread may have made its successor meanwhile, which would be what is connected.
+        return self.is_connected() and self.epoch == epoch
 
     def work_threads(self) -> ThreadPoolExecutor:
         """The threads that read and check; of a lake that is not closed."""

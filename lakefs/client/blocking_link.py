@@ -268,18 +268,19 @@ class Link:
 
         `enough` is asked with nobody receiving: what a caller waits for may have come since it looked.
         """
-        with self._lock:
-            if enough() or self.error is not None:
-                return
-            if self._receiver_at_work:
-                self._others_waiting += 1
-                try:
-                    self._received.wait()
-                finally:
-                    self._others_waiting -= 1
-                return
-            self._receiver_at_work = True
+        is_mine = False
         try:
+            with self._lock:
+                if enough() or self.error is not None:
+                    return
+                if self._receiver_at_work:
+                    self._others_waiting += 1
+                    try:
+                        self._received.wait()
+                    finally:
+                        self._others_waiting -= 1
+                    return
+                self._receiver_at_work = is_mine = True  # an interruption from here on is one of receiving
             step()
             self._heard_at = time.monotonic()
         except LakeError as error:
@@ -287,14 +288,16 @@ class Link:
         except OSError as error:
             self.lose(lost_error(self.address, error))
         except BaseException:
-            self.lose(lost_error(self.address))
+            if is_mine:
+                self.lose(lost_error(self.address))
             raise
         finally:
-            with self._lock:
-                self._receiver_at_work = False
-                self._release_if_lost()
-                if self._others_waiting:
-                    self._received.notify_all()
+            if is_mine:
+                with self._lock:
+                    self._receiver_at_work = False
+                    self._release_if_lost()
+                    if self._others_waiting:
+                        self._received.notify_all()
 
     def _take_in_one(self) -> None:
         while (event := self._wire.next_event()) is None:

@@ -27,8 +27,8 @@ class Connected(Protocol):
     def tell(self, request: Request) -> bool:
         """Send a request whose answer does not matter, when that needs no wait."""
 
-    def is_connected(self) -> bool:
-        """Whether the connection of this epoch is still there."""
+    def is_held(self, epoch: int) -> bool:
+        """Whether the connection of that epoch is still there, and what it holds of the engine."""
 
 
 class HotIndexUser:
@@ -51,14 +51,9 @@ class HotIndexUser:
         self._hot = (
             None
             if index is None
-            else HotReads(index, steps.descriptors, steps.check, lambda: self._is_there(epoch))
+            else HotReads(index, steps.descriptors, steps.check, lambda: self._client.is_held(epoch))
         )
         self._hot_epoch = epoch
-
-    def _is_there(self, epoch: int) -> bool:
-        """Whether the connection of that epoch is; another thread may have made its successor meanwhile."""
-        # In this order: what is connected is the one that was asked about, when that is still the latest behind it.
-        return self._client.is_connected() and self._client.epoch == epoch
 
     def tell_notes(self) -> None:
         """Tell the engine what was read without it; dropped when the connection is busy.  Nothing is waited for."""

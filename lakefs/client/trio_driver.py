@@ -54,7 +54,13 @@ class TrioDriver:
         self._epoch = engine.epoch
         self._offload = offload
         self._descriptors = SegmentDescriptors()
-        self.steps = LakeSteps(self._descriptors, engine.carries_descriptors, network=network, check=check)
+        self.steps = LakeSteps(
+            self._descriptors,
+            engine.carries_descriptors,
+            network=network,
+            check=check,
+            is_held=self.is_held,
+        )
         # Who fetches by itself keeps grants for long, and knows of segments only.
         self._access = replace(self.steps.access(None), media=0)
 
@@ -83,6 +89,10 @@ class TrioDriver:
     def is_connected(self) -> bool:
         """Whether the connection of this epoch is still there; see `EngineClient.is_connected`."""
         return self._engine.is_connected()
+
+    def is_held(self, epoch: int) -> bool:
+        """Whether the connection of that epoch is still there, and what it holds of the engine."""
+        return self.is_connected() and self.epoch == epoch
 
     async def run(self, steps: Steps[T]) -> T:
         """Drive an operation of `LakeSteps` to its end."""

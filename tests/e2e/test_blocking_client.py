@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from engine.served_connection import ServerLimits
 from lakefs import sockets
+from lakefs.client.blocking_link import Link
 from lakefs.client.blocking_remote import BlockingEngine, connect_blocking
 from lakefs.errors import (
     EngineUnreachable,
@@ -231,6 +233,38 @@ def test_an_interruption_breaks_the_connection_and_not_the_order_of_bytes(
                 client.finish(ticket)
         assert client.finish(ticket).message == Done()
         assert client.epoch == 2
+
+
+class InterruptedLock:
+    """A link's lock; who leaves it to receive is interrupted once."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._lock = link._lock
+        self._is_armed = True
+
+    def __enter__(self) -> bool:
+        return self._lock.__enter__()
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+        if self._is_armed and self._link._receiver_at_work:
+            self._is_armed = False
+            raise TimeoutError("of a signal's handler")
+
+
+def test_an_interruption_just_before_receiving_leaves_nobody_waiting(
+    engine_thread: InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect_blocking(engine_thread.address) as client:
+        link = client._link
+        assert link is not None
+        monkeypatch.setattr(link, "_lock", InterruptedLock(link))
+        ticket = client.start(Ping())
+        with suppress(TimeoutError):
+            client.finish(ticket)
+        assert not link._receiver_at_work
+        assert client.call(Ping()).message == Done()
 
 
 def test_a_blocking_client_cannot_watch(engine_thread: InThread) -> None:

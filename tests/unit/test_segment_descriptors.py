@@ -1,0 +1,30 @@
+"""Descriptors of segments: what is closed is closed once."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from lakefs.ids import SegmentId
+from lakefs.movers import SegmentDescriptors
+
+
+def test_an_interrupt_while_all_are_closed_closes_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptors = SegmentDescriptors()
+    for number in range(3):
+        descriptors.add(SegmentId(number), os.open(os.devnull, os.O_RDONLY))
+    close = os.close
+
+    def interrupted(descriptor: int) -> None:
+        close(descriptor)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lakefs.movers.os.close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        descriptors.close()
+    somebodys = os.open(os.devnull, os.O_RDONLY)  # it has the number that was given back
+    descriptors.close()
+    os.fstat(somebodys)
+    os.close(somebodys)
