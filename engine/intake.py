@@ -189,7 +189,7 @@ class Intake:
     ) -> None:
         payloads = [item.payload.small for item in items if item.payload.small is not None]
         if payloads:
-            places = await self._segments.place_small(payloads, into_headroom=into_headroom)
+            places = await self._segments.place_small(_kept(payloads), into_headroom=into_headroom)
             written.extend(Written(item, place) for item, place in zip(items, places, strict=True))
 
     async def _sync(self, written: Seq[Written]) -> None:
@@ -249,6 +249,14 @@ class _Job:
     def in_order(self) -> list[Hashed]:
         """All of them, hashed."""
         return [item for item in self._hashed if item is not None]
+
+
+def _kept(payloads: Seq[memoryview]) -> Seq[memoryview]:
+    """Small payloads to be kept in memory until they are written; copies, where that is mostly others."""
+    whole = {id(payload.obj): memoryview(payload.obj).nbytes for payload in payloads}
+    if sum(whole.values()) <= 2 * sum(map(len, payloads)):
+        return payloads
+    return [memoryview(bytes(payload)) for payload in payloads]
 
 
 def _payload_of(item: Hashed) -> Payload:

@@ -121,10 +121,13 @@ class Journal:
             file.close()
 
     def _begin_next(self, sequence: Sequence) -> None:
-        """Begin the next file; stay in this one, longer than it should be, while no descriptor is left for another."""
+        """Begin the next file; stay in this one, longer than it should be, while no other can be opened.
+
+        For want of a descriptor, or of room: what this one grows by may come from the reserve.
+        """
         try:
             file = self._open_temporary(sequence)
-        except EngineBusy as error:
+        except (EngineBusy, StoreFull) as error:
             _log.warning("the journal goes on in its file: no other can be opened", reason=error.message)
         else:
             self._go_on_in(file, sequence)

@@ -214,6 +214,7 @@ class SmallWriter:
     async def _make_room(self, length: int, into_headroom: bool) -> None:
         """Another segment, zeros ahead, or memory."""
         async with self._making_room:
+            self._maker.gate.check()  # shut while who had the lock waited for a batch: none comes any more
             if self._has_room(length):
                 return
             current = self._current

@@ -379,3 +379,12 @@ def test_records_that_are_cut_or_miscounted_are_damage(
 def test_an_unknown_table_or_op_is_refused_by_number(head: bytes) -> None:
     with pytest.raises(StoreUnusable, match=r"200|op 9"):
         decode_records(head + bytes(6), 1)
+
+
+def test_a_disk_without_room_for_another_file_lets_the_journal_go_on_in_its_own() -> None:
+    disk = new_disk()
+    journal, _ = start(disk)
+    append(journal, 1, 3)
+    disk.fail_next("open", StoreFull("planted"), path="journal/")
+    append(journal, 4, 40)
+    assert [group.sequence for group in groups(disk)] == list(range(1, 41))
