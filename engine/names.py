@@ -173,8 +173,7 @@ def bind_many(txn: Transaction, bindings: Iterable[Binding], now_ns: int) -> lis
         try:
             results.append(_bind(txn, binding, now_ns, batch))
         except UserError as error:
-            # Its traceback would hold this frame, which holds it, and those above with the request's payload.
-            results.append(error.with_traceback(None))
+            results.append(error.with_traceback(None))  # it holds frames, and those the payload
     return results
 
 

@@ -21,7 +21,7 @@ from engine.intake import Choose
 from engine.names import Binding, bind_many
 from engine.object_stat import new_object, to_object_stat
 from engine.payload import Hashed, Payload, Written
-from engine.payloads import ReceivedBody
+from engine.payloads import ReceivedBody, check_lengths
 from engine.sources import check_source, filler
 from engine.store import Store
 from engine.tree import ChangedBy, Resolved
@@ -135,6 +135,7 @@ class Puts:
         opened = client.sources.get(request.source)
         if opened is None:
             raise InvalidArgument(f"source {request.source} is not open on this connection")
+        check_lengths(request.lengths)  # how many they are, before each is looked at
         if len(request.offsets) != len(request.lengths) or 0 in request.lengths:
             raise InvalidArgument("a source's offsets and lengths go in pairs, and no length is 0")
         if any(not 0 <= offset <= BLOB_BYTES_MAX for offset in request.offsets):

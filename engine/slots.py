@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from engine.holds import Client
 from engine.lent_memory import LentMemory, read_into
 from engine.payload import Fill, Payload
+from engine.payloads import check_lengths
 from engine.puts import Puts, stored
 from engine.store import Store
 from lakefs.errors import InvalidArgument, SessionLost
@@ -51,6 +52,7 @@ class SlotRequests:
 
         InvalidArgument, RequestTooLarge; SessionLost when the memory is not lent on this connection.
         """
+        check_lengths(request.lengths)  # how many they are, before each is looked at
         if len(request.offsets) != len(request.lengths):
             raise InvalidArgument(f"{len(request.offsets)} offsets for {len(request.lengths)} slots")
         if request.memory not in client.memories:

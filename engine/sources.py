@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from lakefs.errors import InvalidArgument, SourceChanged
 from lakefs.file_systems import LOCAL_FILE_SYSTEMS, file_system_of
+
+_LOCAL_TYPES: Final = {*LOCAL_FILE_SYSTEMS.values(), "ext2", "ext3", ""}
+_MOUNT_ID: Final = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)
 
 MEMORY_FILE_SYSTEMS: Final = (0x01021994, 0x858458F6)
 """tmpfs and ramfs: files that are memory."""
@@ -22,6 +27,10 @@ MEMORY_FILE_SYSTEMS: Final = (0x01021994, 0x858458F6)
 
 def check_source(descriptor: int) -> None:
     """InvalidArgument unless the descriptor is a readable regular file on a local file system."""
+    # Before it is asked anything: fstat and fstatfs of a file system that a process or another machine serves wait
+    # for those, and for ever where they do not answer.
+    if _mounted_type(descriptor) not in _LOCAL_TYPES:
+        raise InvalidArgument("a source must be on a local file system; send its bytes instead")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise InvalidArgument("a source must be a regular file; send its bytes instead")
     if file_system(descriptor) not in LOCAL_FILE_SYSTEMS:
@@ -47,6 +56,18 @@ def filler(descriptor: int, offset: int) -> Callable[[memoryview, int], None]:
             done += count
 
     return fill
+
+
+def _mounted_type(descriptor: int) -> str:
+    """The file system's type as the mount table has it; "" of what is not mounted here, such as memfds and pipes.
+
+    And of what is mounted in another namespace than the engine's: that is asked.
+    """
+    (mount,) = _MOUNT_ID.findall(Path(f"/proc/self/fdinfo/{descriptor}").read_text())
+    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+        if line.partition(" ")[0] == mount:
+            return line.partition(" - ")[2].partition(" ")[0]
+    return ""
 
 
 def file_system(descriptor: int) -> int:
