@@ -12,11 +12,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from bench.measure import Bench, Goal, Row, at_least, at_most, spread_of, three_digits
-
-ROUNDS: Final = 3
 
 
 class CouldNotRun(Exception):
@@ -54,7 +52,7 @@ class Contest:
 
     def run(self, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
         """A row for each contender, and all that was measured."""
-        rounds = 1 if self.once else min(bench.scale.rounds, ROUNDS)
+        rounds = 1 if self.once else bench.scale.rounds
         with self.set_up(bench) as (ours, others), ExitStack() as stack:
             race = _Race(stack, warm_up=not self.once)
             race.enter_ours(ours)

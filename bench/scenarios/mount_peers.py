@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.content import renew_file, write_file
-from bench.contest import ROUNDS, Contender, Contest, CouldNotRun, Run
+from bench.contest import Contender, Contest, CouldNotRun, Run
 from bench.measure import Bench, Scale, timed
 from bench.mount_peers import OURS, TOOLS, Side, check_same, command, lake_side, peer_side
 from bench.mounts import forget_pages
@@ -42,8 +42,6 @@ from bench.scenarios.mount import (
 )
 
 HOT_REPEATS: Final = 2
-COLD_FILES: Final = ROUNDS + 1
-"""One for each round, and one for the warm-up."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +112,10 @@ def one_file(full: int, quick: int) -> Callable[[Path, Scale], None]:
 
 
 def cold_files(make: Callable[[Path, int], None], full: int, quick: int) -> Callable[[Path, Scale], None]:
-    """A file for each round."""
+    """A file for each round, and one for the warm-up."""
 
     def fill(folder: Path, scale: Scale) -> None:
-        for number in range(COLD_FILES):
+        for number in range(scale.rounds + 1):
             make(folder / f"x{number}", scale.pick(full, quick))
 
     return fill

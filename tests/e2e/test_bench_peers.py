@@ -97,7 +97,7 @@ def contest(sides: dict[str, Sequence[float]], ended: list[str]) -> Contest:
 def test_the_warm_up_does_not_count_and_the_ratio_is_ours_to_theirs(tmp_path: Path) -> None:
     ended: list[str] = []
     rows, measured = contest({"ours": [9, 1, 1, 2], "a on x": [9, 2, 4, 4]}, ended).run(
-        Bench(tmp_path, Scale(quick=False, rounds=5))
+        Bench(tmp_path, Scale(quick=False, rounds=3))
     )
     assert measured["ours"] == [1, 1, 2]
     assert [(row.value, row.met, row.what) for row in rows] == [(0.5, True, "work / a on x")]
