@@ -25,7 +25,7 @@ from engine.store import Store
 from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError, RequestTooLarge, StaleGrant
 from lakefs.hot_table_format import Found
 from lakefs.ids import ChunkId, Sequence, id_text
-from lakefs.limits import BODY_BYTES_MAX, GRANULE_BYTES
+from lakefs.limits import BODY_BYTES_MAX, DRAM_PAYLOAD_BYTES_MIN, GRANULE_BYTES
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
 
@@ -79,6 +79,7 @@ class ChunkReads:
             return None
         if tier is not None:
             self._note_read(chunks, request.offsets, places, memory)
+            tier.note_misses(sum(place[3] >= DRAM_PAYLOAD_BYTES_MIN for place in places))
         pieces = [m.ReadPiece(0, place[3], place[4].to_bytes(4, "little")) for place in places]
         return Reply(m.ReadChunksReply(pieces), Body([memory]))
 

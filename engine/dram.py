@@ -31,7 +31,13 @@ from engine.segments import Segments
 from lakefs.errors import EngineBusy, LakeError
 from lakefs.hot_table_format import Found
 from lakefs.ids import Buffer, ChunkId, Sequence, id_text
-from lakefs.limits import DRAM_FILLERS, DRAM_FILLS_QUEUED_MAX, DRAM_HELD_BYTES_MAX, GRANULE_BYTES
+from lakefs.limits import (
+    DRAM_FILLERS,
+    DRAM_FILLS_QUEUED_MAX,
+    DRAM_HELD_BYTES_MAX,
+    DRAM_PAYLOAD_BYTES_MIN,
+    GRANULE_BYTES,
+)
 from lakefs.ports import Offload
 from lakefs.wire.messages import Grant
 
@@ -165,10 +171,11 @@ class Dram:
     def small_at_once(self, chunk: ChunkId, record: ChunkRecord) -> bytes | None:
         """The payload of a chunk of one granule, checked, when the arena has it; does not wait."""
         tier = self.tier
-        if tier is None or chunk not in tier:
+        if tier is None or record.stored_bytes < DRAM_PAYLOAD_BYTES_MIN:
             return None
         place = tier.find(chunk)
-        assert place is not None, "no await in between"
+        if place is None:
+            return None
         payload = bytes(tier.extent(place)[: place.stored_bytes])
         if check_payload(record, payload):
             return payload
@@ -180,9 +187,8 @@ class Dram:
     ) -> PinnedRange | None:
         """The granules that hold [offset, offset + length), checked; None when the arena does not have the chunk."""
         tier = self.tier
-        if tier is None or chunk not in tier:
+        if tier is None or record.stored_bytes < DRAM_PAYLOAD_BYTES_MIN or tier.find(chunk) is None:
             return None
-        tier.find(chunk)
         place = tier.pin(chunk)
         if place is None:
             return None

@@ -96,6 +96,10 @@ class DramTier:
         self._hits += 1
         return self._placement(slot)
 
+    def note_misses(self, count: int) -> None:
+        """Readers were served elsewhere with so many chunks that are long enough to be in."""
+        self._misses += count
+
     def grant(self, chunk: ChunkId) -> Grant | None:
         """What a reader of the chunk is told, or None; not counted."""
         slot = self._slots.get(chunk)

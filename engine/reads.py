@@ -261,8 +261,13 @@ class Reads:
     async def _small_payloads(
         self, wanted: Seq[tuple[ChunkId, ChunkRecord]], *, tried: bool
     ) -> list[bytes | LakeError]:
-        """Checked payloads from the arena where it has them, the others in one go from the segments."""
-        found: list[bytes | LakeError | None] = [self._dram.small_at_once(*each) for each in wanted]
+        """Checked payloads from the arena where it has them, the others in one go from the segments.
+
+        `tried`: `_small_at_once` has just found that it has not.
+        """
+        found: list[bytes | LakeError | None] = [
+            None if tried else self._dram.small_at_once(*each) for each in wanted
+        ]
         missing = [index for index, payload in enumerate(found) if payload is None]
         if missing:
             records = [wanted[index][1] for index in missing]

@@ -20,6 +20,7 @@ from engine.clock import SystemClock
 from engine.disk import LocalDisk
 from engine.dram_tier import DramTier
 from engine.embedded import EmbeddedEngine
+from engine.hot_index_life import run_hot_index
 from engine.service import Service
 from engine.sizes import StoreSizes
 from engine.store import Store
@@ -32,7 +33,7 @@ from lakefs.movers import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_SEGMENT, Check
 from lakefs.offload import ThreadOffload
 from lakefs.service import Reply
 from lakefs.wire import messages as m
-from tests.store_rig import SMALL_SIZES
+from tests.store_rig import SMALL_SIZES, read, session_of, store_chunks
 
 SLAB = 9 * MIB
 MEMORY_FOLDER = Path("/dev/shm")
@@ -413,5 +414,30 @@ def test_the_tier_is_shown_in_the_status() -> None:
         await world.warm(os.urandom(64 * KIB))
         shown = (await world.store.status())["dram"]
         assert (shown["chunks"], shown["limit_bytes"], shown["memory_bytes"]) == (1, 3 * SLAB, SLAB)
+
+    run(body)
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_every_streamed_read_of_what_is_long_enough_is_a_hit_or_a_miss(is_indexed: bool) -> None:
+    count, rounds = 40, 3
+
+    async def body(world: World) -> None:
+        client = world.client()
+        session = await session_of(client)
+        chunks = await store_chunks(client, session, [os.urandom(20 * KIB) for _ in range(count)])
+        (short,) = await store_chunks(client, session, [os.urandom(1 * KIB)])
+        async with trio.open_nursery() as nursery:
+            if is_indexed:
+                await nursery.start(run_hot_index, world.store, "memory", 100)
+            for number in range(rounds):
+                for chunk in (*chunks, short):
+                    await read(client, chunk)
+                if number == rounds - 2:
+                    await world.event(ChunkId(chunks[0])).wait()
+            nursery.cancel_scope.cancel()
+        shown = world.tier.statistics()
+        assert shown["hits"] + shown["misses"] == count * rounds
+        assert shown["hits"] > 0
 
     run(body)
