@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, Final
 
 import structlog
@@ -169,8 +170,7 @@ class HotIndex:
 
     def _are_known(self, chunks: list[bytes], instead: Seq[bytes | Found | None]) -> bool:
         """Whether those with a grant are known to be in the DRAM tier: there a chunk comes before it is durable."""
-        in_slabs = self.in_slabs
-        return all(told is None or chunk in in_slabs for chunk, told in zip(chunks, instead, strict=True))
+        return all(map(self.in_slabs.__contains__, compress(chunks, instead)))
 
     def statistics(self) -> dict[str, Any]:
         """For people and scripts; JSON-able."""
