@@ -1,10 +1,6 @@
-"""How large the DRAM tier may be, of the memory that machine and control groups leave to this process."""
+"""How large the DRAM tier may be, of the memory that there is (`engine.memory_limits`)."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
-from typing import Final
 
 from lakefs.errors import ConfigError
 from lakefs.limits import (
@@ -12,18 +8,9 @@ from lakefs.limits import (
     DRAM_BYTES_AUTO_MIN,
     DRAM_SHARE,
     DRAM_SHARE_MOST,
-    KIB,
     MIB,
 )
 from lakefs.slabs import SLAB_BYTES
-
-_PROC: Final = Path("/proc")
-_CGROUPS: Final = Path("/sys/fs/cgroup")
-
-
-def memory_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
-    """The machine's memory, or what its control groups (v2, v1) allow when that is less."""
-    return min(limit for limit in (_machine(proc), *_group_limits(proc, cgroups)) if limit)
 
 
 def tier_bytes(asked: int | None, memory: int) -> tuple[int, str]:
@@ -52,35 +39,3 @@ def tier_bytes(asked: int | None, memory: int) -> tuple[int, str]:
 
 def _whole(size: int) -> int:
     return size // SLAB_BYTES * SLAB_BYTES
-
-
-def _machine(proc: Path) -> int:
-    for line in _lines(proc / "meminfo"):
-        name, _, value = line.partition(":")
-        if name == "MemTotal":
-            return int(value.split()[0]) * KIB
-    # Our unit hides this file (ProcSubset=pid): the C library asks the kernel by a system call.
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _group_limits(proc: Path, cgroups: Path) -> list[int]:
-    """The limits of this process's groups and of all that they are in."""
-    limits: list[int] = []
-    for line in _lines(proc / "self" / "cgroup"):
-        _, controllers, group = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root, name = (cgroups / "memory", "memory.limit_in_bytes") if controllers else (cgroups, "memory.max")
-        folder = root / group.lstrip("/")
-        for place in (folder, *folder.parents):
-            limits.extend(int(text) for text in _lines(place / name)[:1] if text.isdigit())
-            if place == root:
-                break
-    return limits
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []

@@ -39,9 +39,10 @@ from engine.format import (
     Table,
     chunk_id_of_key,
 )
+from engine.memory_limits import memory_bytes
 from engine.metadata import Metadata
 from engine.pace import Pace, Writers
-from engine.tiers import Backing, memory_bytes, open_backing
+from engine.tiers import Backing, open_backing
 from lakefs.errors import EngineBusy, LakeError, StoreDamaged
 from lakefs.hot_table import IS_NATIVE, HotTable
 from lakefs.hot_table_format import (
@@ -403,8 +404,8 @@ def record_at(place: Found) -> ChunkRecord:
 
 def capacity_allowed() -> int:
     """The largest table within the memory's share."""
-    capacity = HOT_INDEX_SLOTS_MIN
-    while table_bytes(2 * capacity) <= memory_bytes() // HOT_INDEX_MEMORY_SHARE:
+    capacity, most = HOT_INDEX_SLOTS_MIN, memory_bytes() // HOT_INDEX_MEMORY_SHARE
+    while table_bytes(2 * capacity) <= most:
         capacity *= 2
     return capacity
 

@@ -22,9 +22,10 @@ import structlog
 import trio
 
 from engine.disk import LocalDisk, make_folders
-from engine.dram_sizes import memory_bytes, tier_bytes
+from engine.dram_sizes import tier_bytes
 from engine.hot_index_life import run_hot_index
 from engine.local import open_local_store
+from engine.memory_limits import memory_bytes
 from engine.native_token import native_token
 from engine.server import Server
 from engine.service import Service

@@ -139,25 +139,6 @@ def open_backing(setting: str, size_bytes: int) -> Backing:
         raise
 
 
-def memory_bytes(*, groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """What this process may use: the machine's memory, or less where a control group says so."""
-    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return most
-    named = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
-    if named is None:
-        return most
-    folder = groups / named
-    while True:
-        with suppress(OSError, ValueError):  # no limit at this level, or none of ours to read
-            most = min(most, int((folder / "memory.max").read_text()))
-        if folder == groups or groups not in folder.parents:
-            return most
-        folder = folder.parent
-
-
 def _in_memory(size_bytes: int) -> Backing:
     whole = -(-size_bytes // HUGE_BYTES) * HUGE_BYTES
     sealed = SealedMemory("hot-index", whole)

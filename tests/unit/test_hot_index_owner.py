@@ -16,8 +16,9 @@ from engine.extents import Extent
 from engine.format import Mutation
 from engine.hot_index import WATCHED, HotIndex
 from engine.hot_index_life import run_hot_index
+from engine.memory_limits import memory_bytes
 from engine.store import Store
-from engine.tiers import memory_bytes, open_backing
+from engine.tiers import open_backing
 from lakefs.errors import ChunkDamaged, ConfigError, StoreLocked
 from lakefs.hot_index import HotIndexReader
 from lakefs.hot_table_format import HEADER_PAGE_BYTES, table_bytes, unpack_header
@@ -408,14 +409,15 @@ def test_without_huge_pages_others_serve_and_that_is_said() -> None:
 def test_the_limits_of_control_groups_count_at_every_level(tmp_path: Path) -> None:
     inner = tmp_path / "system.slice" / "lake.service"
     inner.mkdir(parents=True)
-    own = tmp_path / "own"
+    own = tmp_path / "self" / "cgroup"
+    own.parent.mkdir()
     own.write_text("0::/system.slice/lake.service\n")
-    machine = memory_bytes(groups=tmp_path, own=tmp_path / "absent")
-    assert memory_bytes(groups=tmp_path, own=own) == machine
+    machine = memory_bytes(tmp_path / "absent", tmp_path)
+    assert memory_bytes(tmp_path, tmp_path) == machine
     (inner / "memory.max").write_text("max\n")
     (inner.parent / "memory.max").write_text("1048576\n")
-    assert memory_bytes(groups=tmp_path, own=own) == 1048576
+    assert memory_bytes(tmp_path, tmp_path) == 1048576
     (inner / "memory.max").write_text("4096\n")
-    assert memory_bytes(groups=tmp_path, own=own) == 4096
+    assert memory_bytes(tmp_path, tmp_path) == 4096
     own.write_text("12:memory:/old\n")
-    assert memory_bytes(groups=tmp_path, own=own) == machine
+    assert memory_bytes(tmp_path, tmp_path) == machine
