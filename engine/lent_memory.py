@@ -66,17 +66,17 @@ class LentMemory:
     def open(self) -> None:
         """Check the memory and map it, if it is writable.  InvalidArgument, EngineBusy.  Blocks briefly."""
         _check_memory(self.descriptor, self.size_bytes, writable=self.writable)
-        if not self.writable:
-            self.is_open = True
-            return
+        if self.writable:
+            self._mapped = memoryview(self._map())
+        self.is_open = True
+
+    def _map(self) -> mmap.mmap:
         try:
-            mapped = mmap.mmap(self.descriptor, self.size_bytes)
+            return mmap.mmap(self.descriptor, self.size_bytes)
         except (OSError, ValueError) as error:  # sealed, shrunk meanwhile
             if isinstance(error, OSError) and error.errno in _EXHAUSTED:
                 raise exhausted(error) from error
             raise InvalidArgument(f"the memory cannot be mapped for writing: {error}") from error
-        self._mapped = memoryview(mapped)
-        self.is_open = True
 
     @property
     def mapping(self) -> memoryview:
