@@ -49,6 +49,7 @@ cdef extern from *:
             uint64_t segment;
             uint32_t offset, stored_bytes, crc, check;
         };
+        uint32_t halves[16];
         uint64_t words[8];
     } lake_entry;
     _Static_assert(sizeof(lake_entry) == 64, "an entry is a cache line");
@@ -270,7 +271,7 @@ cdef extern from *:
         entry.check = entry.kind == LAKE_VACANT ? 0 : lake_crc(&entry);
         __atomic_store_n(&at->version, at->version | 1, __ATOMIC_RELAXED);
         __atomic_thread_fence(__ATOMIC_RELEASE);
-        __atomic_store_n((uint32_t *)at + 1, ((uint32_t *)&entry)[1], __ATOMIC_RELAXED);
+        __atomic_store_n(at->halves + 1, entry.halves[1], __ATOMIC_RELAXED);
         for (int i = 1; i < 8; i++)
             __atomic_store_n(at->words + i, entry.words[i], __ATOMIC_RELAXED);
         __atomic_store_n(&at->version, entry.version, __ATOMIC_RELEASE);
