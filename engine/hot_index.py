@@ -340,10 +340,12 @@ class HotIndex:
 
         `clean_before`: where the last boot stopped cleanly, if it did.
         """
-        self.was_kept = self._is_good(clean_before)
+        reason = self._why_anew(clean_before)
+        self.was_kept = not reason
         if self.was_kept:
             self.state = "ready"
         elif self.backing.is_old:
+            _log.info("the kept hot index is made anew", reason=reason)
             self.backing.erase()
             self.table = HotTable(self.backing.memory, self.table.capacity)  # the audit counted what is gone
         self._write_header()
@@ -359,18 +361,23 @@ class HotIndex:
             self.table.capacity, self.identity.store_id, boot_id, clean_sequence, self.table.count
         )
 
-    def _is_good(self, clean_before: Sequence | None) -> bool:
-        """Whether the table is the one of the last clean stop, whole."""
-        if not self.backing.is_old or clean_before is None:
-            return False
+    def _why_anew(self, clean_before: Sequence | None) -> str:
+        """Why the table is not the one of the last clean stop, whole; empty when it is."""
+        if not self.backing.is_old:
+            return "there was none"
+        if clean_before is None:
+            return "the store was not stopped cleanly"
         try:
             header = unpack_header(self.backing.memory[:HEADER_PAGE_BYTES])
         except StoreDamaged as error:
-            _log.info("the kept hot index is made anew", reason=error.message)
-            return False
-        if header.capacity != self.table.capacity or not self.table.audit():
-            return False
-        return header == self._header(BootId(self.identity.boot_before), clean_before)
+            return error.message
+        if header.capacity != self.table.capacity:
+            return "it has another size"
+        if not self.table.audit():
+            return "an entry is torn"
+        if header != self._header(BootId(self.identity.boot_before), clean_before):
+            return "it is cut, or not that of the last clean stop of this store"
+        return ""
 
     def keep(self, clean_sequence: Sequence) -> None:
         """The store stops cleanly here: note it, for the next start.  Blocks."""

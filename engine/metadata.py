@@ -432,7 +432,7 @@ async def open_metadata(
             sizes=sizes,
         )
     )
-    if recovered.rebuilt_because and recovered.end:
+    if recovered.rebuilt_because:
         _log.warning(
             "the index was rebuilt from checkpoint and journal",
             reason=recovered.rebuilt_because,

@@ -79,6 +79,7 @@ class Recovered:
     file_count: int
     """How many those are."""
     rebuilt_because: str = ""
+    """Empty also where nothing was to be restored: in a store that is new."""
     replayed_groups: int = 0
     torn: bool = False
 
@@ -160,7 +161,7 @@ def recover(
         checkpoint,
         sum(behind),
         len(behind),
-        reason,
+        reason if end.sequence else "",
         replayed,
         end.torn,
     )

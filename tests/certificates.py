@@ -54,6 +54,11 @@ class Authority:
         new.replace(certificate)
 
 
+def encrypt(key: Path, to: Path) -> None:
+    """Write the same key behind a password."""
+    _openssl("pkey", "-in", key, "-aes128", "-passout", "pass:secret", "-out", to)
+
+
 def _openssl(*arguments: str | Path) -> None:
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
 

@@ -75,9 +75,13 @@ def load_pair(certificate: Path, key: Path) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key, password=lambda: "")
     except ssl.SSLError as error:
-        reason = (
-            "certificate and key do not belong together" if "MISMATCH" in str(error.reason) else str(error)
-        )
+        named = str(error.reason or "")
+        if "MISMATCH" in named:
+            reason = "certificate and key do not belong together"
+        elif not named:  # all that OpenSSL says of a file that it cannot read
+            reason = "one of them is no PEM file of its kind, or the key is encrypted"
+        else:
+            reason = str(error)
         raise ConfigError(f"{certificate} and {key} cannot be used for TLS: {reason}") from error
     except OSError as error:
         path = next((path for path in (certificate, key) if not os.access(path, os.R_OK)), certificate)

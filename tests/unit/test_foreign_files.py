@@ -62,6 +62,14 @@ def test_starts_that_crash_before_their_superblock_lose_no_journal_file() -> Non
     run(scenario)
 
 
+def test_the_index_of_a_new_store_was_not_rebuilt() -> None:
+    async def scenario() -> None:
+        async with opened(SimDisk(25)) as metadata:
+            assert metadata.rebuilt_because == ""
+
+    run(scenario)
+
+
 def test_the_index_of_another_store_is_not_taken_for_this_ones() -> None:
     async def scenario() -> None:
         mine, other = SimDisk(23), SimDisk(24)

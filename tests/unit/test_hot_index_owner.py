@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 import trio
 
 from engine.embedded import EmbeddedEngine
@@ -285,7 +286,11 @@ def test_a_kept_table_that_is_not_that_of_the_clean_stop_is_made_anew(
             content[slot + 50] ^= 1
         path.write_bytes(content)
 
-    assert not _kept(path, change)
+    with structlog.testing.capture_logs() as logs:
+        assert not _kept(path, change)
+    told = [line["reason"] for line in logs if line["event"] == "the kept hot index is made anew"]
+    assert len(told) == 1
+    assert told[0]
 
 
 def test_the_file_says_that_it_is_in_use_so_that_a_crash_is_seen(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from gateway.http.tls import TlsStream
 from lakefs.errors import ConfigError, EngineUnreachable
 from lakefs.net import TrioNetwork
 from lakefs.ports import Network, Stream
-from tests.certificates import CA_FILE, HOST, Authority
+from tests.certificates import CA_FILE, HOST, Authority, encrypt
 from tests.sim.network import SimulatedNetwork
 from tests.stream_pairs import receive_exactly
 
@@ -205,3 +205,9 @@ def test_a_pair_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path) -> N
         Certificates(certificate, key)
     with pytest.raises(ConfigError, match="absent"):
         Certificates(tmp_path / "absent", key)
+    sealed, garbage = tmp_path / "sealed", tmp_path / "garbage"
+    encrypt(other, sealed)
+    garbage.write_bytes(b"no key at all")
+    for unfit in ((key, certificate), (garbage, other), (certificate, garbage), (certificate, sealed)):
+        with pytest.raises(ConfigError, match=f"{unfit[0]} and {unfit[1]} .* no PEM file .* encrypted"):
+            Certificates(*unfit)
