@@ -10,10 +10,11 @@ One cycle, beside readers and writers:
    (`Holds.keep`), so it does not matter how that writer's name came about.
 2. *Sweep.*  Chunks born before the cycle and not marked are proposed, in batches.  The commit that frees looks
    again, in one synchronous step: a chunk marked meanwhile, held by a session, or not the one proposed stays.
-3. *Reclaim.*  When the free is durable, extents are punched.  In sealed segments with nothing in flight, every
-   gap between live extents is punched: what crashes and interrupted puts left.  A segment without live extents
-   is removed.  Extents are never used again, so punching late or twice harms nobody; what is pinned is punched
-   late, by the first cycle that finds it a gap and not pinned any more.
+3. *Reclaim.*  Behind the sweep, in segments that were sealed with nothing in flight before the cycle, every gap
+   between live extents is punched: what was freed, and what crashes and interrupted puts left.  A segment without
+   live extents is removed.  What is freed elsewhere, and all of it when the disk has little room, is punched as
+   soon as the free is durable.  Extents are never used again, so punching late or twice harms nobody; what is
+   pinned is punched late, by the first cycle that finds it a gap and not pinned any more.
 
 Rules kept here:
 - Damage stops the cycle before it frees anything: a manifest that cannot be read hides its children.
@@ -27,6 +28,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from itertools import islice
+from typing import Final
 
 import trio
 
@@ -63,6 +65,8 @@ from lakefs.ports import Clock
 
 EXTENTS_PER_CYCLE = 4_000_000
 """64 MiB of places."""
+_ROOM_SHARE: Final = 16
+"""Room that is less than the segments' by this is little: it is given back while the sweep goes on."""
 
 
 @dataclass
@@ -261,6 +265,8 @@ class Collector:
         cycle.report.freed_chunks += len(freed)
         cycle.report.freed_bytes += sum(record.extent_bytes for record in freed)
         reached("gc.freed")
+        if await self._segments.free_bytes() * _ROOM_SHARE > cycle.report.disk_bytes_before:
+            freed = [record for record in freed if record.segment not in cycle.live_extents]
         await self._segments.punch([(r.segment, r.offset, r.extent_bytes) for r in freed])
         reached("gc.punched")
 
