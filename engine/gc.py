@@ -12,15 +12,17 @@ One cycle, beside readers and writers:
    again, in one synchronous step: a chunk marked meanwhile, held by a session, or not the one proposed stays.
 3. *Reclaim.*  Behind the sweep, in segments that were sealed with nothing in flight before the cycle, every gap
    between live extents is punched: what was freed, and what crashes and interrupted puts left.  A segment without
-   live extents is removed.  What is freed elsewhere, and all of it when the disk has little room, is punched as
-   soon as the free is durable.  Extents are never used again, so punching late or twice harms nobody; what is
-   pinned is punched late, by the first cycle that finds it a gap and not pinned any more.
+   live extents is removed.  What is freed elsewhere is punched behind the sweep, too, stretch by stretch, so that
+   neighbours are one punch: it costs more than all else that is done for a small chunk.  Only when the disk has
+   little room, what a commit has freed is punched as soon as that is durable.  Extents are never used again, so
+   punching late or twice harms nobody; what is pinned is punched late, by the first cycle that finds it a gap and
+   not pinned any more.
 
 Rules kept here:
 - Damage stops the cycle before it frees anything: a manifest that cannot be read hides its children.
 - No view is held across a checkpoint; the walk goes page by page, resuming behind the last key.
-- Memory: the bitmap, and 16 bytes for each live extent of at most `EXTENTS_PER_CYCLE`; segments past that wait for
-  the next cycle.
+- Memory: the bitmap, 16 bytes for each live extent of at most `EXTENTS_PER_CYCLE` (segments past that wait for the
+  next cycle), and `_UNPUNCHED_MAX` freed ones.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from typing import Final
 import trio
 
 from engine.chunks import ChunkFreed, find_chunk
+from engine.extents import Extent
 from engine.failpoints import reached
 from engine.format import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.holds import Holds
@@ -60,13 +63,17 @@ from lakefs.ids import (
     chunk_of,
     kind_of,
 )
-from lakefs.limits import GC_BATCH, GC_GRACE_S
+from lakefs.limits import GC_BATCH, GC_GRACE_S, MIB
 from lakefs.ports import Clock
 
 EXTENTS_PER_CYCLE = 4_000_000
 """64 MiB of places."""
 _ROOM_SHARE: Final = 16
 """Room that is less than the segments' by this is little: it is given back while the sweep goes on."""
+_UNPUNCHED_MAX: Final = 65_536
+"""Freed extents in memory: 15 MiB."""
+_STRETCH_BYTES: Final = 16 * MIB
+"""At most some thousand chunks of a page: a few milliseconds of the loop."""
 
 
 @dataclass
@@ -143,6 +150,7 @@ class Collector:
                 await self._mark(cycle)
                 reached("gc.marked")
                 await self._sweep(cycle)
+                await self._punch(cycle)
                 reached("gc.swept")
             finally:
                 self._holds.barrier = None
@@ -265,10 +273,24 @@ class Collector:
         cycle.report.freed_chunks += len(freed)
         cycle.report.freed_bytes += sum(record.extent_bytes for record in freed)
         reached("gc.freed")
-        if await self._segments.free_bytes() * _ROOM_SHARE > cycle.report.disk_bytes_before:
-            freed = [record for record in freed if record.segment not in cycle.live_extents]
-        await self._segments.punch([(r.segment, r.offset, r.extent_bytes) for r in freed])
-        reached("gc.punched")
+        if await self._segments.free_bytes() * _ROOM_SHARE <= cycle.report.disk_bytes_before:
+            await self._segments.punch([_extent_of(record) for record in freed])
+            reached("gc.punched")
+            return
+        for record in freed:
+            if record.segment not in cycle.live_extents:
+                cycle.note_unpunched(_extent_of(record))
+        if cycle.unpunched_count >= _UNPUNCHED_MAX:
+            await self._punch(cycle)
+
+    async def _punch(self, cycle: _Cycle) -> None:
+        """Give back the room of what was freed so far outside of the segments that `_reclaim` goes through."""
+        cycle.unpunched_count = 0
+        while cycle.unpunched:
+            _, extents = cycle.unpunched.popitem()
+            await self._segments.punch(extents)
+            reached("gc.punched")
+            await cycle.pace.rest()
 
     # --- reclaim -----------------------------------------------------------------------------------
 
@@ -296,7 +318,16 @@ class _Cycle:
         self.rests_on = Sequence(0)
         self.report = report
         self.live_extents: dict[SegmentId, array[int]] = {segment: array("Q") for segment in settled}
+        self.unpunched: dict[tuple[SegmentId, int], list[Extent]] = {}
+        """Durably freed, by the stretch that they begin in."""
+        self.unpunched_count = 0
         self._extent_count = 0
+
+    def note_unpunched(self, extent: Extent) -> None:
+        """Remember what is freed durably and keeps its room so far."""
+        segment, offset, _ = extent
+        self.unpunched.setdefault((segment, offset // _STRETCH_BYTES), []).append(extent)
+        self.unpunched_count += 1
 
     def note_live(self, record: ChunkRecord) -> None:
         """Count a chunk that stays, and remember its place when its segment may be reclaimed."""
@@ -310,3 +341,7 @@ class _Cycle:
         if self._extent_count > EXTENTS_PER_CYCLE:
             fullest = max(self.live_extents, key=lambda segment: len(self.live_extents[segment]))
             self._extent_count -= len(self.live_extents.pop(fullest)) // 2
+
+
+def _extent_of(record: ChunkRecord) -> Extent:
+    return (record.segment, record.offset, record.extent_bytes)
