@@ -21,13 +21,14 @@ One cycle, beside readers and writers:
 Rules kept here:
 - Damage stops the cycle before it frees anything: a manifest that cannot be read hides its children.
 - No view is held across a checkpoint; the walk goes page by page, resuming behind the last key.
-- Memory: the bitmap, 16 bytes for each live extent of at most `EXTENTS_PER_CYCLE` (segments past that wait for the
-  next cycle), and `_UNPUNCHED_MAX` freed ones.
+- Memory: the bitmap, and 16 bytes for each live extent of at most `EXTENTS_PER_CYCLE` (segments past that wait for
+  the next cycle) and for each of at most `_UNPUNCHED_MAX` freed ones.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -35,7 +36,6 @@ from typing import Final
 import trio
 
 from engine.chunks import ChunkFreed, find_chunk
-from engine.extents import Extent
 from engine.failpoints import reached
 from engine.format import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.holds import Holds
@@ -70,8 +70,8 @@ EXTENTS_PER_CYCLE = 4_000_000
 """64 MiB of places."""
 _ROOM_SHARE: Final = 16
 """Room that is less than the segments' by this is little: it is given back while the sweep goes on."""
-_UNPUNCHED_MAX: Final = 65_536
-"""Freed extents in memory: 15 MiB."""
+_UNPUNCHED_MAX: Final = 262_144
+"""4 MiB of places."""
 _STRETCH_BYTES: Final = 16 * MIB
 """At most some thousand chunks of a page: a few milliseconds of the loop."""
 
@@ -274,12 +274,12 @@ class Collector:
         cycle.report.freed_bytes += sum(record.extent_bytes for record in freed)
         reached("gc.freed")
         if await self._segments.free_bytes() * _ROOM_SHARE <= cycle.report.disk_bytes_before:
-            await self._segments.punch([_extent_of(record) for record in freed])
+            await self._segments.punch([(r.segment, r.offset, r.extent_bytes) for r in freed])
             reached("gc.punched")
             return
         for record in freed:
             if record.segment not in cycle.live_extents:
-                cycle.note_unpunched(_extent_of(record))
+                cycle.note_unpunched(record)
         if cycle.unpunched_count >= _UNPUNCHED_MAX:
             await self._punch(cycle)
 
@@ -287,8 +287,8 @@ class Collector:
         """Give back the room of what was freed so far outside of the segments that `_reclaim` goes through."""
         cycle.unpunched_count = 0
         while cycle.unpunched:
-            _, extents = cycle.unpunched.popitem()
-            await self._segments.punch(extents)
+            (segment, _), places = cycle.unpunched.popitem()
+            await self._segments.punch((segment, *place) for place in _pairs(places))
             reached("gc.punched")
             await cycle.pace.rest()
 
@@ -299,7 +299,7 @@ class Collector:
         for segment in sorted(cycle.live_extents):
             live = cycle.live_extents[segment]
             if live:
-                await self._segments.punch_gaps(segment, sorted(zip(live[::2], live[1::2], strict=True)))
+                await self._segments.punch_gaps(segment, sorted(_pairs(live)))
                 await cycle.pace.rest()
             else:
                 cycle.report.removed_segments += await self._segments.remove(segment)
@@ -318,15 +318,16 @@ class _Cycle:
         self.rests_on = Sequence(0)
         self.report = report
         self.live_extents: dict[SegmentId, array[int]] = {segment: array("Q") for segment in settled}
-        self.unpunched: dict[tuple[SegmentId, int], list[Extent]] = {}
+        self.unpunched: dict[tuple[SegmentId, int], array[int]] = {}
         """Durably freed, by the stretch that they begin in."""
         self.unpunched_count = 0
         self._extent_count = 0
 
-    def note_unpunched(self, extent: Extent) -> None:
-        """Remember what is freed durably and keeps its room so far."""
-        segment, offset, _ = extent
-        self.unpunched.setdefault((segment, offset // _STRETCH_BYTES), []).append(extent)
+    def note_unpunched(self, record: ChunkRecord) -> None:
+        """Remember the place of a chunk that is freed durably and keeps its room so far."""
+        stretch = (record.segment, record.offset // _STRETCH_BYTES)
+        places = self.unpunched.setdefault(stretch, array("Q"))
+        places.extend((record.offset, record.extent_bytes))
         self.unpunched_count += 1
 
     def note_live(self, record: ChunkRecord) -> None:
@@ -343,5 +344,6 @@ class _Cycle:
             self._extent_count -= len(self.live_extents.pop(fullest)) // 2
 
 
-def _extent_of(record: ChunkRecord) -> Extent:
-    return (record.segment, record.offset, record.extent_bytes)
+def _pairs(places: array[int]) -> Iterator[tuple[int, int]]:
+    """Offsets and lengths."""
+    return zip(places[::2], places[1::2], strict=True)
