@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
-from engine.failpoints import FIRST_START_POINTS, POINTS, REBUILD_POINTS
+from engine.failpoints import FIRST_START_POINTS, POINTS, REBUILD_POINTS, UPKEEP_POINTS
 from engine.native_token import TOKEN_FILE
 from lakefs.client.connect import connect
 from lakefs.errors import EngineUnreachable
@@ -46,6 +46,8 @@ S3: Final = ("sue", "tom")
 WRITERS: Final = NATIVE + S3
 _ARMED_CHANGES: Final = 100
 """Acknowledged changes after which an armed step counts as missed."""
+_ARMED_CHANGES_OF_UPKEEP: Final = 400
+"""The same of a step of upkeep: compaction finds something to move when a cycle of gc or two have ended."""
 _LEAVES_A_FILE: Final = ("journal-file.renamed", "journal-file.durable")
 _LMDB_HEADERS_BYTES: Final = 8192
 _FORK: Final = multiprocessing.get_context("fork")
@@ -198,7 +200,7 @@ class Cycles:
         reading, writing = os.pipe()
         writers, others = self._clients(seed, writing)
         os.close(writing)
-        wanted = self._generator.randrange(3, 60) if not failpoint else _ARMED_CHANGES
+        wanted = self._changes_until_killed(failpoint.partition(":")[0])
         while wanted > 0 and (told := os.read(reading, wanted)):
             wanted -= len(told)
         died = wanted > 0
@@ -220,6 +222,11 @@ class Cycles:
             assert client.exitcode in (0, -signal.SIGKILL), f"{client.name} failed: see its traceback"
         os.close(reading)
         return died
+
+    def _changes_until_killed(self, point: str) -> int:
+        if not point:
+            return self._generator.randrange(3, 60)
+        return _ARMED_CHANGES_OF_UPKEEP if point in UPKEEP_POINTS else _ARMED_CHANGES
 
     def _clients(self, seed: str, told: int) -> tuple[list[_Process], list[_Process]]:
         server, folder, signer = self.engine.server, self._folder, self._signer()
