@@ -28,7 +28,7 @@ Rules kept here:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -36,6 +36,7 @@ from typing import Final
 import trio
 
 from engine.chunks import ChunkFreed, find_chunk
+from engine.extents import Extent
 from engine.failpoints import reached
 from engine.format import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.holds import Holds
@@ -150,7 +151,7 @@ class Collector:
                 await self._mark(cycle)
                 reached("gc.marked")
                 await self._sweep(cycle)
-                await self._punch(cycle)
+                await self._punch_stretches(cycle)
                 reached("gc.swept")
             finally:
                 self._holds.barrier = None
@@ -273,24 +274,31 @@ class Collector:
         cycle.report.freed_chunks += len(freed)
         cycle.report.freed_bytes += sum(record.extent_bytes for record in freed)
         reached("gc.freed")
-        if await self._segments.free_bytes() * _ROOM_SHARE <= cycle.report.disk_bytes_before:
-            await self._segments.punch([(r.segment, r.offset, r.extent_bytes) for r in freed])
-            reached("gc.punched")
-            return
-        for record in freed:
-            if record.segment not in cycle.live_extents:
-                cycle.note_unpunched(record)
-        if cycle.unpunched_count >= _UNPUNCHED_MAX:
-            await self._punch(cycle)
+        await self._give_back(cycle, freed)
 
-    async def _punch(self, cycle: _Cycle) -> None:
+    async def _give_back(self, cycle: _Cycle, freed: list[ChunkRecord]) -> None:
+        """Punch what was freed durably, or leave that for later: see step 3."""
+        has_room = await self._segments.free_bytes() * _ROOM_SHARE > cycle.report.disk_bytes_before
+        if has_room:
+            for record in freed:
+                if record.segment not in cycle.live_extents:
+                    cycle.note_unpunched(record)
+        else:
+            await self._punch((r.segment, r.offset, r.extent_bytes) for r in freed)
+        if not has_room or cycle.unpunched_count >= _UNPUNCHED_MAX:
+            await self._punch_stretches(cycle)
+
+    async def _punch_stretches(self, cycle: _Cycle) -> None:
         """Give back the room of what was freed so far outside of the segments that `_reclaim` goes through."""
         cycle.unpunched_count = 0
         while cycle.unpunched:
             (segment, _), places = cycle.unpunched.popitem()
-            await self._segments.punch((segment, *place) for place in _pairs(places))
-            reached("gc.punched")
+            await self._punch((segment, offset, length) for offset, length in _pairs(places))
             await cycle.pace.rest()
+
+    async def _punch(self, extents: Iterable[Extent]) -> None:
+        await self._segments.punch(extents)
+        reached("gc.punched")
 
     # --- reclaim -----------------------------------------------------------------------------------
 
