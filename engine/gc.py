@@ -28,7 +28,7 @@ Rules kept here:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -284,7 +284,7 @@ class Collector:
                 if record.segment not in cycle.live_extents:
                     cycle.note_unpunched(record)
         else:
-            await self._punch((r.segment, r.offset, r.extent_bytes) for r in freed)
+            await self._punch([(r.segment, r.offset, r.extent_bytes) for r in freed])
         if not has_room or cycle.unpunched_count >= _UNPUNCHED_MAX:
             await self._punch_stretches(cycle)
 
@@ -293,10 +293,10 @@ class Collector:
         cycle.unpunched_count = 0
         while cycle.unpunched:
             (segment, _), places = cycle.unpunched.popitem()
-            await self._punch((segment, offset, length) for offset, length in _pairs(places))
+            await self._punch([(segment, offset, length) for offset, length in _pairs(places)])
             await cycle.pace.rest()
 
-    async def _punch(self, extents: Iterable[Extent]) -> None:
+    async def _punch(self, extents: list[Extent]) -> None:
         await self._segments.punch(extents)
         reached("gc.punched")
 
