@@ -31,6 +31,7 @@ from bench.machine import machine
 from bench.measure import ROUNDS_MIN, Bench, Row, Scale, run_scenario
 from bench.plan import WHOLE_RUN_S, expected_s, generator_of
 from bench.process import ROOT
+from bench.sampled import Sampled
 from bench.scenarios import SCENARIOS
 from bench.trend import record
 
@@ -64,6 +65,7 @@ def main() -> int:
             Path(work), Scale(options.quick, rounds, not options.quick and not options.no_profile), target
         )
         try:
+            whole.warn_of(names)
             for name in names:
                 if whole.fits(name, within_s):
                     whole.take(name)
@@ -97,6 +99,14 @@ class _Whole:
             "rounds": scale.rounds,
             "scenarios": self._scenarios,
         }
+
+    def warn_of(self, names: Sequence[str]) -> None:
+        """Say before the first scenario which ones have no room on the disk, while something can be done about it."""
+        bench = Bench(self._work, self._scale)
+        for name in names:
+            scenario = SCENARIOS[name]
+            if isinstance(scenario, Sampled) and (lack := scenario.lack_of_disk(bench)):
+                print(f"{name} will not run: {lack}; --dir says where else to measure", file=sys.stderr)
 
     def fits(self, name: str, within_s: float) -> bool:
         """Whether there is time for it; what does not fit is listed with that reason."""

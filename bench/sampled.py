@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import time
@@ -127,7 +128,7 @@ class Sampled:
 
     `targets`: goals; a side without one is shown beside ours.  `generator`: how it was checked that the load was not
     the limit.  `stores`: a round writes, and what the disk took is counted.  `expected_s`: of a whole run, for the
-    plan.
+    plan.  `disk_bytes`: free space that a whole run wants, where that is much.
     """
 
     name: str
@@ -138,12 +139,22 @@ class Sampled:
     expected_s: float
     targets: Sequence[Target] = ()
     stores: bool = False
+    disk_bytes: int = 0
+
+    def lack_of_disk(self, bench: Bench) -> str:
+        """What to say when there is less free space than it wants; else empty."""
+        free = shutil.disk_usage(bench.folder).free
+        if bench.scale.quick or free >= self.disk_bytes:
+            return ""
+        return f"{self.disk_bytes / 1e9:.0f} GB of free disk are needed, and {free / 1e9:.0f} GB are free"
 
     def run(self, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
         """A row for each goal and each side without one; all that was measured.
 
-        One row when `set_up` says that this machine cannot do it at all: CouldNotRun.
+        One row when there is no room, or `set_up` says that this machine cannot do it at all: CouldNotRun.
         """
+        if lack := self.lack_of_disk(bench):
+            return [absent_row(self, self.title, lack)], {}
         device = Device(bench.folder) if self.stores else None
         with ExitStack() as stack:
             try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -78,6 +80,15 @@ def test_a_peer_that_fails_is_out_and_says_why(seconds: Sequence[float], tmp_pat
 def test_a_failure_of_ours_is_one_of_the_scenario(tmp_path: Path) -> None:
     with pytest.raises(CouldNotRun):
         scenario({"ours": [1], "a": [1] * 4}).run(Bench(tmp_path, THREE))
+
+
+def test_what_has_no_room_on_the_disk_is_listed_and_touches_nothing(tmp_path: Path) -> None:
+    wide = replace(scenario({"ours": []}), disk_bytes=1 << 60)
+    [row], _ = wide.run(Bench(tmp_path, THREE))
+    assert row.met
+    assert re.fullmatch(r"1152921505 GB of free disk are needed, and \d+ GB are free", row.could_not_run)
+    assert not wide.lack_of_disk(Bench(tmp_path, Scale(quick=True, rounds=3)))
+    assert not replace(wide, disk_bytes=0).lack_of_disk(Bench(tmp_path, THREE))
 
 
 def test_a_null_server_is_told_of_with_its_rate(tmp_path: Path) -> None:
