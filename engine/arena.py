@@ -84,8 +84,6 @@ class Slot(msgspec.Struct, gc=False, eq=False):
     pins: int = 0
     grant: Grant | None = None
     """What readers are told while the chunk can be found."""
-    packed: bytes | None = None
-    """The same, encoded."""
 
 
 class Slab:
@@ -264,7 +262,7 @@ class Arena:
     def give_free(self, slot: Slot) -> None:
         """Nothing is in the slot any more, and nobody fills it or has it pinned."""
         self.begin_change(slot)
-        slot.chunk = slot.grant = slot.packed = None
+        slot.chunk = slot.grant = None
         slot.filling = slot.forgotten = slot.referenced = False
         slot.stored_bytes = 0
         slab = self.slabs[slot.slab]

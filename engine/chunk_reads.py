@@ -17,13 +17,13 @@ from engine.chunks import find_chunk
 from engine.format import ChunkRecord
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
-from engine.hot_index import SEGMENT_TIER, record_at
+from engine.hot_index import record_at
 from engine.puts import failure_of
 from engine.segment_reader import READ_AT_ONCE_BYTES
 from engine.segments import Range, RangeRead
 from engine.store import Store
 from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError, RequestTooLarge, StaleGrant
-from lakefs.hot_table_format import Found
+from lakefs.hot_table_format import SEGMENT_TIER, Found
 from lakefs.ids import ChunkId, Sequence, id_text
 from lakefs.limits import BODY_BYTES_MAX, DRAM_PAYLOAD_BYTES_MIN, GRANULE_BYTES
 from lakefs.service import Body, Reply

@@ -123,10 +123,6 @@ class Dram:
         of the arena take the places of those of segments."""
         return [] if self.tier is None else self.tier.note_reads(chunks, grants, understood=understood)
 
-    def packed_grants(self, chunks: Seq[bytes]) -> list[bytes | None] | None:
-        """Encoded grants of those of the chunks that are in the arena, in their places; None when none is."""
-        return None if self.tier is None else self.tier.packed_grants(chunks)
-
     def note_located(
         self, chunks: list[bytes], find: Callable[[bytes], Found | None], *, understood: bool
     ) -> None:

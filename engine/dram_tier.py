@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterator, Sequence as Seq
 from itertools import islice
 from typing import Any, Final, NamedTuple, cast
 
-import msgspec
-
 from engine.admission import READS_FOR_ADMISSION, Admission
 from engine.arena import Arena, Slab, SlabMemory, Slot, SlotClass
 from engine.extents import vector_bytes
@@ -34,7 +32,6 @@ from lakefs.movers import MEDIUM_DRAM
 from lakefs.slabs import UNIT_BYTES
 from lakefs.wire.messages import Grant
 
-_pack: Final = msgspec.msgpack.Encoder().encode
 _PLACE_BYTES: Final = 256 * KIB
 """A guess at what a chunk takes, for the size of what counts reads."""
 HAND_STEPS_MAX: Final = 512
@@ -184,14 +181,6 @@ class DramTier:
         self._reads += len(chunks)
         return often
 
-    def packed_grants(self, chunks: Seq[bytes]) -> list[bytes | None] | None:
-        """Grants of those of the chunks that are in, encoded, in their places; None when none is."""
-        slots = self._slots
-        if slots.keys().isdisjoint(chunks):
-            return None
-        found = map(slots.get, cast(Seq[ChunkId], chunks))
-        return [None if slot is None else slot.packed for slot in found]
-
     def pin(self, chunk: ChunkId) -> Placement | None:
         """Keep the chunk's bytes where they are until `unpin`; None when it is not in, or too much is pinned.
 
@@ -288,7 +277,6 @@ class DramTier:
         slot.grant = Grant(
             MEDIUM_DRAM, slot.slab, slot.offset, stored_bytes, stored_bytes, 0, crc, generation
         )
-        slot.packed = _pack(slot.grant)
         self._fills += 1
         self._filled_bytes += stored_bytes
         for told in self.on_admitted:

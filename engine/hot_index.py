@@ -21,9 +21,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import Any, Final
 
 import structlog
@@ -48,6 +47,7 @@ from lakefs.hot_table import IS_NATIVE, HotTable
 from lakefs.hot_table_format import (
     HEADER_PAGE_BYTES,
     NOT_CLEAN,
+    SEGMENT_TIER,
     SUPERSEDED,
     Found,
     TableHeader,
@@ -60,7 +60,6 @@ from lakefs.limits import GC_BATCH, HOT_INDEX_MEMORY_SHARE, HOT_INDEX_SLOTS_MIN,
 from lakefs.ports import Offload
 from lakefs.wire.grants import Grant
 
-SEGMENT_TIER: Final = 1
 NO_GRANT: Final = Grant(0)
 WATCHED: Final = frozenset((Table.CHUNKS, Table.QUARANTINE))
 _NO_BIRTH: Final = Birth(0)
@@ -149,29 +148,20 @@ class HotIndex:
             for place in self.places_of(chunks)
         ]
 
-    def packed_grants(
-        self, chunks: list[bytes], instead: Seq[bytes | Found | None] | None, least_bytes: int
-    ) -> bytes | None:
+    def packed_grants(self, chunks: list[bytes], least_bytes: int, *, understood: bool) -> bytes | None:
         """As `grants`, encoded; None when not all is known here, or a chunk has less than `least_bytes`.
 
-        `instead`: grants of chunks, encoded, that go out in the place of what is known here.
+        `understood`: of what is in the DRAM tier its place there is told.
         """
-        if instead is None and self.in_slabs:
-            instead = list(map(self.in_slabs.get, chunks))
-        elif instead is not None and not self._are_known(chunks, instead):
-            return None
+        instead = None if understood or not self.in_slabs else list(map(self.in_slabs.get, chunks))
         try:
-            packed = self.table.pack_grants(chunks, SEGMENT_TIER, instead)
+            packed = self.table.pack_grants(chunks, instead)
         except ValueError:  # an id that is none
             return None
         if packed is None or packed[1] < least_bytes:
             return None
         self.counts.found += len(chunks)
         return packed[0]
-
-    def _are_known(self, chunks: list[bytes], instead: Seq[bytes | Found | None]) -> bool:
-        """Whether those with a grant are known to be in the DRAM tier: there a chunk comes before it is durable."""
-        return all(map(self.in_slabs.__contains__, compress(chunks, instead)))
 
     def statistics(self) -> dict[str, Any]:
         """For people and scripts; JSON-able."""

@@ -13,10 +13,8 @@ from contextlib import contextmanager
 
 from engine.dram_tier import DramTier
 from engine.hot_index import HotIndex
-from lakefs.hot_table_format import Found
+from lakefs.hot_table_format import SLAB_TIER, Found, pack_place
 from lakefs.ids import ChunkId
-from lakefs.movers import MEDIUM_DRAM
-from lakefs.slabs import pack_place
 
 
 @contextmanager
@@ -34,7 +32,7 @@ def joined(index: HotIndex, tier: DramTier | None) -> Iterator[None]:
         place = None if grant is None else pack_place(grant.segment, grant.epoch)
         if grant is None or place is None:
             return None
-        return MEDIUM_DRAM, place, grant.offset, grant.stored_bytes, grant.crc
+        return SLAB_TIER, place, grant.offset, grant.stored_bytes, grant.crc
 
     index.slab_place_of = slab_place_of
     tier.on_admitted.append(admitted)

@@ -26,7 +26,6 @@ from engine.chunks import find_chunk
 from engine.format import ChunkRecord
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
-from engine.hot_index import SEGMENT_TIER
 from engine.lent_memory import LentMemory, put_into
 from engine.puts import failure_of
 from engine.slot_reader import SlotLoad
@@ -41,7 +40,7 @@ from lakefs.errors import (
     StaleGrant,
     UserError,
 )
-from lakefs.hot_table_format import Found
+from lakefs.hot_table_format import SEGMENT_TIER, Found
 from lakefs.ids import EMPTY_CHUNK, ChunkId, SegmentId, id_text
 from lakefs.limits import GRANULE_BYTES, KIB, MIB, PAGE_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.service import Body, Reply

@@ -304,8 +304,7 @@ class Reads:
         """The answer when the hot index and the arena know every place, and no payload is too short for the arena."""
         if len(identifiers) > BATCH_MAX:
             return None
-        instead = self._dram.packed_grants(identifiers) if understood else None
-        grants = hot.packed_grants(identifiers, instead, DRAM_PAYLOAD_BYTES_MIN)
+        grants = hot.packed_grants(identifiers, DRAM_PAYLOAD_BYTES_MIN, understood=understood)
         if grants is None:
             return None
         note = partial(self._dram.note_located, identifiers, hot.table.find, understood=understood)

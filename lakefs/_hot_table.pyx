@@ -200,7 +200,10 @@ cdef extern from *:
 
     /* --- places as the grants of an answer (msgpack; `lakefs.wire.grants.Grant`) ---------------- */
 
-    #define LAKE_GRANT_BYTES 34  /* at most: array 1, tier 2, segment 9, four numbers of 5, two zeros */
+    #define LAKE_GRANT_BYTES 35  /* at most: array 1, tier 1, slab 3 and generation 9, four numbers of 5, a zero */
+    #define LAKE_SEGMENT_TIER 1
+    #define LAKE_SLAB_TIER 3
+    #define LAKE_GENERATION_BITS 48
     #define LAKE_ARRAY_BYTES 5
 
     static inline uint8_t *lake_pack_number(uint8_t *at, uint64_t number)
@@ -247,18 +250,25 @@ cdef extern from *:
         return at;
     }
 
+    /* NULL for a place that no grant tells. */
     static inline uint8_t *lake_pack_grant(uint8_t *at, const lake_entry *found)
     {
+        uint64_t segment = found->segment, generation = 0;
+        if (found->tier == LAKE_SLAB_TIER) {
+            segment = found->segment >> LAKE_GENERATION_BITS;
+            generation = found->segment & ((UINT64_C(1) << LAKE_GENERATION_BITS) - 1);
+        } else if (found->tier != LAKE_SEGMENT_TIER) {
+            return NULL;
+        }
         *at++ = 0x98;
         at = lake_pack_number(at, found->tier);
-        at = lake_pack_number(at, found->segment);
+        at = lake_pack_number(at, segment);
         at = lake_pack_number(at, found->offset);
         at = lake_pack_number(at, found->stored_bytes);
         at = lake_pack_number(at, found->stored_bytes);
         *at++ = 0;
         at = lake_pack_number(at, found->crc);
-        *at++ = 0;
-        return at;
+        return lake_pack_number(at, generation);
     }
 
     /* --- what the writer does: it alone changes the table, and reads what it wrote itself -------- */
@@ -566,7 +576,7 @@ cdef class HotTable:
             PyBuffer_Release(&target)
         return count
 
-    def pack_grants(self, list chunks not None, unsigned char tier, list instead=None):
+    def pack_grants(self, list chunks not None, list instead=None):
         """Grants of chunks as an answer has them, in msgpack; see `TwinTable.pack_grants`."""
         cdef lake_entry found
         cdef const uint8_t *ids[LAKE_BATCH]
@@ -574,15 +584,10 @@ cdef class HotTable:
         cdef uint8_t *at
         cdef PyObject *given
         cdef uint32_t shortest = 0xFFFFFFFF
-        cdef Py_ssize_t begin, i, length, room = LAKE_ARRAY_BYTES, total = PyList_GET_SIZE(chunks)
-        if instead is not None:
-            if PyList_GET_SIZE(instead) != total:
-                raise ValueError("as many chunks as grants in their places")
-            for i in range(total):
-                given = PyList_GET_ITEM(instead, i)
-                if PyBytes_CheckExact(<object>given):
-                    room += PyBytes_GET_SIZE(<object>given)
-        packed = <uint8_t *>malloc(room + total * LAKE_GRANT_BYTES)
+        cdef Py_ssize_t begin, i, length, total = PyList_GET_SIZE(chunks)
+        if instead is not None and PyList_GET_SIZE(instead) != total:
+            raise ValueError("as many chunks as places in their stead")
+        packed = <uint8_t *>malloc(LAKE_ARRAY_BYTES + total * LAKE_GRANT_BYTES)
         if packed == NULL:
             raise MemoryError("no memory for the grants of an answer")
         try:
@@ -593,20 +598,14 @@ cdef class HotTable:
                     ids[i] = id_bytes(<object>PyList_GET_ITEM(chunks, begin + i))
                     lake_prefetch(&self.table, ids[i])
                 for i in range(length):
-                    if instead is not None:
-                        given = PyList_GET_ITEM(instead, begin + i)
-                        if PyBytes_CheckExact(<object>given):
-                            memcpy(at, PyBytes_AS_STRING(<object>given), PyBytes_GET_SIZE(<object>given))
-                            at += PyBytes_GET_SIZE(<object>given)
-                            continue
-                        if given != <PyObject *>None:
-                            found.tier, found.segment, found.offset, found.stored_bytes, found.crc = <object>given
-                            at = lake_pack_grant(at, &found)
-                            shortest = min(shortest, found.stored_bytes)
-                            continue
-                    if not lake_find(&self.table, ids[i], &found) or found.tier != tier:
+                    given = <PyObject *>None if instead is None else PyList_GET_ITEM(instead, begin + i)
+                    if given != <PyObject *>None:
+                        found.tier, found.segment, found.offset, found.stored_bytes, found.crc = <object>given
+                    elif not lake_find(&self.table, ids[i], &found):
                         return None
                     at = lake_pack_grant(at, &found)
+                    if at == NULL:
+                        return None
                     shortest = min(shortest, found.stored_bytes)
             return PyBytes_FromStringAndSize(<char *>packed, at - packed), shortest
         finally:

@@ -33,7 +33,9 @@ from lakefs.hot_table_format import (
     ENTRY_BYTES,
     PLACE,
     PROBE_SLOTS,
+    SEGMENT_TIER,
     SHIFT_SLOTS,
+    SLAB_TIER,
     STRIPE_COUNT,
     STRIPES_OFFSET,
     VACANT,
@@ -46,6 +48,7 @@ from lakefs.hot_table_format import (
     stripe_shift,
     table_bytes,
     unpack_entry,
+    unpack_place,
 )
 from lakefs.ids import ID_BYTES, is_well_formed
 from lakefs.limits import HOT_INDEX_ATTEMPTS
@@ -109,27 +112,24 @@ class TwinTable:
         return len(found) - found.count(None)
 
     def pack_grants(
-        self, chunks: Sequence[bytes], tier: int, instead: Sequence[bytes | Found | None] | None = None
+        self, chunks: Sequence[bytes], instead: Sequence[Found | None] | None = None
     ) -> tuple[bytes, int] | None:
         """Grants of chunks (`lakefs.wire.grants.Grant`) as an answer has them, in msgpack; and the shortest's length.
 
-        None unless all of them are known to lie in that tier.  What `instead` has for a chunk goes in without a look: a
-        grant in msgpack, whose length is not told, or a place.
+        None unless all of them are known, to lie in segments or slabs.  The place that `instead` has for a chunk goes
+        in without a look.
         """
         given = [None] * len(chunks) if instead is None else instead
         if len(given) != len(chunks):
-            raise ValueError("as many chunks as grants in their places")
+            raise ValueError("as many chunks as places in their stead")
         packed, shortest = [_array_head(len(chunks))], 0xFFFF_FFFF
         for found, told in zip(self.find_many(chunks), given, strict=True):
-            if isinstance(told, bytes):
-                packed.append(told)
-                continue
-            if told is None and (found is None or found[0] != tier):
-                return None
             place = told or found
-            assert place is not None, "it was told, or found"
-            medium, segment, offset, length, crc = place
-            packed.append(_pack((medium, segment, offset, length, length, 0, crc, 0)))
+            if place is None or place[0] not in (SEGMENT_TIER, SLAB_TIER):
+                return None
+            tier, segment, offset, length, crc = place
+            segment, epoch = unpack_place(segment) if tier == SLAB_TIER else (segment, 0)
+            packed.append(_pack((tier, segment, offset, length, length, 0, crc, epoch)))
             shortest = min(shortest, length)
         return b"".join(packed), shortest
 

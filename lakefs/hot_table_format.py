@@ -46,7 +46,16 @@ NOT_CLEAN: Final = (1 << 64) - 1
 """Clean sequence of a table that is in use."""
 
 Found = tuple[int, int, int, int, int]
-"""(tier, segment, offset, stored_bytes, crc): where a chunk is, as in a grant; tiers are a grant's media."""
+"""(tier, segment, offset, stored_bytes, crc): where a chunk is, as in a grant; tiers are a grant's media.
+
+Of tier 3 `segment` is slab and generation in one number, see `pack_place`.
+"""
+SEGMENT_TIER: Final = 1
+SLAB_TIER: Final = 3
+PLACE_GENERATION_BITS: Final = 48
+_PLACE_GENERATION_MASK: Final = (1 << PLACE_GENERATION_BITS) - 1
+_PLACE_SLABS: Final = 1 << 64 - PLACE_GENERATION_BITS
+"""4 TiB."""
 
 HEADER: Final = Layout(
     "hot index header",
@@ -154,6 +163,18 @@ def unpack_header(page: bytes | memoryview) -> TableHeader:
     if not is_capacity(capacity):
         raise StoreDamaged(f"the hot index says that it has {capacity} slots", subject="hot index")
     return TableHeader(capacity, store_id, boot_id, clean, count)
+
+
+def pack_place(slab: int, generation: int) -> int | None:
+    """Slab and generation as the `segment` of an entry; None when they do not fit, after 10^14 fills."""
+    if slab >= _PLACE_SLABS or generation > _PLACE_GENERATION_MASK:
+        return None
+    return slab << PLACE_GENERATION_BITS | generation
+
+
+def unpack_place(segment: int) -> tuple[int, int]:
+    """(slab, generation) of an entry's `segment`."""
+    return segment >> PLACE_GENERATION_BITS, segment & _PLACE_GENERATION_MASK
 
 
 def is_capacity(capacity: int) -> bool:

@@ -18,11 +18,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
-from lakefs.hot_table_format import PLACE
+from lakefs.hot_table_format import PLACE, SEGMENT_TIER, SLAB_TIER, unpack_place
 from lakefs.ids import ChunkKind
 from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.page_cache import is_cached
-from lakefs.slabs import PLACE_GENERATION_BITS, generation_number
+from lakefs.slabs import generation_number
 
 RUN_BYTES_MAX: Final = 512 * KIB
 """Of chunks that lie side by side, read by one call: so much is still worth to be shared between threads."""
@@ -32,8 +32,6 @@ SEGMENTS_MAX: Final = 512
 """Of one plan; as many as a client holds descriptors of."""
 ASK_FROM_BYTES: Final = 256 * KIB
 """A chunk so long is read only when the page cache says that it has it: else the kernel begins to fetch its pages."""
-SEGMENT_TIER: Final = 1
-SLAB_TIER: Final = 3
 _DATA: Final = bytes([ChunkKind.DATA])
 
 Arrived = tuple[int, int, int]
@@ -126,7 +124,7 @@ class TwinPlan:
             if not first <= number < stop:
                 continue
             place, offset, length, crc, _ = self._places[number]
-            slab, generation = place >> PLACE_GENERATION_BITS, place & ((1 << PLACE_GENERATION_BITS) - 1)
+            slab, generation = unpack_place(place)
             memory, at = slabs.get(slab), generation_number(slab, offset, slab_bytes)
             if memory is None or generation & 1 or at >= len(generations) or offset + length > len(memory):
                 continue

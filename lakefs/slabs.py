@@ -13,7 +13,7 @@ Rules kept here:
   anything else might be a SIGBUS.
 - The mapping is read-only for good: the kernel refuses to make it, or the descriptor, writable.
 
-An entry of the hot index that tells a place here (tier 3) has slab and generation in one number, see `pack_place`.
+An entry of the hot index that tells a place here has slab and generation in one number (`lakefs.hot_table_format`).
 
 Where generations lie: that of the slot at `offset` of slab `n` is number `(n * slab_bytes + offset) // UNIT_BYTES`, 8
 bytes each, in the machine's order.  No two slots share one: each begins in a unit of its own.
@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from lakefs.errors import StaleGrant
+from lakefs.hot_table_format import unpack_place
 from lakefs.limits import KIB, MIB
 from lakefs.wire.messages import Grant
 
@@ -36,10 +37,6 @@ SLAB_BYTES: Final = 64 * MIB
 UNIT_BYTES: Final = 16 * KIB
 """The shortest slot."""
 GENERATION_BYTES: Final = 8
-PLACE_GENERATION_BITS: Final = 48
-_PLACE_GENERATION_MASK: Final = (1 << PLACE_GENERATION_BITS) - 1
-_PLACE_SLABS: Final = 1 << 64 - PLACE_GENERATION_BITS
-"""4 TiB."""
 F_SEAL_FUTURE_WRITE: Final = 0x10
 """Linux 5.1; Python has no name for it before 3.13."""
 SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE
@@ -50,13 +47,6 @@ _SEALS_NEEDED: Final = fcntl.F_SEAL_SHRINK
 def generation_number(slab: int, offset: int, slab_bytes: int) -> int:
     """Which generation is that of the slot at `offset` of a slab."""
     return (slab * slab_bytes + offset) // UNIT_BYTES
-
-
-def pack_place(slab: int, generation: int) -> int | None:
-    """Slab and generation as the `segment` of a hot index's entry; None when they do not fit, after 10^14 fills."""
-    if slab >= _PLACE_SLABS or generation > _PLACE_GENERATION_MASK:
-        return None
-    return slab << PLACE_GENERATION_BITS | generation
 
 
 class _Arena(NamedTuple):
@@ -128,11 +118,11 @@ class Slabs:
             raise _stale(grant)
 
     def copy_place(self, place: int, offset: int, target: memoryview, vector: memoryview | None) -> bool:
-        """`copy` from a place that the hot index tells (see `pack_place`), and into `vector` what is behind it.
+        """`copy` from a place that the hot index tells, and into `vector` what is behind it.
 
         False when the slot holds something else by now, or is not mapped; then the memory may hold anything.
         """
-        arena, slab, generation = self._arena, place >> PLACE_GENERATION_BITS, place & _PLACE_GENERATION_MASK
+        arena, (slab, generation) = self._arena, unpack_place(place)
         if arena is None:
             return False
         generations, memory = arena.generations, arena.slabs.get(slab)

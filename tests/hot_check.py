@@ -11,11 +11,11 @@ from lakefs.hot_table_format import (
     PROBE_SLOTS,
     VACANT,
     Found,
+    pack_place,
     unpack_entry,
 )
 from lakefs.ids import ChunkId
 from lakefs.movers import MEDIUM_DRAM
-from lakefs.slabs import pack_place
 
 
 def entries_of(store: Store) -> dict[bytes, Found]:

@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from engine.chunks import find_chunk
+from engine.embedded import EmbeddedEngine
 from engine.hot_index import HotIndex
 from engine.hot_index_life import run_hot_index
 from lakefs.client.trio_driver import TrioDriver
@@ -22,7 +23,7 @@ from lakefs.hot_batch import HotBatch
 from lakefs.hot_reads import NOT_READ
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.movers import MEDIUM_DRAM, MEDIUM_SEGMENT, Check
+from lakefs.movers import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_SEGMENT, Check
 from lakefs.wire import messages as m
 from tests.contract.test_dram import World, punch_everything, run as run_with_tier
 from tests.hot_check import check_hot_index, entries_of
@@ -128,6 +129,32 @@ def test_bits_that_flip_in_memory_are_noticed_and_the_disk_is_read(length: int, 
                 world.tier.extent(place)[at] ^= 1
 
     run(body)
+
+
+def test_the_table_tells_of_what_is_in_memory_just_what_the_tier_would() -> None:
+    async def body(world: World, index: HotIndex) -> None:
+        async with world.lake() as lake:
+            hot = await _hot(world, lake, os.urandom(64 * KIB))
+            cold = await _stored(lake, os.urandom(64 * KIB), "bkt/cold")
+        client = world.client()
+        for media, expected in ((MEDIA_DRAM, [MEDIUM_DRAM, MEDIUM_SEGMENT]), (0, [MEDIUM_SEGMENT] * 2)):
+            assert index.packed_grants([hot, cold], 1, understood=bool(media)) is not None
+            packed = await _located(client, [hot, cold], media)
+            with mock.patch.object(HotIndex, "packed_grants", return_value=None):
+                looked_up = await _located(client, [hot, cold], media)
+            assert packed == looked_up
+            assert [grant.medium for grant in packed] == expected
+        assert (await _located(client, [hot], MEDIA_DRAM)) == [world.tier.grant(hot)]
+        world.tier.forget(hot)
+        assert [grant.medium for grant in await _located(client, [hot], MEDIA_DRAM)] == [MEDIUM_SEGMENT]
+
+    run(body)
+
+
+async def _located(client: EmbeddedEngine, chunks: list[ChunkId], media: int) -> list[m.Grant]:
+    reply = await client.call(m.Locate([bytes(chunk) for chunk in chunks], media))
+    assert isinstance(reply.message, m.Located)
+    return reply.message.grants
 
 
 def test_the_engine_itself_looks_at_places_in_segments() -> None:

@@ -76,8 +76,8 @@ def test_what_is_located_is_the_same_whether_it_was_packed_or_looked_up(
             packed: list[object] = []
             original = HotIndex.packed_grants
 
-            def seen(*arguments: Any) -> bytes | None:
-                found = original(*arguments)
+            def seen(*arguments: Any, **named: Any) -> bytes | None:
+                found = original(*arguments, **named)
                 packed.append(found)
                 return found
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from itertools import pairwise
 from unittest import mock
 
-import msgspec
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.strategies import integers, sampled_from
@@ -293,11 +292,10 @@ def test_sizes_of_slots_hold_payloads_of_chunks_with_their_vectors() -> None:
         assert min(size for size in SLOT_SIZES if size >= _extent(length)) == slot_bytes
 
 
-def test_chunks_that_are_located_are_counted_as_each_by_itself_and_their_grants_are_packed_ones() -> None:
+def test_chunks_that_are_located_are_counted_as_each_by_itself() -> None:
     with _tier() as one, _tier() as other:
         payloads = [_payload(number, 64 * KIB) for number in range(24)]
         chunks = [data_chunk_id(payload) for payload in payloads]
-        assert one.packed_grants(chunks) is None
         for payload in payloads[:20]:
             assert _bring_in(one, payload) == _bring_in(other, payload)
         for understood in (False, True, True):
@@ -315,7 +313,3 @@ def test_chunks_that_are_located_are_counted_as_each_by_itself_and_their_grants_
             assert [slab.used_at for slab in one.arena.slabs.values()] == [
                 slab.used_at for slab in other.arena.slabs.values()
             ]
-        packed = one.packed_grants(chunks)
-        assert packed == [msgspec.msgpack.encode(grant) for grant in grants[:20]] + [None] * 4
-        one.forget(chunks[0])
-        assert one.packed_grants(chunks[:1]) is None

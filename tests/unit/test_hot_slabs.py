@@ -25,11 +25,11 @@ from engine.hot_slabs import joined
 from lakefs.crc import crc32c
 from lakefs.hot_reads import NOT_READ, HotReads
 from lakefs.hot_table import HotTable
-from lakefs.hot_table_format import Found, table_bytes
+from lakefs.hot_table_format import PLACE_GENERATION_BITS, Found, pack_place, table_bytes
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import HOT_INDEX_SLOTS_MIN, KIB, MIB
 from lakefs.movers import MEDIUM_DRAM, MEDIUM_SEGMENT, Check, SegmentDescriptors
-from lakefs.slabs import PLACE_GENERATION_BITS, Slabs, pack_place
+from lakefs.slabs import Slabs
 
 SLAB = 1 * MIB
 LENGTHS = (16 * KIB, 40 * KIB, 64 * KIB, 200 * KIB)

@@ -11,17 +11,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lakefs import plain_reads
-from lakefs.hot_table_format import PLACE
+from lakefs.hot_table_format import PLACE, SLAB_TIER, pack_place
 from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.plain_reads import (
     ASK_FROM_BYTES,
     RUN_BYTES_MAX,
     RUN_CHUNKS_MAX,
     SEGMENTS_MAX,
-    SLAB_TIER,
     TwinPlan,
 )
-from lakefs.slabs import UNIT_BYTES, generation_number, pack_place
+from lakefs.slabs import UNIT_BYTES, generation_number
 
 ReadPlan = plain_reads.ReadPlan
 Plan = ReadPlan | TwinPlan
