@@ -116,6 +116,7 @@ class EmbeddedBlockingEngine:
         self._thread = threading.Thread(target=self._run, name="lake-engine", daemon=True)
         self._thread.start()
         self._closed = False
+        self._closed_because = "the store was closed"
         self._started.result()
 
     def is_connected(self) -> bool:
@@ -133,7 +134,7 @@ class EmbeddedBlockingEngine:
         """Begin a request; its ticket."""
         ticket: Future[Reply] = Future()
         if self._closed:
-            ticket.set_exception(EngineUnreachable("the store was closed"))
+            ticket.set_exception(EngineUnreachable(self._closed_because))
             return ticket
         try:
             self._token.run_sync_soon(self._spawn, ticket, request, body, descriptors, into)
@@ -169,6 +170,14 @@ class EmbeddedBlockingEngine:
             self._token.run_sync_soon(self._stop)
         self._thread.join()
         self._ended.result()
+
+    def forked(self) -> EmbeddedBlockingEngine:
+        """In a child there is no engine."""
+        self._closed = True
+        self._closed_because = (
+            f"{self.address} is open in the process that this one was forked from; serve it"
+        )
+        return self
 
     # --- in the engine's thread --------------------------------------------------------------------
 

@@ -167,6 +167,13 @@ class SegmentDescriptors:
                 if not held.users:
                     os.close(held.descriptor)
 
+    def leave_all(self) -> None:
+        """`close` in a child that was forked just now, where nobody fetches and no lock is to be waited for."""
+        for held in self._open.values():
+            os.close(held.descriptor)
+        self._open.clear()
+        self._lock = threading.Lock()
+
     def _evict(self) -> None:
         for segment, held in list(self._open.items()):
             if len(self._open) <= DESCRIPTORS_MAX:

@@ -203,3 +203,7 @@ class BlockingEngineClient(Protocol):
     def close(self) -> None:
         """Close the connection; idempotent."""
         ...
+
+    def forked(self) -> BlockingEngineClient:
+        """In a child that was forked just now: another client of the engine, in the place of this one."""
+        ...

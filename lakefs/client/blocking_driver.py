@@ -5,22 +5,28 @@ thread waits.
 
 When the operation is interrupted (Ctrl-C) the connection is closed, for a frame may be half received; the engine
 drops the unfinished put with it, and the next operation connects anew.
+
+So it is in a child of `os.fork`: there the lake begins with a connection, descriptors and threads of its own, at its
+first operation.  What was held on the parent's connection (leases, pins, lendings) stays the parent's.  Of a fork that
+Python does not see, by a library in C, the lake is refused.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.lake import LakeSteps
 from lakefs.limits import MIB
 from lakefs.movers import Check, SegmentDescriptors
 from lakefs.service import BlockingEngineClient
+from lakefs.shared_memory import LentMemories
 from lakefs.steps import Send, Start, Step, Steps, Ticket, Wait
 from lakefs.wire.messages import Request
 
@@ -51,7 +57,7 @@ class BlockingDriver:
         self._epoch = engine.epoch
         self._closed = False
         self._process = os.getpid()
-        """A fork has the same connection, and would take the answers of the other; and it has no threads."""
+        """Another one has the same connection, and would take the answers of this; and it has no threads."""
         self.steps = LakeSteps(
             self._descriptors,
             engine.carries_descriptors,
@@ -60,6 +66,7 @@ class BlockingDriver:
             at_once_bytes=AT_ONCE_BYTES,
             is_held=self.is_held,
         )
+        _alive.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +77,7 @@ class BlockingDriver:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; unfinished puts and leases end with it.  Nothing happens in a fork."""
+        """Close the connection; unfinished puts and leases end with it.  Nothing of another process's."""
         if not self.is_own:
             return
         with self._lock:
@@ -85,7 +92,7 @@ class BlockingDriver:
         """Drive an operation of `LakeSteps` (or of your own making) to its end."""
         if not self.is_own:
             steps.close()
-            raise InvalidArgument("this lake was connected by another process; connect anew behind a fork")
+            raise InvalidArgument("this lake was connected by another process; connect anew in this one")
         with self._lock:
             if self._closed:
                 steps.close()
@@ -160,13 +167,18 @@ class BlockingDriver:
             self._epoch = self._engine.epoch
 
     @property
+    def address(self) -> str:
+        """Where the engine is: `unix:PATH` or `tcp://HOST:PORT`."""
+        return self._engine.address
+
+    @property
     def epoch(self) -> int:
         """Counts connections: what the engine gave on an earlier one is void."""
         return self._engine.epoch
 
     @property
     def is_own(self) -> bool:
-        """Whether this process connected it, and no other that has been forked to this one."""
+        """Whether this process connects it, and no other that Python has not seen forking."""
         return os.getpid() == self._process
 
     def is_connected(self) -> bool:
@@ -178,11 +190,33 @@ class BlockingDriver:
         # In this order: another thread may have made its successor meanwhile, which would be what is connected.
         return self.is_connected() and self.epoch == epoch
 
+    def begin_anew(self) -> None:
+        """In a child that was forked just now, with no other thread yet: leave what is the parent's alone.
+
+        No lock is waited for: whoever had it is not here.
+        """
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._threads = None
+        self._engine = self._engine.forked()
+        self._descriptors.leave_all()
+        self._descriptors = SegmentDescriptors()
+        self.steps = replace(self.steps, descriptors=self._descriptors, lent=LentMemories())
+
     def work_threads(self) -> ThreadPoolExecutor:
         """The threads that read and check; of a lake that is not closed."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="lake-work")
         return self._threads
+
+
+def _begin_all_anew() -> None:
+    for driver in list(_alive):
+        driver.begin_anew()
+
+
+_alive: Final[weakref.WeakSet[BlockingDriver]] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_begin_all_anew)
 
 
 def unwind(steps: Steps[T], error: BaseException) -> None:

@@ -226,6 +226,13 @@ class Link:
             self._release_if_lost()
         self._lose_tickets(error)
 
+    def leave(self, error: LakeError) -> None:
+        """`lose` in a child that was forked just now: the connection lives on in the parent, and is not shut down."""
+        self.error = error
+        self._sock.close()
+        close_all(self._claim(len(self._descriptors)))
+        self._lose_tickets(error)
+
     # --- sending -----------------------------------------------------------------------------------
 
     def _send(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> None:

@@ -87,6 +87,18 @@ class BlockingEngine:
         if link is not None:
             link.lose(EngineUnreachable(f"the connection to {self.address} was closed", subject=self.address))
 
+    def forked(self) -> BlockingEngine:
+        """In a child that was forked just now: another client of the engine, which connects when it is asked.
+
+        Of this one nothing is sent or waited for; its epoch is over.
+        """
+        link, self._link = self._link, None
+        if link is not None:
+            link.leave(EngineUnreachable(f"the connection to {self.address} is the parent's"))
+        other = BlockingEngine(self.address, token=self._token)
+        other.epoch = self.epoch + 1
+        return other
+
     def call(
         self,
         request: Request,

@@ -1,6 +1,14 @@
-"""`lakefs.connect()`: a blocking lake at an address, or at the one that the environment and the configuration name."""
+"""`lakefs.connect()`: a blocking lake at an address, or at the one that the environment and the configuration name.
+
+A lake that is pickled, as for the workers of a data loader that are spawned, is connected where it is unpickled: to the
+same address, with the token of that environment.  The pickle has no secret.
+"""
 
 from __future__ import annotations
+
+import copyreg
+from collections.abc import Callable
+from functools import partial
 
 from lakefs.client.address import resolve
 from lakefs.client.blocking import Lake
@@ -17,3 +25,10 @@ def connect(address: str | None = None, *, token: str | None = None, check: Chec
     """
     where, secret = resolve(address, token)
     return Lake(connect_blocking(where, token=secret), check=check)
+
+
+def _reduced(lake: Lake) -> tuple[Callable[[str], Lake], tuple[str]]:
+    return partial(connect, check=lake.steps.check), (lake.address,)
+
+
+copyreg.pickle(Lake, _reduced)

@@ -1,4 +1,4 @@
-"""What a lake holds of its engine ends with the connection, and with the process: no bytes are taken for good then."""
+"""What a lake holds of its engine ends with the connection: no bytes are taken for good then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from engine.segment_files import SEGMENTS_FOLDER
 from lakefs.client.blocking_remote import connect_blocking
 from lakefs.client.connect import connect
-from lakefs.errors import ChunkNotFound, InvalidArgument, SessionLost
+from lakefs.errors import ChunkNotFound, SessionLost
 from lakefs.limits import MIB
 from lakefs.movers import Check
 from lakefs.wire import messages as m
@@ -81,19 +81,3 @@ def _forget_pages(served: Served) -> None:
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
-
-
-def test_a_lake_is_refused_behind_a_fork_and_goes_on_before_it(folder: Path) -> None:
-    with serving(folder) as served, connect(served.server) as lake:
-        lake.put("bkt/name", b"content")
-        child = os.fork()
-        if not child:
-            try:
-                lake.get("bkt/name")
-            except InvalidArgument:
-                lake.close()
-                os._exit(0)
-            os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
-        assert lake.get("bkt/name") == b"content"
-        assert lake.epoch == 1

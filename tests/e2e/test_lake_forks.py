@@ -1,0 +1,244 @@
+"""A lake in the workers of a data loader: forked, each has its own connection; spawned, it is pickled and connects."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import lakefs
+from engine.embedded import open_lake
+from lakefs.errors import EngineUnreachable, InvalidArgument
+from lakefs.ids import data_chunk_id
+from lakefs.limits import KIB, MIB
+from lakefs.movers import Check
+from tests.e2e.served import Served, environment, serving
+
+ONE_CHUNK, LARGE = 100 * KIB, 12 * MIB
+PARENT = """
+import os, sys, time, lakefs
+lake = lakefs.connect()
+opened = lake.open("bkt/large")
+opened.read(1)
+if not os.fork():
+    time.sleep(60)
+print("forked", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(served: Served) -> None:
+    with lakefs.connect(served.server) as lake:
+        for name, size in (("small", 100), ("chunk", ONE_CHUNK), ("large", LARGE)):
+            lake.put(f"bkt/{name}", content(name, size))
+
+
+def content(name: str, size: int) -> bytes:
+    return random.Random(name).randbytes(size)
+
+
+def in_child(work: Callable[[], object], fork: Callable[[], int] = os.fork) -> int:
+    """Do it in a child; the child's id."""
+    child = fork()
+    if child:
+        return child
+    signal.alarm(30)  # what waits for a lock that nobody has
+    try:
+        work()
+    except BaseException as error:  # noqa: BLE001 - nothing of the test's frames goes on in the child
+        traceback.print_exception(error)
+        os._exit(1)
+    os._exit(0)
+
+
+def ended_well(child: int) -> bool:
+    return os.waitpid(child, 0)[1] == 0
+
+
+def read_all_ways(lake: lakefs.Lake) -> None:
+    """What is there, by name, by chunk and into a pool, and something put."""
+    chunk = content("chunk", ONE_CHUNK)
+    identifier = bytes(data_chunk_id(chunk))
+    assert lake.get("bkt/small") == content("small", 100)
+    assert lake.get_many(["bkt/large", "bkt/chunk"]) == [content("large", LARGE), chunk]
+    for _ in range(2):  # asked of the engine, then read by the hot index
+        assert lake.chunks.get(identifier) == chunk
+    with lake.pool(size_bytes=ONE_CHUNK) as pool:
+        for _ in range(2):
+            assert lake.load_many([identifier], pool, [0]) == [ONE_CHUNK]
+            assert pool.buffer[:ONE_CHUNK] == chunk
+    lake.put(f"bkt/of-{os.getpid()}", content("large", 3 * MIB))
+
+
+def segment_descriptors() -> int:
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found += "/segments/" in os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # the folder's own
+            continue
+    return found
+
+
+@pytest.mark.parametrize("check", list(Check))
+def test_a_forked_child_has_a_lake_of_its_own_and_the_parents_goes_on(served: Served, check: Check) -> None:
+    with lakefs.connect(served.server, check=check) as lake:
+        read_all_ways(lake)
+        lake.put("bkt/fresh", os.urandom(ONE_CHUNK))  # in no memory of the engine's yet
+        lake.get("bkt/fresh")
+        assert segment_descriptors()
+        with lake.open("bkt/large") as opened, lake.map("bkt/large") as mapped:
+            assert opened.read(10) == content("large", LARGE)[:10]
+
+            def work() -> None:
+                assert segment_descriptors() == 0
+                assert lake.epoch > 1
+                assert not mapped.is_pinned()
+                assert mapped.view == content("large", LARGE)
+                assert opened.read() == content("large", LARGE)[10:]
+                read_all_ways(lake)
+                assert ended_well(in_child(lambda: read_all_ways(lake)))
+                lake.close()
+                with pytest.raises(EngineUnreachable, match="closed"):
+                    lake.get("bkt/small")
+
+            child = in_child(work)
+            assert ended_well(child)
+            assert mapped.is_pinned()
+            assert opened.read() == content("large", LARGE)[10:]
+        assert lake.get(f"bkt/of-{child}") == content("large", 3 * MIB)
+        assert lake.epoch == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_children_of_a_lake_that_other_threads_are_at_wait_for_none_of_them(served: Served) -> None:
+    done = threading.Event()
+    with lakefs.connect(served.server) as lake:
+
+        def read_on() -> None:
+            while not done.is_set():
+                read_all_ways(lake)
+
+        readers = [threading.Thread(target=read_on) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        try:
+            children = []
+            for _ in range(15):
+                children.append(in_child(lambda: read_all_ways(lake)))
+                time.sleep(0.02)
+            ends = [ended_well(child) for child in children]
+            assert all(ends)
+        finally:
+            done.set()
+            for reader in readers:
+                reader.join()
+        assert lake.epoch == 1
+
+
+def test_a_lake_that_was_closed_is_so_in_a_child_too(served: Served) -> None:
+    lake = lakefs.connect(served.server)
+    lake.close()
+
+    def work() -> None:
+        with pytest.raises(EngineUnreachable, match="closed"):
+            lake.get("bkt/small")
+        lake.close()
+
+    assert ended_well(in_child(work))
+
+
+def test_a_store_that_the_parent_has_open_is_not_asked_by_a_child(folder: Path) -> None:
+    with open_lake(folder / "store") as lake:
+        lake.put("bkt/small", b"content")
+
+        def work() -> None:
+            with pytest.raises(EngineUnreachable, match="forked"):
+                lake.get("bkt/small")
+            lake.close()
+
+        assert ended_well(in_child(work))
+        assert lake.get("bkt/small") == b"content"
+
+
+def test_a_fork_that_python_does_not_see_is_refused(served: Served) -> None:
+    with lakefs.connect(served.server) as lake:
+
+        def work() -> None:
+            with pytest.raises(InvalidArgument, match="another process"):
+                lake.get("bkt/small")
+            lake.close()
+
+        assert ended_well(in_child(work, ctypes.PyDLL(None).fork))
+        assert lake.get("bkt/small") == content("small", 100)
+        assert lake.epoch == 1
+
+
+def test_what_a_process_held_ends_with_it_though_a_child_lives_on(served: Served) -> None:
+    with lakefs.connect(served.server) as lake:
+        before = lake.status()["clients"]
+        parent = subprocess.Popen(
+            [sys.executable, "-c", PARENT],
+            env=environment(served.server),
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == b"forked\n"
+            assert lake.status()["clients"] != before
+            parent.kill()
+            parent.wait()
+            until = time.monotonic() + 20
+            while lake.status()["clients"] != before:
+                assert time.monotonic() < until, lake.status()["clients"]
+                time.sleep(0.05)
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
+            if parent.stdout is not None:
+                parent.stdout.close()
+
+
+def _read_in_worker(lake: lakefs.Lake) -> int:
+    read_all_ways(lake)
+    return lake.epoch
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_pool_are_given_a_lake(
+    served: Served, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    with (
+        lakefs.connect(served.server, check=Check.CRC32C) as lake,
+        multiprocessing.get_context(method).Pool(1) as pool,
+    ):
+        assert pool.apply(_read_in_worker, [lake]) == 1
+
+
+def test_a_pickle_has_no_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(folder, "--native", "127.0.0.1:0") as served:
+        token = (served.data / "native.token").read_text().strip()
+        (address,) = [line.split()[1] for line in served.printed if "tcp://" in line]
+        with lakefs.connect(address, token=token, check=Check.CRC32C) as lake:
+            pickled = pickle.dumps(lake)
+        assert token.encode() not in pickled
+        with pytest.raises(lakefs.LakeError, match="token"):
+            pickle.loads(pickled)
+        monkeypatch.setenv("LAKE_TOKEN", token)
+        with pickle.loads(pickled) as other:
+            assert (other.address, other.steps.check) == (address, Check.CRC32C)
+            assert other.buckets() == []
