@@ -10,11 +10,11 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
-from lakefs.client.blocking_driver import BlockingDriver
+from lakefs.client.blocking_driver import NO_FORK, BlockingDriver
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.file_getting import replace_file
 from lakefs.ids import Buffer
@@ -49,6 +49,9 @@ class Lake(BlockingDriver):
 
     Errors are those of `lakefs.errors`; see `LakeSteps` for what each method promises.
     """
+
+    _chunks: Chunks | None = None
+    _loads: PoolLoads | None = None
 
     # --- writing -----------------------------------------------------------------------------------
 
@@ -127,11 +130,16 @@ class Lake(BlockingDriver):
         """End an upload and drop its parts; what has the name stays."""
         self.run(self.steps.abort_upload(upload))
 
-    @cached_property
+    @property
     def chunks(self) -> Chunks:
         """Chunks by their ids: `lake.chunks.get(id)`, `get_into(id, buffer)`, `get_many_into(ids, buffers)`."""
-        made: Chunks = import_module("lakefs.client.blocking_chunks").Chunks(self)  # a tenth of the start-up
-        return made
+        return self._chunks or self._make_chunks()
+
+    def _make_chunks(self) -> Chunks:
+        with NO_FORK:
+            if self._chunks is None:  # the import is a tenth of the start-up
+                self._chunks = cast("Chunks", import_module("lakefs.client.blocking_chunks").Chunks(self))
+            return self._chunks
 
     # --- reading -----------------------------------------------------------------------------------
 
@@ -175,12 +183,14 @@ class Lake(BlockingDriver):
 
         Chunks that the page cache has are copied by this process, without a request; the engine moves the rest.
         """
-        return self._pool_loads.load_many(wanted, pool, offsets, rooms)
+        return (self._loads or self._make_loads()).load_many(wanted, pool, offsets, rooms)
 
-    @cached_property
-    def _pool_loads(self) -> PoolLoads:
-        made: PoolLoads = import_module("lakefs.client.blocking_loads").PoolLoads(self, self.chunks)
-        return made
+    def _make_loads(self) -> PoolLoads:
+        with NO_FORK:
+            if self._loads is None:
+                made = import_module("lakefs.client.blocking_loads").PoolLoads
+                self._loads = cast("PoolLoads", made(self, self.chunks))
+            return self._loads
 
     def get_many(self, names: Sequence[str]) -> list[bytes]:
         """Whole contents of many objects, in order, in few round trips."""

@@ -34,6 +34,8 @@ T = TypeVar("T")
 WORK_THREADS = 2
 AT_ONCE_BYTES = 2 * MIB
 """Cached content that the caller's thread reads itself; nobody waits for it as for a loop.  Of more, threads share."""
+NO_FORK: Final = threading.RLock()
+"""Held while a module is imported on the way: a child would wait for ever for the thread that was at it."""
 UNWIND_STEPS_MAX = 100
 """Far more than any cleanup has steps."""
 
@@ -211,12 +213,13 @@ class BlockingDriver:
 
 
 def _begin_all_anew() -> None:
+    NO_FORK.release()
     for driver in list(_alive):
         driver.begin_anew()
 
 
 _alive: Final[weakref.WeakSet[BlockingDriver]] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_begin_all_anew)
+os.register_at_fork(before=NO_FORK.acquire, after_in_parent=NO_FORK.release, after_in_child=_begin_all_anew)
 
 
 def unwind(steps: Steps[T], error: BaseException) -> None:
