@@ -18,6 +18,7 @@ that is being filled also in one thread.
 from __future__ import annotations
 
 import secrets
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
@@ -28,7 +29,6 @@ from engine.sealed_memory import SealedMemory
 from lakefs.ids import ChunkId
 from lakefs.limits import KIB, MIB, PAGE_BYTES
 from lakefs.slabs import GENERATION_BYTES, SLAB_BYTES, UNIT_BYTES, generation_number
-from lakefs.wire.messages import Grant
 
 SLOT_SIZES: Final = (
     UNIT_BYTES,
@@ -66,13 +66,11 @@ class SlabMemory(Protocol):
 
 
 class Slot(msgspec.Struct, gc=False, eq=False):
-    """One place; `chunk` is None while it is free.  About 240 bytes for each."""
+    """A place that is not free.  About 250 bytes, with where it is found; a free one takes 12."""
 
     slab: int
     offset: int
-    number: int
-    """Of its generation."""
-    chunk: ChunkId | None = None
+    chunk: ChunkId
     stored_bytes: int = 0
     crc: int = 0
     filling: bool = False
@@ -82,8 +80,6 @@ class Slot(msgspec.Struct, gc=False, eq=False):
     used_at: int = 0
     """When it was last read, counted in reads."""
     pins: int = 0
-    grant: Grant | None = None
-    """What readers are told while the chunk can be found."""
 
 
 class Slab:
@@ -93,8 +89,10 @@ class Slab:
         self.number = number
         self.memory = memory
         self.view = memory.view
-        self.slots: list[Slot] = []
-        self.free: list[Slot] = []
+        self.slots: list[Slot | None] = []
+        """None: it is free."""
+        self.free = array("I")
+        """Indexes of free ones."""
         self.is_leaving = False
         """Whether it is being emptied, for slots of another size."""
         self.used_at = 0
@@ -127,8 +125,8 @@ class SlotClass:
         """How many of them are free."""
         return sum(len(slab.free) for slab in self.with_free)
 
-    def slot_at(self, index: int) -> Slot:
-        """Slot number `index` of this class, below `slot_count`."""
+    def slot_at(self, index: int) -> Slot | None:
+        """Slot number `index` of this class, below `slot_count`; None when it is free."""
         return self.slabs[index // self.slots_per_slab].slots[index % self.slots_per_slab]
 
 
@@ -210,20 +208,18 @@ class Arena:
         """Give a slab for which this was begun, and none of whose slots is in use, to another class."""
         assert slab.is_leaving, "nobody is given a slot of it"
         assert not slab.taken, "what is in use has its place"
-        assert all(self.generation(slot) % 2 or not self.generation(slot) for slot in slab.slots), (
-            "no readers"
-        )
+        first = generation_number(slab.number, 0, self.slab_bytes)
+        generations = self._generations[first : first + self.slab_bytes // UNIT_BYTES]
+        assert all(generation % 2 or not generation for generation in generations), "no readers"
         slab.is_leaving = False
         self._cut(slab, size)
 
     def _cut(self, slab: Slab, size: SlotClass) -> None:
-        starts = range(0, self.slab_bytes - size.slot_bytes + 1, size.slot_bytes)
-        slab.slots = [
-            Slot(slab.number, at, generation_number(slab.number, at, self.slab_bytes)) for at in starts
-        ]
+        slab.slots = [None] * size.slots_per_slab
         slab.used_at = 0
         self._home[slab.number] = size
-        slab.free = slab.slots[::-1]
+        slab.free = array("I", range(size.slots_per_slab))
+        slab.free.reverse()
         size.slabs.append(slab)
         size.with_free.append(slab)
 
@@ -235,26 +231,30 @@ class Arena:
 
     def generation(self, slot: Slot) -> int:
         """The slot's generation."""
-        return self._generations[slot.number]
+        return self._generations[self._number(slot)]
 
     def begin_change(self, slot: Slot) -> None:
         """From here on no reader takes the slot's bytes for what they were."""
-        generation = self._generations[slot.number]
+        number = self._number(slot)
+        generation = self._generations[number]
         if generation % 2 == 0:
-            self._generations[slot.number] = (generation or self._first_generation) + 1
+            self._generations[number] = (generation or self._first_generation) + 1
 
     def end_change(self, slot: Slot) -> int:
         """The slot's bytes are a chunk's and stay so: its new generation, even, and never used before."""
-        assert self._generations[slot.number] % 2 == 1, "a change begins before it ends"
-        self._generations[slot.number] += 1
-        return self._generations[slot.number]
+        number = self._number(slot)
+        assert self._generations[number] % 2 == 1, "a change begins before it ends"
+        self._generations[number] += 1
+        return self._generations[number]
 
-    def take_free(self, size: SlotClass) -> Slot:
-        """A free slot of that class, of which there is one."""
+    def take_free(self, size: SlotClass, chunk: ChunkId) -> Slot:
+        """A free slot of that class, of which there is one, for the chunk."""
         slab = size.with_free[-1]
-        slot = slab.free.pop()
+        index = slab.free.pop()
         if not slab.free:
             size.with_free.pop()
+        slot = Slot(slab.number, index * size.slot_bytes, chunk)
+        slab.slots[index] = slot
         slab.taken += 1
         self.begin_change(slot)
         return slot
@@ -262,23 +262,27 @@ class Arena:
     def give_free(self, slot: Slot) -> None:
         """Nothing is in the slot any more, and nobody fills it or has it pinned."""
         self.begin_change(slot)
-        slot.chunk = slot.grant = None
-        slot.filling = slot.forgotten = slot.referenced = False
-        slot.stored_bytes = 0
-        slab = self.slabs[slot.slab]
+        slab, size = self.slabs[slot.slab], self._home[slot.slab]
+        index = slot.offset // size.slot_bytes
+        assert slab.slots[index] is slot, "a slot is given back once"
+        slab.slots[index] = None
         slab.taken -= 1
-        slab.free.append(slot)
+        slab.free.append(index)
         if len(slab.free) == 1 and not slab.is_leaving:
-            self._home[slab.number].with_free.append(slab)
+            size.with_free.append(slab)
 
-    def all_slots(self) -> Iterator[Slot]:
-        """Every slot."""
+    def taken_slots(self) -> Iterator[Slot]:
+        """Every slot that is not free."""
         for slab in self.slabs.values():
-            yield from slab.slots
+            yield from (slot for slot in slab.slots if slot is not None)
+
+    def _number(self, slot: Slot) -> int:
+        """Of its generation."""
+        return generation_number(slot.slab, slot.offset, self.slab_bytes)
 
     def close(self) -> None:
         """Give all memory back; what readers still map stays until they let it go, and no generation is valid."""
-        for slot in self.all_slots():
+        for slot in self.taken_slots():
             self.begin_change(slot)
         for slab in self.slabs.values():
             slab.view.release()

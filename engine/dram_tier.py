@@ -29,7 +29,6 @@ from engine.extents import vector_bytes
 from lakefs.ids import ChunkId
 from lakefs.limits import DRAM_PAYLOAD_BYTES_MIN, KIB
 from lakefs.movers import MEDIUM_DRAM
-from lakefs.slabs import UNIT_BYTES
 from lakefs.wire.messages import Grant
 
 _PLACE_BYTES: Final = 256 * KIB
@@ -64,10 +63,11 @@ class DramTier:
         self.arena: Final = arena
         self._slots: dict[ChunkId, Slot] = {}
         self._filling: dict[ChunkId, Slot] = {}
-        self._pinned: dict[int, Slot] = {}
+        self._pinned: dict[tuple[int, int], Slot] = {}
+        """By slab and offset."""
         self._admission = Admission(max(1, arena.slabs_max * arena.slab_bytes // _PLACE_BYTES))
         self._starved: dict[int, int] = {}
-        self._leaving: tuple[Slab, SlotClass, Iterator[Slot]] | None = None
+        self._leaving: tuple[Slab, SlotClass, Iterator[Slot | None]] | None = None
         """The slab that is being emptied, for whom, and those of its slots that were not looked at yet."""
         self._reads = 0
         self._pinned_bytes = self._payload_bytes = 0
@@ -100,7 +100,7 @@ class DramTier:
     def grant(self, chunk: ChunkId) -> Grant | None:
         """What a reader of the chunk is told, or None; not counted."""
         slot = self._slots.get(chunk)
-        return None if slot is None else slot.grant
+        return None if slot is None else self._grant_of(slot)
 
     def note_read(self, chunk: ChunkId, stored_bytes: int) -> bool:
         """Somebody reads the chunk's beginning; whether it is worth bringing in now."""
@@ -149,8 +149,7 @@ class DramTier:
             slot.used_at = slabs[slot.slab].used_at = self._reads
             if understood:
                 self._hits += 1
-                assert slot.grant is not None, "what can be found has its grant"
-                grants[index] = slot.grant
+                grants[index] = self._grant_of(slot)
         self._reads += len(chunks)
         return wanted
 
@@ -196,21 +195,20 @@ class DramTier:
             if taken > self.arena.slabs_max * self.arena.slab_bytes // 2:
                 return None
             self._pinned_bytes = taken
-            self._pinned[slot.number] = slot
+            self._pinned[slot.slab, slot.offset] = slot
             self.arena.slabs[slot.slab].busy += 1
         slot.pins += 1
         return self._placement(slot)
 
     def unpin(self, placement: Placement) -> None:
         """Take one pin of that place back.  Of a tier that was closed meanwhile: nothing happens."""
-        number = placement.slab * self.arena.slab_bytes + placement.offset
-        slot = self._pinned.get(number // UNIT_BYTES)
+        slot = self._pinned.get((placement.slab, placement.offset))
         if slot is None:
             return
         slot.pins -= 1
         if slot.pins:
             return
-        del self._pinned[slot.number]
+        del self._pinned[slot.slab, slot.offset]
         self._pinned_bytes -= self.arena.home(slot).slot_bytes
         self.arena.slabs[slot.slab].busy -= 1
         if slot.forgotten:
@@ -249,17 +247,15 @@ class DramTier:
         if not self._admission.admits(chunk, None) or not (size.with_free or self._make_room(chunk, size)):
             self._refused += 1
             return None
-        slot = self.arena.take_free(size)
+        slot = self.arena.take_free(size, chunk)
         self.arena.slabs[slot.slab].busy += 1
         slot.filling = True
-        slot.chunk = chunk
         self._filling[chunk] = slot
         return slot
 
     def publish(self, slot: Slot, stored_bytes: int, crc: int) -> bool:
         """The slot has been filled and checked: readers may have it.  False: the chunk was forgotten meanwhile."""
         chunk = slot.chunk
-        assert chunk is not None, "a slot is reserved before it is published"
         assert slot.filling, "a slot is published once"
         if self._filling.get(chunk) is not slot:
             self.abandon(slot)
@@ -274,9 +270,6 @@ class DramTier:
         self._slots[chunk] = slot
         self._payload_bytes += stored_bytes
         generation = self.arena.end_change(slot)
-        slot.grant = Grant(
-            MEDIUM_DRAM, slot.slab, slot.offset, stored_bytes, stored_bytes, 0, crc, generation
-        )
         self._fills += 1
         self._filled_bytes += stored_bytes
         for told in self.on_admitted:
@@ -286,7 +279,7 @@ class DramTier:
     def abandon(self, slot: Slot) -> None:
         """The slot could not be filled."""
         assert slot.filling, "a slot is abandoned while it is filled"
-        if slot.chunk is not None and self._filling.get(slot.chunk) is slot:
+        if self._filling.get(slot.chunk) is slot:
             del self._filling[slot.chunk]
         self.arena.slabs[slot.slab].busy -= 1
         self.arena.give_free(slot)
@@ -319,7 +312,6 @@ class DramTier:
         victim = self._next_victim(size)
         if victim is None:
             return cold is not None and self._recut_for_starved(size, cold)
-        assert victim.chunk is not None, "a victim holds a chunk"
         if not self._admission.admits(chunk, victim.chunk):
             return False
         if cold is not None and cold.used_at < victim.used_at and self._leaving is None:
@@ -333,7 +325,7 @@ class DramTier:
         longest_ago: Slot | None = None
         for _ in range(min(2 * count, HAND_STEPS_MAX)):
             slot = size.slot_at(size.hand % count)
-            if slot.chunk is not None and not slot.filling and not slot.pins:
+            if slot is not None and not slot.filling and not slot.pins:
                 if not slot.referenced:
                     return slot
                 slot.referenced = False
@@ -367,19 +359,17 @@ class DramTier:
             return
         slab, size, slots = self._leaving
         for slot in islice(slots, EMPTIED_AT_ONCE_MAX):
-            if slot.chunk is not None:  # nothing is pinned or being filled there
+            if slot is not None:  # nothing is pinned or being filled there
                 self._demote(slot)
         if not slab.taken:
             self._leaving = None
             self.arena.recut(slab, size)
 
     def _demote(self, slot: Slot) -> None:
-        chunk = slot.chunk
-        assert chunk is not None, "something is in the slot"
         assert not slot.pins, "what is pinned stays"
-        del self._slots[chunk]
+        del self._slots[slot.chunk]
         self._demotions += 1
-        self._take_out(slot, chunk)
+        self._take_out(slot, slot.chunk)
 
     def _take_out(self, slot: Slot, chunk: ChunkId) -> None:
         self._payload_bytes -= slot.stored_bytes
@@ -389,6 +379,10 @@ class DramTier:
             slot.forgotten = True
         else:
             self.arena.give_free(slot)
+
+    def _grant_of(self, slot: Slot) -> Grant:
+        generation, stored_bytes = self.arena.generation(slot), slot.stored_bytes
+        return Grant(MEDIUM_DRAM, slot.slab, slot.offset, stored_bytes, stored_bytes, 0, slot.crc, generation)
 
     def _placement(self, slot: Slot) -> Placement:
         return Placement(slot.slab, slot.offset, self.arena.generation(slot), slot.stored_bytes, slot.crc)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -153,8 +154,8 @@ class TierModel(RuleBasedStateMachine):
     @invariant()
     def it_is_within_its_limit_and_its_figures_add_up(self) -> None:
         figures = self.tier.statistics()
-        slots = list(self.tier.arena.all_slots())
-        held = [slot for slot in slots if slot.chunk is not None and not slot.filling and not slot.forgotten]
+        slots = list(self.tier.arena.taken_slots())
+        held = [slot for slot in slots if not slot.filling and not slot.forgotten]
         assert figures["memory_bytes"] <= figures["limit_bytes"] == 2 * SLAB
         assert figures["pinned_bytes"] <= SLAB
         assert figures["chunks"] == len(held) == len(self.told) == len(self.tier)
@@ -162,11 +163,11 @@ class TierModel(RuleBasedStateMachine):
         assert {slot.chunk for slot in held} == self.told
         assert figures["fills"] == figures["chunks"] + figures["demotions"] + figures["forgotten"]
         assert {name: figures[name] for name in self.counted} == dict(self.counted)
-        free = sum(len(slab.free) for slab in self.tier.arena.slabs.values())
-        assert free == sum(slot.chunk is None for slot in slots)
         for slab in self.tier.arena.slabs.values():
-            assert slab.taken == sum(slot.chunk is not None for slot in slab.slots)
-            assert slab.busy == sum(slot.filling or slot.pins > 0 for slot in slab.slots)
+            taken = [slot for slot in slab.slots if slot is not None]
+            assert sorted(slab.free) == [index for index, slot in enumerate(slab.slots) if slot is None]
+            assert slab.taken == len(taken)
+            assert slab.busy == sum(slot.filling or slot.pins > 0 for slot in taken)
 
     def teardown(self) -> None:
         self.tier.close()
@@ -304,7 +305,7 @@ def test_chunks_that_are_located_are_counted_as_each_by_itself() -> None:
             often = other.note_located(list(chunks), understood=understood)
             assert wanted == [chunk for chunk in often if other.may_fit(chunk, 64 * KIB)]
             assert one.statistics() == other.statistics()
-            for mine, yours in zip(one.arena.all_slots(), other.arena.all_slots(), strict=True):
+            for mine, yours in zip(one.arena.taken_slots(), other.arena.taken_slots(), strict=True):
                 assert (mine.chunk, mine.referenced, mine.used_at) == (
                     yours.chunk,
                     yours.referenced,
@@ -313,3 +314,30 @@ def test_chunks_that_are_located_are_counted_as_each_by_itself() -> None:
             assert [slab.used_at for slab in one.arena.slabs.values()] == [
                 slab.used_at for slab in other.arena.slabs.values()
             ]
+
+
+def test_places_take_little_of_the_engines_own_memory_and_free_ones_next_to_none() -> None:
+    arena = Arena(1, 64 * MIB)
+    tier = DramTier(arena)
+    memory, size = arena.make_slab_memory(), arena.classes[0]
+    chunks = [data_chunk_id(number.to_bytes(8)) for number in range(size.slots_per_slab)]
+    tracemalloc.start()
+    try:
+        tier.add_slab(memory, size)
+        assert _traced_bytes() < 16 * len(chunks)
+        for chunk in chunks:
+            while (slot := tier.reserve(chunk, size.slot_bytes)) is None:
+                tier.note_read(chunk, 4 * KIB)
+            assert tier.publish(slot, 4 * KIB, 2**31 + len(tier))
+        assert len(tier) == len(chunks)
+        assert _traced_bytes() < 300 * len(chunks)
+        for chunk in chunks:
+            tier.forget(chunk)
+        assert _traced_bytes() < 64 * len(chunks)
+    finally:
+        tracemalloc.stop()
+        tier.close()
+
+
+def _traced_bytes() -> int:
+    return tracemalloc.get_traced_memory()[0]

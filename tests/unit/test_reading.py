@@ -192,7 +192,7 @@ def test_a_chunk_in_the_engines_memory_is_read_from_there_for_as_long_as_it_is_t
     arena = Arena(1, MIB)
     slot_class = next(each for each in arena.classes if each.slot_bytes >= 256 * KIB)
     arena.add_slab(arena.make_slab_memory(), slot_class)
-    slot = arena.take_free(slot_class)
+    slot = arena.take_free(slot_class, piece.chunk)
     arena.begin_change(slot)
     with shelf.path.open("r+b") as file:
         file.seek(grant.offset)

@@ -12,11 +12,13 @@ import pytest
 
 from engine.arena import Arena, Slot
 from lakefs.errors import StaleGrant
+from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.slabs import Slabs
 from lakefs.wire.messages import Grant
 
 SLAB = 1 * MIB
+CHUNK = data_chunk_id(b"content")
 
 
 @contextmanager
@@ -47,7 +49,7 @@ def _fill(arena: Arena, slot: Slot, content: bytes) -> int:
 def test_a_reader_copies_what_it_was_granted_and_nothing_once_the_slot_is_used_anew() -> None:
     with _arena() as arena:
         slabs = _reader(arena)
-        slot = arena.take_free(arena.classes[1])
+        slot = arena.take_free(arena.classes[1], CHUNK)
         generation = _fill(arena, slot, b"first" * 1000)
         target = memoryview(bytearray(10))
         slabs.copy(_grant(slot, generation), 5, target)
@@ -66,7 +68,7 @@ def test_any_part_of_a_slot_can_be_copied() -> None:
         slabs = _reader(arena)
         arena.begin_recut(arena.slabs[0])
         arena.recut(arena.slabs[0], arena.classes[2])
-        slot = arena.take_free(arena.classes[2])
+        slot = arena.take_free(arena.classes[2], CHUNK)
         content = os.urandom(256 * KIB)
         grant = _grant(slot, _fill(arena, slot, content), len(content))
         long, short = memoryview(bytearray(256 * KIB)), memoryview(bytearray(100))
@@ -78,7 +80,7 @@ def test_any_part_of_a_slot_can_be_copied() -> None:
 
 def test_what_a_reader_sees_is_read_only_for_good() -> None:
     with _arena() as arena:
-        slot = arena.take_free(arena.classes[1])
+        slot = arena.take_free(arena.classes[1], CHUNK)
         view = _reader(arena).view(_grant(slot, _fill(arena, slot, b"first")), 0, 5)
         assert view.readonly
         with pytest.raises(TypeError):
@@ -88,7 +90,7 @@ def test_what_a_reader_sees_is_read_only_for_good() -> None:
 def test_grants_that_point_outside_of_what_is_mapped_are_stale() -> None:
     with _arena() as arena:
         slabs = _reader(arena)
-        slot = arena.take_free(arena.classes[1])
+        slot = arena.take_free(arena.classes[1], CHUNK)
         generation = _fill(arena, slot, b"first")
         target = memoryview(bytearray(64 * KIB))
         for grant in (
@@ -108,7 +110,7 @@ def test_grants_that_point_outside_of_what_is_mapped_are_stale() -> None:
 def test_grants_of_another_engine_mean_nothing_in_the_slabs_of_the_one_before() -> None:
     with _arena() as before, _arena() as arena:
         slabs = _reader(before)
-        old, slot = before.take_free(before.classes[1]), arena.take_free(arena.classes[1])
+        old, slot = before.take_free(before.classes[1], CHUNK), arena.take_free(arena.classes[1], CHUNK)
         _fill(before, old, b"first")
         grant = _grant(slot, _fill(arena, slot, b"other"))
         assert (old.slab, old.offset) == (slot.slab, slot.offset)
@@ -146,6 +148,7 @@ def _inode_of(descriptor: int) -> int | None:
 _READER = """
 import os, struct, sys
 from lakefs.errors import StaleGrant
+from lakefs.ids import data_chunk_id
 from lakefs.slabs import Slabs, generation_number
 from lakefs.wire.messages import Grant
 slab, generations, slab_bytes, slot_bytes = map(int, sys.argv[1:])
@@ -175,7 +178,7 @@ print(good, stale)
 
 def test_a_reader_in_another_process_never_takes_torn_or_foreign_bytes_while_slots_are_used_anew() -> None:
     with _arena() as arena:
-        slots = [arena.take_free(arena.classes[1]) for _ in range(4)]
+        slots = [arena.take_free(arena.classes[1], CHUNK) for _ in range(4)]
         for slot in slots:
             _fill(arena, slot, (arena.generation(slot) + 1).to_bytes(8, "little") * (8 * KIB))
         fds = [arena.slabs[0].memory.descriptor, arena.generations_descriptor]
