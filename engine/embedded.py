@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
+from copy import copy
 from pathlib import Path
 
 import trio
@@ -177,7 +178,7 @@ class EmbeddedBlockingEngine:
         self._closed_because = (
             f"{self.address} is open in the process that this one was forked from; serve it"
         )
-        return self
+        return copy(self)
 
     # --- in the engine's thread --------------------------------------------------------------------
 

@@ -33,7 +33,6 @@ from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import GRANULE_BYTES, MIB, PAGE_BYTES
 from lakefs.movers import (
     BRING_IN_FROM,
-    SegmentDescriptors,
     bring_in_granules,
     cached_crcs,
     cached_granules,
@@ -46,6 +45,7 @@ from lakefs.movers import (
 )
 from lakefs.opened import Access, Opened, Piece
 from lakefs.ports import Offload
+from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.wire.messages import Grant
 
 _VECTORS_MAX: Final = 1024

@@ -23,7 +23,6 @@ from lakefs.limits import SLABS_PER_REQUEST_MAX
 from lakefs.movers import (
     BRING_IN_FROM,
     Check,
-    SegmentDescriptors,
     check_digest,
     check_granules,
     damaged,
@@ -35,6 +34,7 @@ from lakefs.movers import (
     require_present,
 )
 from lakefs.opened import Access, Opened, Piece
+from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.service import Reply
 from lakefs.steps import Pipeline, Send, Steps, Work, send, work
 from lakefs.wire.messages import (

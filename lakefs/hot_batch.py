@@ -22,8 +22,9 @@ from lakefs.hot_reads import NOT_READ, Found, HotReads
 from lakefs.hot_table_format import PLACE
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import GRANULE_BYTES, KIB
-from lakefs.movers import MEDIUM_SEGMENT, Check, Held
+from lakefs.movers import MEDIUM_SEGMENT, Check
 from lakefs.plain_reads import Arrived, Descriptor, ReadPlan, are_bytes
+from lakefs.segment_descriptors import Held
 from lakefs.writable_memory import WritableBuffer, chunk_memories
 
 PART_BYTES: Final = 512 * KIB

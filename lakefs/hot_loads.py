@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 from lakefs.hot_reads import Found
 from lakefs.ids import SegmentId
-from lakefs.movers import MEDIUM_SEGMENT, SegmentDescriptors
+from lakefs.movers import MEDIUM_SEGMENT
+from lakefs.segment_descriptors import SegmentDescriptors
 
 
 def slots_fit(found: Sequence[Found], offsets: Sequence[int], rooms: Sequence[int], pool_bytes: int) -> bool:

@@ -30,15 +30,9 @@ from lakefs.errors import StaleGrant
 from lakefs.hot_slabs import is_read_in_slab
 from lakefs.ids import Buffer, ChunkId, ChunkKind, SegmentId
 from lakefs.limits import GRANULE_BYTES
-from lakefs.movers import (
-    BRING_IN_FROM,
-    MEDIUM_DRAM,
-    MEDIUM_SEGMENT,
-    Check,
-    SegmentDescriptors,
-    check_granules,
-)
+from lakefs.movers import BRING_IN_FROM, MEDIUM_DRAM, MEDIUM_SEGMENT, Check, check_granules
 from lakefs.new_bytes import NewBytes
+from lakefs.segment_descriptors import SegmentDescriptors
 
 Found = tuple[int, int, int, int, int]
 """(medium, segment, offset, stored_bytes, crc) of a chunk, as in a grant."""

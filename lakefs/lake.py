@@ -21,11 +21,12 @@ from lakefs.errors import BucketNotFound, InvalidArgument, KeyNotFound, LakeErro
 from lakefs.ids import Buffer
 from lakefs.lake_reads import ReadSteps
 from lakefs.lake_uploads import Progress as Progress, PutData as PutData, UploadSteps
-from lakefs.movers import MEDIA_DRAM, Check, SegmentDescriptors
+from lakefs.movers import MEDIA_DRAM, Check
 from lakefs.names import Name, parse_name, parse_object_name
 from lakefs.opened import AT_ONCE_BYTES, Access
 from lakefs.putting import put, put_stream
 from lakefs.putting_many import put_many
+from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.shared_memory import LentMemories, SharedMemory, Slot
 from lakefs.slot_putting import memory_source, return_memory
 from lakefs.sources import FileSource

@@ -77,6 +77,7 @@ def load_many(
     rooms: Sequence[int],
 ) -> Steps[list[int]]:
     """Load chunks by id, and objects by name, to the offsets; their lengths in bytes.  See `ReadSteps.load_many`."""
+    pool.check_own()
     if len(wanted) != len(offsets) or len(rooms) not in (0, len(wanted)):
         raise InvalidArgument("what is loaded, offsets and rooms go together")
     # Without a room a slot ends with the pool; the engine refuses those that overlap.
@@ -133,9 +134,12 @@ def _take_back(pool: Pool, number: int) -> Steps[None]:
 
 
 def return_pool(pool: Pool) -> Steps[None]:
-    """End the lending; nothing happens when it is not lent.  The engine touches the memory no more on return."""
+    """End the lending; nothing happens when it is not lent, or is another process's.
+
+    The engine touches the memory no more on return.
+    """
     number, pool.number = pool.number, None
-    if number is not None:
+    if number is not None and pool.is_own:
         yield from send(ReturnMemory(number))
 
 

@@ -26,18 +26,10 @@ from lakefs.fetching import locate
 from lakefs.getting import close_object, open_object
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import BATCH_MAX, PAGE_BYTES, SMALL_PAYLOAD_BYTES
-from lakefs.movers import (
-    MEDIUM_SEGMENT,
-    Check,
-    SegmentDescriptors,
-    bring_in,
-    check_digest,
-    check_granules,
-    damaged,
-    fetch_crcs,
-)
+from lakefs.movers import MEDIUM_SEGMENT, Check, bring_in, check_digest, check_granules, damaged, fetch_crcs
 from lakefs.names import Name
 from lakefs.opened import Access, Opened, Piece
+from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.steps import Pipeline, Steps, Work, send
 from lakefs.wire.messages import Grant, ObjectStat, PinChunks, Pinned, UnpinChunks
 

@@ -1,8 +1,8 @@
 """Movers: how a client gets a granted chunk's bytes into its own memory, checked.
 
-`SegmentDescriptors` holds the read-only descriptors that the engine sent.  The fetch functions block and run as
-`Work` in a client's threads: they `pread` from the segment file, check, and are done.  No mapping is read (an
-I/O error under one would be SIGBUS).
+The fetch functions block and run as `Work` in a client's threads: they `pread` from the segment's file, whose
+descriptor the engine sent (`segment_descriptors`), check, and are done.  No mapping is read (an I/O error under one
+would be SIGBUS).
 
 Reads that have to wait for the disk are preceded by `bring_in`, so that the page cache holds a segment in large folios.
 
@@ -17,11 +17,7 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from lakefs.crc import crc32c
@@ -29,9 +25,7 @@ from lakefs.errors import ChunkDamaged, ChunkNotFound, StaleGrant
 from lakefs.ids import Buffer, ChunkId, SegmentId, chunk_id_of, id_text, kind_of
 from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.memory_advice import populate
-from lakefs.page_cache import is_cached, is_in_memory
-from lakefs.read_ahead import ReadAhead
-from lakefs.slabs import Slabs
+from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.sockets import after
 from lakefs.wire.messages import Grant
 
@@ -41,7 +35,6 @@ MEDIUM_INLINE = 2
 MEDIUM_DRAM = 3
 MEDIA_DRAM = 1
 """Bit of a request's `media`: grants of `MEDIUM_DRAM` are understood."""
-DESCRIPTORS_MAX = 512
 _NO_MEMORY = memoryview(b"")
 BRING_IN_FROM = 256 * KIB
 """Shorter reads may be random ones, for which reading more would be a waste."""
@@ -54,133 +47,6 @@ class Check(Enum):
     CRC32C = "crc32c"
     NONE = "unverified"
     """Whole chunks are not checked: rot, and a place that the engine gave up while it was read, go unnoticed."""
-
-
-@dataclass(slots=True)
-class Held:
-    """A descriptor, how it is read without a wait, and how many fetches use it."""
-
-    descriptor: int
-    nowait: int
-    users: int = 0
-    dropped: bool = False
-
-
-class SegmentDescriptors:
-    """Read-only descriptors of segments by id, at most 512; the least recently used idle one is closed first.
-
-    Used from the client's threads; a descriptor is never closed while a fetch uses it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: OrderedDict[SegmentId, Held] = OrderedDict()
-        self.ahead = ReadAhead(self.use)
-        """What brings in places of these segments before they are read."""
-        self.slabs = Slabs()
-        """Of the same engine's DRAM tier: where grants of `MEDIUM_DRAM` point."""
-
-    def missing(self, segments: set[SegmentId]) -> list[SegmentId]:
-        """Those of `segments` that no descriptor is held for."""
-        with self._lock:
-            return sorted(segment for segment in segments if segment not in self._open)
-
-    def add(self, segment: SegmentId, descriptor: int) -> None:
-        """Take over a descriptor; a second one for the same segment is closed at once."""
-        with self._lock:
-            if segment in self._open:
-                os.close(descriptor)
-                return
-            self._open[segment] = Held(descriptor, 0 if is_in_memory(descriptor) else os.RWF_NOWAIT)
-            self._evict()
-
-    @contextmanager
-    def use(self, segment: SegmentId) -> Iterator[int]:
-        """The descriptor, kept open meanwhile.  StaleGrant when it is not held."""
-        held = self.enter(segment)
-        if held is None:
-            raise StaleGrant(f"no descriptor of segment {segment:x} is held", subject=f"{segment:x}")
-        try:
-            yield held.descriptor
-        finally:
-            self.leave(held)
-
-    def enter(self, segment: SegmentId) -> Held | None:
-        """`use` without a context: the descriptor stays open until `leave`; None when it is not held."""
-        with self._lock:
-            held = self._open.get(segment)
-            if held is not None:
-                self._open.move_to_end(segment)
-                held.users += 1
-            return held
-
-    def leave(self, held: Held) -> None:
-        """The end of an `enter`."""
-        with self._lock:
-            held.users -= 1
-            if held.dropped and not held.users:
-                os.close(held.descriptor)
-
-    def read_cached(self, segment: SegmentId, target: memoryview, offset: int) -> bool:
-        """Fill `target` with what the page cache has; False when it lacks some, or no descriptor is held.
-
-        Never waits for a disk.  Of what it lacks the kernel begins to fetch as much as was asked for.
-        """
-        with self._lock:  # for as long as the copy takes: cheaper than to note that the descriptor is in use
-            held = self._open.get(segment)
-            if held is None:
-                return False
-            self._open.move_to_end(segment)
-            return _pread_cached(held, [target], offset) == len(target)
-
-    def read_extent_cached(
-        self, segment: SegmentId, target: memoryview, vector: memoryview, offset: int
-    ) -> bool:
-        """As `read_cached`, of a payload and what lies behind it; other threads use the descriptors meanwhile."""
-        held = self.enter(segment)
-        if held is None:
-            return False
-        try:
-            targets = [target, vector] if vector else [target]
-            return _pread_cached(held, targets, offset) == len(target) + len(vector)
-        finally:
-            self.leave(held)
-
-    def may_be_cached(self, segment: SegmentId, offset: int, length: int) -> bool:
-        """Whether the page cache has the place, or nobody knows; False also when no descriptor is held.
-
-        To be asked before `read_cached` of what may be long: that would have the kernel fetch it page by page (see
-        `bring_in`).
-        """
-        with self._lock:
-            held = self._open.get(segment)
-            return held is not None and is_cached(held.descriptor, offset, length) is not False
-
-    def close(self) -> None:
-        """Close all, and drop the slabs; what a fetch uses when it is done."""
-        self.slabs.drop()
-        self.ahead.forget()
-        with self._lock:
-            while self._open:
-                _, held = self._open.popitem()  # before it is closed: an interrupt must not close it twice
-                held.dropped = True
-                if not held.users:
-                    os.close(held.descriptor)
-
-    def leave_all(self) -> None:
-        """`close` in a child that was forked just now, where nobody fetches and no lock is to be waited for."""
-        for held in self._open.values():
-            os.close(held.descriptor)
-        self._open.clear()
-        self._lock = threading.Lock()
-
-    def _evict(self) -> None:
-        for segment, held in list(self._open.items()):
-            if len(self._open) <= DESCRIPTORS_MAX:
-                return
-            if not held.users:
-                del self._open[segment]
-                os.close(held.descriptor)
 
 
 def missing_for(
@@ -422,14 +288,6 @@ def _checked_vector(vector: memoryview, chunk: ChunkId, grant: Grant) -> bytes:
     if crc32c(vector) != grant.crc:
         raise StaleGrant(f"the checksums of chunk {id_text(chunk)} do not match", subject=id_text(chunk))
     return bytes(vector)
-
-
-def _pread_cached(held: Held, targets: Sequence[Buffer], offset: int) -> int:
-    """Bytes of memory that the page cache could fill, from its beginning on; does not wait for a disk."""
-    try:
-        return os.preadv(held.descriptor, targets, offset, held.nowait)
-    except OSError:
-        return 0  # not cached, or not to be had: a read that waits will tell
 
 
 def _pread_full(descriptor: int, targets: Sequence[memoryview], offset: int, chunk: ChunkId) -> None:

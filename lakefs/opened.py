@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from lakefs.ids import ChunkId
 from lakefs.lookahead import Lookahead
-from lakefs.movers import MEDIUM_DRAM, MEDIUM_SEGMENT, Check, SegmentDescriptors
+from lakefs.movers import MEDIUM_DRAM, MEDIUM_SEGMENT, Check
 from lakefs.names import Name
+from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.wire.messages import Grant, ObjectStat, OpenedObject
 
 AT_ONCE_BYTES = 256 << 10

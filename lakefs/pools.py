@@ -10,6 +10,7 @@ or a file on tmpfs or hugetlbfs), which is then filled in place.
 Rules kept here:
 - A pool is of one lake.  It is lent to the engine when it is first used, and again when the connection is another.
 - The descriptor is duplicated: whoever gave it may close it.  Nothing here changes the length of the file.
+- It is of one process: a child that was forked has the same pages, and the two would load over each other.
 
 Memory that another program shrinks makes loads fail; but this process maps it too, and who reads what is gone gets
 SIGBUS.  Programs that cannot trust each other seal it against shrinking (F_SEAL_SHRINK).
@@ -48,6 +49,7 @@ class Pool:
             os.close(self._descriptor)
             raise LocalFileError(f"the memory of a pool cannot be mapped: {error}") from error
         self._mapping = mapping
+        self._process = os.getpid()
         self.buffer = memoryview(mapping)
         """All of it, writable."""
 
@@ -55,6 +57,18 @@ class Pool:
     def descriptor(self) -> int:
         """Of the memory; stays the pool's."""
         return self._descriptor
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process made it."""
+        return os.getpid() == self._process
+
+    def check_own(self) -> None:
+        """InvalidArgument in another process than the one that made it."""
+        if not self.is_own:
+            raise InvalidArgument(
+                "this pool is another process's, which loads into the same memory; make one here"
+            )
 
     def note_lent(self, number: int) -> bool:
         """The engine knows it by that number; False when it is known by another one already."""

@@ -22,10 +22,10 @@ import errno
 import mmap
 import os
 import threading
+import weakref
 from bisect import insort
 from types import TracebackType
-from typing import Self
-from weakref import WeakKeyDictionary
+from typing import ClassVar, Self
 
 from lakefs.errors import InvalidArgument, LocalFileError
 from lakefs.limits import PAGE_BYTES
@@ -38,6 +38,8 @@ class SharedMemory:
 
     Used from any thread, and after a fork from both processes, which then share the bytes and not who has which room.
     """
+
+    _alive: ClassVar[weakref.WeakSet[SharedMemory]] = weakref.WeakSet()
 
     def __init__(self, size_bytes: int) -> None:
         if not 0 < size_bytes < 1 << 62:
@@ -53,6 +55,7 @@ class SharedMemory:
         self._buffer = memoryview(self._mapping)
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, self.size_bytes)]
+        self._alive.add(self)
 
     @property
     def buffer(self) -> memoryview:
@@ -63,6 +66,12 @@ class SharedMemory:
     def descriptor(self) -> int:
         """The memfd; stays its own."""
         return self._descriptor
+
+    @classmethod
+    def _renew_locks(cls) -> None:
+        """In a child that was forked just now: a thread that is not there may have had one."""
+        for memory in list(cls._alive):
+            memory._lock = threading.Lock()
 
     def slot(self, offset: int, length: int) -> Slot:
         """A range of the memory, whoever uses it besides.  InvalidArgument."""
@@ -113,6 +122,9 @@ class SharedMemory:
             self._free = merged
 
 
+os.register_at_fork(after_in_child=SharedMemory._renew_locks)
+
+
 class Slot:
     """A range of a shared memory, to be filled and put.  `with memory.allocate(n) as slot:` releases it at the end."""
 
@@ -151,7 +163,7 @@ class LentMemories:
     """The numbers by which one lake's engine knows memories.  In the thread, or loop, that drives operations."""
 
     def __init__(self) -> None:
-        self._numbers: WeakKeyDictionary[SharedMemory, int] = WeakKeyDictionary()
+        self._numbers: weakref.WeakKeyDictionary[SharedMemory, int] = weakref.WeakKeyDictionary()
 
     def number_of(self, memory: SharedMemory) -> int | None:
         """None when it is not lent, as far as is known."""

@@ -30,16 +30,10 @@ from lakefs.errors import EngineUnreachable, LakeError, StaleGrant
 from lakefs.getting import open_object, read_range
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import BLOB_BYTES_MAX, GRANULE_BYTES, SMALL_PAYLOAD_BYTES
-from lakefs.movers import (
-    MEDIUM_INLINE,
-    SegmentDescriptors,
-    cached_crcs,
-    cached_granules,
-    damaged,
-    granules_around,
-)
+from lakefs.movers import MEDIUM_INLINE, cached_crcs, cached_granules, damaged, granules_around
 from lakefs.names import Name
 from lakefs.opened import Access, Opened, Piece, opened_at
+from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.service import EngineClient, Reply
 from lakefs.wire.messages import CloseLeases, Grant, OpenedObject, OpenObjects, OpenResults
 

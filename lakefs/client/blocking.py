@@ -53,6 +53,11 @@ class Lake(BlockingDriver):
     _chunks: Chunks | None = None
     _loads: PoolLoads | None = None
 
+    def begin_anew(self) -> None:
+        """See `BlockingDriver.begin_anew`; what is mapped of the parent's engine goes."""
+        self._chunks = self._loads = None
+        super().begin_anew()
+
     # --- writing -----------------------------------------------------------------------------------
 
     def put(self, name: str, data: PutData, **options: Any) -> PutResult:

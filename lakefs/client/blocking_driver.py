@@ -17,6 +17,7 @@ import os
 import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
@@ -24,7 +25,8 @@ from typing import Any, Final, Self, TypeVar, cast
 from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.lake import LakeSteps
 from lakefs.limits import MIB
-from lakefs.movers import Check, SegmentDescriptors
+from lakefs.movers import Check
+from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.service import BlockingEngineClient
 from lakefs.shared_memory import LentMemories
 from lakefs.steps import Send, Start, Step, Steps, Ticket, Wait
@@ -44,6 +46,8 @@ UNWIND_STEPS_MAX = 100
 class _Flight:
     """What one operation has started and not finished."""
 
+    engine: BlockingEngineClient
+    """Whom it asks; a child that was forked in its midst asks another."""
     sends: dict[int, Ticket] = field(default_factory=dict)
     works: set[Future[Any]] = field(default_factory=set)
 
@@ -99,7 +103,7 @@ class BlockingDriver:
             if self._closed:
                 steps.close()
                 raise EngineUnreachable("this lake was closed")
-            flight = _Flight()
+            flight = _Flight(self._engine)
             try:
                 self._forget_old_descriptors()
                 return self._drive(steps, flight)
@@ -107,10 +111,11 @@ class BlockingDriver:
                 unwind(steps, error)
                 raise
             finally:
-                for ticket in flight.sends.values():
-                    self._engine.cancel(ticket)
-                for future in flight.works:
-                    future.cancel() or future.exception()
+                if self._engine is flight.engine:
+                    for ticket in flight.sends.values():
+                        self._engine.cancel(ticket)
+                    for future in flight.works:
+                        future.cancel() or future.exception()
 
     def tell(self, request: Request) -> bool:
         """Send a request whose answer does not matter, when no operation runs and it need not wait; whether it was."""
@@ -139,6 +144,10 @@ class BlockingDriver:
 
     def _take(self, step: Step, flight: _Flight) -> Any:
         """The answer to one step of an operation."""
+        if self._engine is not flight.engine:
+            raise EngineUnreachable(
+                "this process was forked in the midst of the operation, which is the parent's"
+            )
         if isinstance(step, Wait):
             return self._wait(step.ticket, flight)
         if isinstance(step, Start):
@@ -197,13 +206,15 @@ class BlockingDriver:
 
         No lock is waited for: whoever had it is not here.
         """
-        self._process = os.getpid()
         self._lock = threading.RLock()
         self._threads = None
         self._engine = self._engine.forked()
         self._descriptors.leave_all()
         self._descriptors = SegmentDescriptors()
         self.steps = replace(self.steps, descriptors=self._descriptors, lent=LentMemories())
+        self._process = (
+            os.getpid()
+        )  # the last: until then it is another process's, also for what goes meanwhile
 
     def work_threads(self) -> ThreadPoolExecutor:
         """The threads that read and check; of a lake that is not closed."""
@@ -215,7 +226,8 @@ class BlockingDriver:
 def _begin_all_anew() -> None:
     NO_FORK.release()
     for driver in list(_alive):
-        driver.begin_anew()
+        with suppress(OSError):  # whose descriptor somebody else has closed: it stays another process's
+            driver.begin_anew()
 
 
 _alive: Final[weakref.WeakSet[BlockingDriver]] = weakref.WeakSet()

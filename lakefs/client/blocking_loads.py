@@ -12,8 +12,8 @@ from lakefs.fetching import need_segments
 from lakefs.hot_loads import cached_indexes, missing_segments, slots_fit
 from lakefs.hot_reads import NOT_READ, Found, HotReads
 from lakefs.ids import SegmentId
-from lakefs.movers import DESCRIPTORS_MAX
 from lakefs.pools import Pool
+from lakefs.segment_descriptors import DESCRIPTORS_MAX
 
 if TYPE_CHECKING:
     from lakefs.client.blocking_driver import BlockingDriver
@@ -32,6 +32,7 @@ class PoolLoads:
         self, wanted: Sequence[bytes | str], pool: Pool, offsets: Sequence[int], rooms: Sequence[int]
     ) -> list[int]:
         """See `Lake.load_many`."""
+        pool.check_own()
         hot = self._chunks.hot_reads()
         chunks = [item for item in wanted if isinstance(item, bytes)]
         is_even = len(chunks) == len(wanted) == len(offsets) and len(rooms) in (0, len(wanted))

@@ -13,9 +13,10 @@ import trio
 
 from lakefs.errors import EngineUnreachable
 from lakefs.lake import LakeSteps
-from lakefs.movers import Check, SegmentDescriptors
+from lakefs.movers import Check
 from lakefs.opened import Access
 from lakefs.ports import Offload
+from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.service import EngineClient
 from lakefs.steps import Send, Start, Step, Steps, Tell, Work, takes
 from lakefs.wire.messages import Request

@@ -28,7 +28,8 @@ from lakefs.limits import (
     LEASES_PER_CONNECTION_MAX,
 )
 from lakefs.manifest import CutKind, build
-from lakefs.movers import Check, SegmentDescriptors, check_granules, fetch_into
+from lakefs.movers import Check, check_granules, fetch_into
+from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.service import EngineClient
 from lakefs.sockets import close_all
 from lakefs.wire import messages as m

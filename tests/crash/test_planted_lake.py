@@ -43,9 +43,8 @@ def test_a_gc_that_forgets_large_segments_is_caught(monkeypatch: pytest.MonkeyPa
         if not is_forgotten(segments, segment):
             await punch_gaps(segments, segment, live)
 
-    async def most(segments: Segments, segment: SegmentId) -> None:
-        if not is_forgotten(segments, segment):
-            await remove(segments, segment)
+    async def most(segments: Segments, segment: SegmentId) -> bool:
+        return not is_forgotten(segments, segment) and await remove(segments, segment)
 
     with TemporaryDirectory(prefix="lake-") as name, Cycles(Path(name), "planted") as cycles:
         monkeypatch.setattr(Segments, "punch", some)

@@ -14,8 +14,8 @@ import lakefs
 from lakefs.client.blocking_driver import BlockingDriver
 from lakefs.errors import ChunkNotFound, InvalidArgument, SourceChanged
 from lakefs.ids import ChunkId, data_chunk_id
-from lakefs.movers import SegmentDescriptors
 from lakefs.pools import Pool
+from lakefs.segment_descriptors import SegmentDescriptors
 from tests.e2e.served import WAIT_S, Served, serving
 
 

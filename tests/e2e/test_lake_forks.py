@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import io
 import multiprocessing
 import os
 import pickle
@@ -24,6 +26,7 @@ from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.movers import Check
+from lakefs.shared_memory import SharedMemory
 from tests.e2e.served import Served, environment, serving
 
 ONE_CHUNK, LARGE = 100 * KIB, 12 * MIB
@@ -154,6 +157,55 @@ def test_children_of_a_lake_that_other_threads_are_at_wait_for_none_of_them(serv
     assert ended_well(in_child(parent, limit_s=90))
 
 
+def test_a_pool_is_of_one_process_and_stays_lent(served: Served) -> None:
+    chunk = content("chunk", ONE_CHUNK)
+    wanted = [bytes(data_chunk_id(chunk))]
+    with lakefs.connect(served.server) as lake, lake.pool(size_bytes=ONE_CHUNK) as pool:
+        lake.run(lake.steps.load_many(wanted, pool, [0]))
+        lent = pool.number
+
+        def work() -> None:
+            with pytest.raises(InvalidArgument, match="another process"):
+                lake.load_many(wanted, pool, [0])
+            with pytest.raises(InvalidArgument, match="another process"):
+                lake.run(lake.steps.load_many(wanted, pool, [0]))
+            lake.run(lake.steps.return_pool(pool))
+
+        assert ended_well(in_child(work))
+        pool.buffer[:] = bytes(ONE_CHUNK)
+        lake.run(lake.steps.load_many(wanted, pool, [0]))
+        assert pool.buffer == chunk
+        assert pool.number == lent
+
+
+def test_room_of_shared_memory_is_given_in_a_child_whoever_was_at_it_before() -> None:
+    memory = SharedMemory(MIB)
+    with memory._lock:
+        assert ended_well(in_child(lambda: memory.allocate(10)))
+    memory.close()
+
+
+def test_an_operation_in_whose_midst_was_forked_is_the_parents(served: Served) -> None:
+    children: list[int] = []
+
+    def fork_once(done: int, present: int) -> None:
+        if not children:
+            children.append(os.fork())
+            if not children[0]:
+                signal.alarm(30)
+
+    with lakefs.connect(served.server) as lake:
+        try:
+            lake.put("bkt/forked", io.BytesIO(content("large", LARGE)), progress=fork_once)
+        except EngineUnreachable as error:
+            os._exit(0 if "midst" in error.message and lake.get("bkt/small") else 1)
+        if children == [0]:
+            os._exit(1)
+        assert ended_well(children[0])
+        assert lake.get("bkt/forked") == content("large", LARGE)
+        assert lake.epoch == 1
+
+
 def test_a_lake_that_was_closed_is_so_in_a_child_too(served: Served) -> None:
     lake = lakefs.connect(served.server)
     lake.close()
@@ -232,6 +284,27 @@ def test_workers_of_a_pool_are_given_a_lake(
         multiprocessing.get_context(method).Pool(1) as pool,
     ):
         assert pool.apply(_read_in_worker, [lake]) == 1
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_lakes_that_nobody_closes_leave_nothing_behind(served: Served) -> None:
+    with lakefs.connect(served.server) as lake:
+        lake.put("bkt/fresh", os.urandom(ONE_CHUNK))
+        pickled, before = pickle.dumps(lake), lake.status()["clients"]
+
+        def work() -> None:
+            other = pickle.loads(pickled)
+            other.get("bkt/fresh")
+            assert segment_descriptors()
+
+        def nothing_is_left() -> None:
+            for _ in range(3):
+                work()
+            gc.collect()
+            assert segment_descriptors() == 0
+
+        assert ended_well(in_child(nothing_is_left))
+        assert lake.status()["clients"] == before
 
 
 def test_a_pickle_has_no_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

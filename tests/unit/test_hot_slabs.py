@@ -28,7 +28,8 @@ from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import PLACE_GENERATION_BITS, Found, pack_place, table_bytes
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import HOT_INDEX_SLOTS_MIN, KIB, MIB
-from lakefs.movers import MEDIUM_DRAM, MEDIUM_SEGMENT, Check, SegmentDescriptors
+from lakefs.movers import MEDIUM_DRAM, MEDIUM_SEGMENT, Check
+from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.slabs import Slabs
 
 SLAB = 1 * MIB
