@@ -23,6 +23,7 @@ import trio
 
 from engine.disk import LocalDisk, make_folders
 from engine.dram_sizes import tier_bytes
+from engine.heap import give_back_free_heap
 from engine.hot_index_life import run_hot_index
 from engine.local import open_local_store
 from engine.memory_limits import memory_bytes
@@ -94,6 +95,7 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
             io_uring=config.io_uring,
         ) as store:
             store.scrubber.rate_bytes_per_s = config.scrub_rate
+            store.after_collecting = give_back_free_heap
             if config.io_uring and (reason := store.segments.read_statistics()["reason"]):
                 _log.warning("the disk is read through threads", reason=reason)
             token = native_token(LocalDisk(config.data)) if config.native else None
