@@ -109,6 +109,8 @@ class SlotClass:
     def __init__(self, slot_bytes: int, slab_bytes: int) -> None:
         self.slot_bytes = slot_bytes
         self.slots_per_slab: Final = slab_bytes // slot_bytes
+        self.offsets: Final = tuple(range(0, slab_bytes - slot_bytes + 1, slot_bytes))
+        """Of slots in a slab; each number is kept once, however many slabs there are."""
         self.slabs: list[Slab] = []
         self.with_free: list[Slab] = []
         """Those with free slots."""
@@ -253,7 +255,7 @@ class Arena:
         index = slab.free.pop()
         if not slab.free:
             size.with_free.pop()
-        slot = Slot(slab.number, index * size.slot_bytes, chunk)
+        slot = Slot(slab.number, size.offsets[index], chunk)
         slab.slots[index] = slot
         slab.taken += 1
         self.begin_change(slot)

@@ -223,7 +223,7 @@ class HotIndex:
             return self.put(chunk, place)
         is_taken = self.put(chunk, slab_place)
         if is_taken:
-            self.in_slabs[chunk] = place
+            self.in_slabs[chunk] = (*place[:3], slab_place[3], slab_place[4])  # numbers that are kept once
         return is_taken
 
     def records_durable(self, mutations: list[Mutation]) -> None:
