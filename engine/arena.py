@@ -66,7 +66,7 @@ class SlabMemory(Protocol):
 
 
 class Slot(msgspec.Struct, gc=False, eq=False):
-    """A place that is not free.  About 250 bytes, with where it is found; a free one takes 12."""
+    """A place that is not free.  About 200 bytes, with where it is found; a free one takes 12."""
 
     slab: int
     offset: int
