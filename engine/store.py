@@ -51,10 +51,6 @@ from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import HelloReply
 
 
-def _nothing() -> None:
-    """What is done after a cycle of gc when nobody asked."""
-
-
 @dataclass
 class Store:
     """The parts of an open store."""
@@ -90,7 +86,7 @@ class Store:
     """Where the last boot stopped cleanly."""
     at_clean_stop: list[Callable[[Sequence], None]] = field(default_factory=list)
     """Called in a thread with the last sequence, before the superblock says "clean"."""
-    after_collecting: Callable[[], None] = _nothing
+    after_collecting: Callable[[], None] | None = None
     """Called in a thread when a cycle of gc has ended."""
     leaving: AsyncExitStack = field(default_factory=AsyncExitStack)
     dram: Dram = field(init=False)
@@ -194,7 +190,8 @@ class Store:
         after = await self.segments.allocated_bytes()
         done = CollectReport(**{**asdict(report), "disk_bytes_after": after}, compaction=compaction)
         self.collected.add(done, self.clock.wall_ns())
-        await self.offload.run(self.after_collecting)
+        if self.after_collecting is not None:
+            await self.offload.run(self.after_collecting)
         return done
 
     async def check(self, *, full: bool) -> dict[str, Any]:

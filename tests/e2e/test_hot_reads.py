@@ -96,10 +96,11 @@ def test_what_is_read_without_the_engine_is_told_to_it_and_then_read_from_its_me
         assert [lake.chunks.get(chunk) for chunk in chunks] == contents
 
 
-def test_chunks_are_read_after_the_engine_was_replaced(served: Served) -> None:
+def test_chunks_are_read_after_the_engine_was_replaced(folder: Path) -> None:
+    """From segments: what the DRAM tier had goes with a clean stop."""
     content = os.urandom(65_536)
     chunk = data_chunk_id(content)
-    with lakefs.connect(served.server) as lake:
+    with serving(folder, "--dram-tier-bytes", "0") as served, lakefs.connect(served.server) as lake:
         lake.put("hot/stays", content)
         until_hot(lake, chunk)
         served.stop()
