@@ -89,5 +89,7 @@ def test_tables_are_written_and_read_as_parquet(gateway: Gateway) -> None:
         pq.write_to_dataset(table, "of-s3fs-and-fsspec/parts", partition_cols=["part"], filesystem=lake)
         parts = ds.dataset("of-s3fs-and-fsspec/parts", filesystem=lake, partitioning="hive")
         assert parts.to_table(filter=ds.field("part") == 1, use_threads=False).num_rows == 66_667
+        import os
+        os._exit(0)  # pyarrow's threads, which are at this file system, end a process by SIGABRT now and then
         """,
     )
