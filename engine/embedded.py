@@ -116,13 +116,13 @@ class EmbeddedBlockingEngine:
         self._stop: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="lake-engine", daemon=True)
         self._thread.start()
-        self._closed = False
-        self._closed_because = "the store was closed"
+        self._closed_because = ""
+        """Why nothing can be asked any more."""
         self._started.result()
 
     def is_connected(self) -> bool:
         """See `BlockingEngineClient.is_connected`."""
-        return not self._closed and self._thread.is_alive()
+        return not self._closed_because and self._thread.is_alive()
 
     def start(
         self,
@@ -134,7 +134,7 @@ class EmbeddedBlockingEngine:
     ) -> Future[Reply]:
         """Begin a request; its ticket."""
         ticket: Future[Reply] = Future()
-        if self._closed:
+        if self._closed_because:
             ticket.set_exception(EngineUnreachable(self._closed_because))
             return ticket
         try:
@@ -164,9 +164,9 @@ class EmbeddedBlockingEngine:
 
     def close(self) -> None:
         """Stop the engine cleanly; idempotent."""
-        if self._closed:
+        if self._closed_because:
             return
-        self._closed = True
+        self._closed_because = "the store was closed"
         with suppress(trio.RunFinishedError):  # it has ended by itself; its error is raised below
             self._token.run_sync_soon(self._stop)
         self._thread.join()
@@ -174,7 +174,6 @@ class EmbeddedBlockingEngine:
 
     def forked(self) -> EmbeddedBlockingEngine:
         """In a child there is no engine."""
-        self._closed = True
         self._closed_because = (
             f"{self.address} is open in the process that this one was forked from; serve it"
         )

@@ -22,12 +22,13 @@ import errno
 import mmap
 import os
 import threading
-import weakref
 from bisect import insort
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Self
+from weakref import WeakKeyDictionary
 
 from lakefs.errors import InvalidArgument, LocalFileError
+from lakefs.forks import follow_forks
 from lakefs.limits import PAGE_BYTES
 from lakefs.memory_advice import POPULATE_WRITE, advise
 from lakefs.new_memory import new_memory
@@ -38,8 +39,6 @@ class SharedMemory:
 
     Used from any thread, and after a fork from both processes, which then share the bytes and not who has which room.
     """
-
-    _alive: ClassVar[weakref.WeakSet[SharedMemory]] = weakref.WeakSet()
 
     def __init__(self, size_bytes: int) -> None:
         if not 0 < size_bytes < 1 << 62:
@@ -55,7 +54,7 @@ class SharedMemory:
         self._buffer = memoryview(self._mapping)
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, self.size_bytes)]
-        self._alive.add(self)
+        follow_forks(self)
 
     @property
     def buffer(self) -> memoryview:
@@ -67,11 +66,9 @@ class SharedMemory:
         """The memfd; stays its own."""
         return self._descriptor
 
-    @classmethod
-    def _renew_locks(cls) -> None:
-        """In a child that was forked just now: a thread that is not there may have had one."""
-        for memory in list(cls._alive):
-            memory._lock = threading.Lock()
+    def begin_anew(self) -> None:
+        """See `lakefs.forks`: the bytes are shared on."""
+        self._lock = threading.Lock()
 
     def slot(self, offset: int, length: int) -> Slot:
         """A range of the memory, whoever uses it besides.  InvalidArgument."""
@@ -122,9 +119,6 @@ class SharedMemory:
             self._free = merged
 
 
-os.register_at_fork(after_in_child=SharedMemory._renew_locks)
-
-
 class Slot:
     """A range of a shared memory, to be filled and put.  `with memory.allocate(n) as slot:` releases it at the end."""
 
@@ -163,7 +157,7 @@ class LentMemories:
     """The numbers by which one lake's engine knows memories.  In the thread, or loop, that drives operations."""
 
     def __init__(self) -> None:
-        self._numbers: weakref.WeakKeyDictionary[SharedMemory, int] = weakref.WeakKeyDictionary()
+        self._numbers: WeakKeyDictionary[SharedMemory, int] = WeakKeyDictionary()
 
     def number_of(self, memory: SharedMemory) -> int | None:
         """None when it is not lent, as far as is known."""

@@ -14,9 +14,10 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
-from lakefs.client.blocking_driver import NO_FORK, BlockingDriver
+from lakefs.client.blocking_driver import BlockingDriver
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.file_getting import replace_file
+from lakefs.forks import NO_FORK
 from lakefs.ids import Buffer
 from lakefs.lake import Progress, PutData
 from lakefs.mapping import MAP_ATTEMPTS, MappedObject, unpin

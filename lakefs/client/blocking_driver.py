@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from lakefs.errors import EngineUnreachable, InvalidArgument
+from lakefs.forks import follow_forks
 from lakefs.lake import LakeSteps
 from lakefs.limits import MIB
 from lakefs.movers import Check
@@ -36,8 +35,6 @@ T = TypeVar("T")
 WORK_THREADS = 2
 AT_ONCE_BYTES = 2 * MIB
 """Cached content that the caller's thread reads itself; nobody waits for it as for a loop.  Of more, threads share."""
-NO_FORK: Final = threading.RLock()
-"""Held while a module is imported on the way: a child would wait for ever for the thread that was at it."""
 UNWIND_STEPS_MAX = 100
 """Far more than any cleanup has steps."""
 
@@ -72,7 +69,7 @@ class BlockingDriver:
             at_once_bytes=AT_ONCE_BYTES,
             is_held=self.is_held,
         )
-        _alive.add(self)
+        follow_forks(self)
 
     def __enter__(self) -> Self:
         return self
@@ -202,36 +199,20 @@ class BlockingDriver:
         return self.is_connected() and self.epoch == epoch
 
     def begin_anew(self) -> None:
-        """In a child that was forked just now, with no other thread yet: leave what is the parent's alone.
-
-        No lock is waited for: whoever had it is not here.
-        """
+        """See `lakefs.forks`.  Until its end the lake is another process's, also for what is let go meanwhile."""
         self._lock = threading.RLock()
         self._threads = None
         self._engine = self._engine.forked()
         self._descriptors.leave_all()
         self._descriptors = SegmentDescriptors()
         self.steps = replace(self.steps, descriptors=self._descriptors, lent=LentMemories())
-        self._process = (
-            os.getpid()
-        )  # the last: until then it is another process's, also for what goes meanwhile
+        self._process = os.getpid()
 
     def work_threads(self) -> ThreadPoolExecutor:
         """The threads that read and check; of a lake that is not closed."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="lake-work")
         return self._threads
-
-
-def _begin_all_anew() -> None:
-    NO_FORK.release()
-    for driver in list(_alive):
-        with suppress(OSError):  # whose descriptor somebody else has closed: it stays another process's
-            driver.begin_anew()
-
-
-_alive: Final[weakref.WeakSet[BlockingDriver]] = weakref.WeakSet()
-os.register_at_fork(before=NO_FORK.acquire, after_in_parent=NO_FORK.release, after_in_child=_begin_all_anew)
 
 
 def unwind(steps: Steps[T], error: BaseException) -> None:
