@@ -19,7 +19,7 @@ import fcntl
 import mmap
 import os
 import stat
-from threading import Thread
+from functools import partial
 from typing import Final
 
 import trio
@@ -29,7 +29,7 @@ from engine.sources import file_system
 from lakefs.errors import EngineBusy, InvalidArgument, SourceChanged
 from lakefs.ids import Buffer
 from lakefs.limits import MIB
-from lakefs.sockets import is_memory, let_go
+from lakefs.sockets import aside, is_memory, let_go
 
 _TMPFS: Final = 0x01021994
 _HUGETLBFS: Final = 0x958458F6
@@ -109,15 +109,11 @@ class LentMemory:
             return
         # Unmapped with the last slice of it, which may be in a traceback still.
         mapped, self._mapped = [self._mapped], None
-        try:
-            if os.fstat(self.descriptor).st_blocks * _BLOCK_BYTES > LET_GO_AT_ONCE_BYTES:
-                Thread(
-                    target=_let_go, args=(mapped, self.descriptor), name="lake-let-go", daemon=True
-                ).start()
-            else:
-                _let_go(mapped, self.descriptor)
-        except RuntimeError:  # there is no thread to be had
-            _let_go(mapped, self.descriptor)
+        let_both_go = partial(_let_go, mapped, self.descriptor)
+        if os.fstat(self.descriptor).st_blocks * _BLOCK_BYTES > LET_GO_AT_ONCE_BYTES:
+            aside(let_both_go)
+        else:
+            let_both_go()
         closed.set()
 
 

@@ -12,7 +12,8 @@ import errno
 import fcntl
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from threading import Thread
 from typing import Final
 
@@ -21,6 +22,8 @@ from lakefs.ids import Buffer
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX, SOCKET_BUFFER_BYTES
 from lakefs.net_address import Address, UnixAddress
 
+CLOSER: Final = "lake-let-go"
+"""The name of threads that close what may take its time."""
 _PARTS_MAX: Final = 1024
 """IOV_MAX: buffers that one sendmsg takes."""
 _SO_SNDBUFFORCE: Final = 32  # linux/socket.h; not in the socket module
@@ -130,12 +133,16 @@ def let_go(descriptors: Iterable[int]) -> None:
             os.close(descriptor)
         else:
             others.append(descriptor)
-    if not others:
-        return
+    if others:
+        aside(partial(close_all, others))
+
+
+def aside(close: Callable[[], None]) -> None:
+    """Let a thread close what may take its time; waits for it only when there is no thread to be had."""
     try:
-        Thread(target=close_all, args=(others,), name="lake-let-go", daemon=True).start()
-    except RuntimeError:  # there is no thread to be had
-        close_all(others)
+        Thread(target=close, name=CLOSER, daemon=True).start()
+    except RuntimeError:
+        close()
 
 
 def is_memory(descriptor: int) -> bool:

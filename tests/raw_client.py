@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -168,9 +166,3 @@ def simulated(test: Callable[[Running], Awaitable[None]], **options: object) -> 
             await test(served)
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def open_descriptors() -> int:
-    """How many this process has, those apart that only cycles of garbage still hold."""
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))

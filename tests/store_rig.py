@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -174,14 +173,3 @@ async def tamper(store: Store, alter: Callable[[Transaction], object]) -> None:
 def in_flight(store: Store) -> int:
     """Extents given out and not settled."""
     return sum(store.segments.inflight(segment) for segment in store.segments.all_ids())
-
-
-def open_descriptors() -> set[str]:
-    """What this process has open, by number and what it is."""
-    found: set[str] = set()
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            found.add(f"{number}:{os.readlink(f'/proc/self/fd/{number}')}")
-        except FileNotFoundError:
-            continue  # the listing's own
-    return found

@@ -28,8 +28,9 @@ from lakefs.offload import ThreadOffload
 from lakefs.ports import Clock, Network
 from lakefs.service import BlockingEngineClient, EngineClient, Reply
 from lakefs.wire.messages import Request
+from tests.descriptors import open_descriptors
 from tests.sim.network import SimulatedNetwork
-from tests.store_rig import SMALL_SIZES, in_flight, open_descriptors, simulated_store
+from tests.store_rig import SMALL_SIZES, in_flight, simulated_store
 
 TOKEN = "secret"
 MEMORY_FOLDER = Path("/dev/shm")

@@ -39,8 +39,9 @@ from lakefs.ports import Offload
 from lakefs.steps import Send, Start, Step, Steps, send
 from lakefs.wire import messages as m
 from tests.contract.engines import KINDS, Engine, InThreads, Kind
+from tests.descriptors import open_descriptors
 from tests.seen_steps import seen
-from tests.store_rig import in_flight, open_descriptors
+from tests.store_rig import in_flight
 
 T = TypeVar("T")
 

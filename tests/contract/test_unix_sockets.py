@@ -20,7 +20,7 @@ from lakefs.net_address import UnixAddress
 from lakefs.ports import Listener, Stream
 from lakefs.sockets import receive_with_descriptors
 from lakefs.wire.connection import ClientConnection
-from tests.raw_client import open_descriptors
+from tests.descriptors import descriptor_count
 from tests.stream_pairs import receive_exactly, with_pair
 
 
@@ -79,23 +79,23 @@ def test_who_answers_one_question_after_the_other_seldom_looks_in_vain(
 
 def test_too_many_descriptors_are_all_closed(unix: str) -> None:
     async def body(client: Stream, server: Stream) -> None:
-        before = open_descriptors()
+        before = descriptor_count()
         await client.send([b"x"], [0] * (DESCRIPTORS_PER_FRAME_MAX + 1))
         assert await receive_exactly(server, 1) == b"x"
         assert server.take_descriptors() == []
-        assert open_descriptors() == before
+        assert descriptor_count() == before
 
     with_pair((TrioNetwork, unix), body)
 
 
 def test_descriptors_that_nobody_took_are_closed_with_the_stream(unix: str) -> None:
     async def body(client: Stream, server: Stream) -> None:
-        before = open_descriptors()
+        before = descriptor_count()
         await client.send([b"x"], [0] * 5)
         await receive_exactly(server, 1)
-        assert open_descriptors() == before + 5
+        assert descriptor_count() == before + 5
         await server.aclose()
-        assert open_descriptors() == before - 1
+        assert descriptor_count() == before - 1
 
     with_pair((TrioNetwork, unix), body)
 

@@ -27,6 +27,7 @@ from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.movers import Check
 from lakefs.shared_memory import SharedMemory
+from tests.descriptors import open_descriptors
 from tests.e2e.served import Served, environment, serving
 
 ONE_CHUNK, LARGE = 100 * KIB, 12 * MIB
@@ -86,14 +87,10 @@ def read_all_ways(lake: lakefs.Lake) -> None:
     lake.put(f"bkt/of-{os.getpid()}", content("large", 3 * MIB))
 
 
-def segment_descriptors() -> int:
-    found = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found += "/segments/" in os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:  # the folder's own
-            continue
-    return found
+def open_segments(served: Served) -> int:
+    """Descriptors of this store's segments; tests before may have left some of theirs."""
+    folder = f":{served.data.resolve()}/segments/"
+    return sum(folder in descriptor for descriptor in open_descriptors())
 
 
 @pytest.mark.parametrize("check", list(Check))
@@ -102,12 +99,12 @@ def test_a_forked_child_has_a_lake_of_its_own_and_the_parents_goes_on(served: Se
         read_all_ways(lake)
         lake.put("bkt/fresh", os.urandom(ONE_CHUNK))  # in no memory of the engine's yet
         lake.get("bkt/fresh")
-        assert segment_descriptors()
+        assert open_segments(served)
         with lake.open("bkt/large") as opened, lake.map("bkt/large") as mapped:
             assert opened.read(10) == content("large", LARGE)[:10]
 
             def work() -> None:
-                assert segment_descriptors() == 0
+                assert open_segments(served) == 0
                 assert lake.epoch > 1
                 assert not mapped.is_pinned()
                 assert mapped.view == content("large", LARGE)
@@ -295,13 +292,13 @@ def test_lakes_that_nobody_closes_leave_nothing_behind(served: Served) -> None:
         def work() -> None:
             other = pickle.loads(pickled)
             other.get("bkt/fresh")
-            assert segment_descriptors()
+            assert open_segments(served)
 
         def nothing_is_left() -> None:
             for _ in range(3):
                 work()
             gc.collect()
-            assert segment_descriptors() == 0
+            assert open_segments(served) == 0
 
         assert ended_well(in_child(nothing_is_left))
         assert lake.status()["clients"] == before

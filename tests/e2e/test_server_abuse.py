@@ -32,7 +32,8 @@ from lakefs.wire.messages import (
     Status,
     StoreChunks,
 )
-from tests.raw_client import RawClient, Running, open_descriptors, real, simulated
+from tests.descriptors import descriptor_count
+from tests.raw_client import RawClient, Running, real, simulated
 
 # --- broken frames -------------------------------------------------------------------------------------
 
@@ -291,7 +292,7 @@ def test_connections_over_the_limit_are_refused_politely_and_let_in_later(unix: 
 )
 def test_ten_thousand_connections_opened_and_dropped_leave_nothing(unix: str, say: bytes) -> None:
     async def test(served: Running) -> None:
-        before = open_descriptors()
+        before = descriptor_count()
         for _ in range(10_000 // 3 // 16):
             clients = [RawClient(await served.network.connect(served.address)) for _ in range(16)]
             for client in clients:
@@ -301,7 +302,7 @@ def test_ten_thousand_connections_opened_and_dropped_leave_nothing(unix: str, sa
                 await client.stream.aclose()
         while served.server.connection_count:
             await trio.lowlevel.checkpoint()
-        assert open_descriptors() == before
+        assert descriptor_count() == before
         assert not served.service.clients
 
     real(unix, test)

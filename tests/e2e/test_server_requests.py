@@ -42,8 +42,9 @@ from lakefs.wire.messages import (
     Watch,
     WatchEvent,
 )
+from tests.descriptors import descriptor_count
 from tests.fake_service import FakeService
-from tests.raw_client import RawClient, Running, open_descriptors, real, simulated
+from tests.raw_client import RawClient, Running, real, simulated
 from tests.sim.network import SimulatedNetwork
 
 # --- pipelining, cancel, deadline ----------------------------------------------------------------------
@@ -148,20 +149,20 @@ def test_a_bug_in_one_request_is_answered_and_logged_and_the_connection_lives(
 def test_descriptors_that_nobody_announced_are_closed(unix: str) -> None:
     async def test(served: Running) -> None:
         async with served.client() as client:
-            before = open_descriptors()
+            before = descriptor_count()
             for _ in range(50):
                 await client.send(pack_frame(Kind.REQUEST, Ping.OP, 9, Ping()), descriptors=[0] * 10)
                 client.wire._open[9] = Ping.OP
                 await client.answer()
             assert await client.is_served()
-            assert open_descriptors() == before
+            assert descriptor_count() == before
 
     real(unix, test)
 
 
 def test_a_flood_of_descriptors_ends_the_connection(unix: str) -> None:
     async def test(served: Running) -> None:
-        before = open_descriptors()
+        before = descriptor_count()
         async with served.client() as client:
             frame = pack_frame(Kind.REQUEST, Ping.OP, 9, Ping(), 1000)
             with pytest.raises(EngineUnreachable):
@@ -170,7 +171,7 @@ def test_a_flood_of_descriptors_ends_the_connection(unix: str) -> None:
                     await client.send(b"x", descriptors=[0] * DESCRIPTORS_PER_FRAME_MAX)
                     await trio.lowlevel.checkpoint()
             assert isinstance(await client.end(), ProtocolError)
-        while open_descriptors() > before:
+        while descriptor_count() > before:
             await trio.lowlevel.checkpoint()
 
     real(unix, test)
@@ -180,7 +181,7 @@ def test_a_flood_of_descriptors_ends_the_connection(unix: str) -> None:
 def test_descriptors_of_refused_requests_are_closed(unix: str, request_frame: int) -> None:
     async def test(served: Running) -> None:
         async with served.client() as client:
-            before = open_descriptors()
+            before = descriptor_count()
             client.wire._open[9] = Ping.OP
             await client.send(
                 pack_frame(Kind.REQUEST, request_frame, 9, SourceOpen(), descriptor_count=3),
@@ -188,7 +189,7 @@ def test_descriptors_of_refused_requests_are_closed(unix: str, request_frame: in
             )
             assert isinstance(await client.answer(), FailureReceived)
             assert await client.is_served()
-            assert open_descriptors() == before
+            assert descriptor_count() == before
 
     real(unix, test)
 

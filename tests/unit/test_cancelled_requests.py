@@ -21,6 +21,7 @@ from lakefs.limits import KIB
 from lakefs.manifest import CutKind, build
 from lakefs.service import Reply
 from lakefs.wire import messages as m
+from tests.descriptors import open_descriptors
 from tests.sim.determinism import run_seeded
 from tests.sim.disk import SimDisk
 from tests.store_rig import (
@@ -31,7 +32,6 @@ from tests.store_rig import (
     fsck,
     good,
     in_flight,
-    open_descriptors,
     put,
     run,
     session_of,

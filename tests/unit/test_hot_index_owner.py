@@ -25,6 +25,7 @@ from lakefs.hot_index import HotIndexReader
 from lakefs.hot_table_format import HEADER_PAGE_BYTES, table_bytes, unpack_header
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.wire import messages as m
+from tests.descriptors import descriptor_count
 from tests.hot_check import check_hot_index, entries_of
 from tests.sim.disk import SimDisk
 from tests.store_rig import ask, client_of, delete, gc, put, records, run, simulated_store
@@ -385,10 +386,10 @@ def test_two_engines_do_not_share_a_file_and_what_is_no_file_is_refused(tmp_path
     for wrong in (tmp_path, tmp_path / "no" / "folder", Path("/dev/null")):
         with pytest.raises(ConfigError):
             open_backing(str(wrong), table_bytes(1024))
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptor_count()
     with pytest.raises(ConfigError):
         open_backing("/dev/zero", table_bytes(1024))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptor_count() == before
 
 
 def test_a_path_that_cannot_be_used_after_all_is_an_error_of_the_setting(
@@ -396,12 +397,12 @@ def test_a_path_that_cannot_be_used_after_all_is_an_error_of_the_setting(
 ) -> None:
     path = tmp_path / "hot-index"
     monkeypatch.setattr("engine.tiers._mapped_dax", lambda *_: os.ftruncate(-1, 0))
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptor_count()
     with pytest.raises(ConfigError, match=f"hot_index: {path}: Bad file descriptor"):
         open_backing(str(path), table_bytes(1024))
     with pytest.raises(ConfigError, match="null"):
         open_backing("with\0null", table_bytes(1024))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptor_count() == before
 
 
 def test_without_huge_pages_others_serve_and_that_is_said() -> None:

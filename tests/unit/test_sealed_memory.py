@@ -14,6 +14,7 @@ import pytest
 
 from engine.sealed_memory import SealedMemory
 from lakefs.errors import EngineBusy
+from tests.descriptors import descriptor_count
 
 _PUNCH_AND_KEEP = 0x02 | 0x01
 
@@ -132,11 +133,11 @@ def test_a_descriptor_that_cannot_be_had_is_told_as_memory_that_cannot(
     def refuse(_: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptor_count()
     monkeypatch.setattr("engine.sealed_memory._reopened", refuse)
     with pytest.raises(EngineBusy, match="cannot be had"):
         SealedMemory("test", 64 << 10)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptor_count() == before
 
 
 def test_memory_is_given_back_when_it_is_closed() -> None:

@@ -12,6 +12,7 @@ import pytest
 from lakefs.errors import InvalidArgument, LocalFileError
 from lakefs.limits import PAGE_BYTES
 from lakefs.shared_memory import SharedMemory, Slot
+from tests.descriptors import descriptor_count
 
 
 def test_room_is_given_out_once_and_all_of_it_comes_back() -> None:
@@ -78,7 +79,7 @@ def test_memory_of_no_length_is_refused(size: int) -> None:
 
 
 def test_memory_that_is_not_to_be_had_is_an_error_and_no_signal() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptor_count()
     with pytest.raises(LocalFileError, match="the machine has less"):
         SharedMemory(1 << 50)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptor_count() == before
