@@ -28,6 +28,7 @@ from crc32c import crc32c
 from engine.bringing import Bringing
 from engine.checksums import seal_with, vector_of
 from engine.extents import large_extent_bytes
+from engine.large_segments import IsLast, not_last
 from engine.payload import Hashed, Payload, Written
 from engine.segments import Segments
 from engine.tasks import run_all
@@ -139,6 +140,7 @@ class Intake:
     async def _hash_and_write(self, job: _Job) -> None:
         """Each run is hashed, then what is chosen of it is written, while others are."""
         left = deque(self._runs(job.large, job.payloads.__getitem__))
+        job.runs_left = len(left)
 
         async def work(_: int) -> None:
             while left:
@@ -150,15 +152,16 @@ class Intake:
         run = runs.popleft()
         try:
             hashed = await self._offload.run(_hash_all, [job.payloads[index] for index in run])
-            await self._write_run(job.note(run, hashed), job.written)
+            await self._write_run(job.note(run, hashed), job.written, job.is_last_run)
+            job.runs_left -= 1
         except BaseException:
             runs.clear()  # the request has failed: the others begin nothing more
             raise
 
-    async def _write_run(self, run: Seq[Hashed], written: list[Written]) -> None:
+    async def _write_run(self, run: Seq[Hashed], written: list[Written], is_last: IsLast = not_last) -> None:
         areas = [(item.payload.area, item.payload.length) for item in run if item.payload.area is not None]
         if areas:
-            places = await self._segments.write_large(areas)
+            places = await self._segments.write_large(areas, is_last=is_last)
             written.extend(Written(item, place) for item, place in zip(run, places, strict=True))
 
     def _runs(
@@ -237,6 +240,8 @@ class _Job:
         self.written: list[Written] = []
         """In flight, to be handed to the caller or given up."""
         self.large_bytes = sum(payloads[index].length for index in self.large)
+        self.runs_left = 0
+        """Runs that are not written yet, when they are hashed first."""
         self._choose = choose
         self._hashed: list[Hashed | None] = [None] * len(payloads)
 
@@ -245,6 +250,10 @@ class _Job:
         for index, item in zip(indices, hashed, strict=True):
             self._hashed[index] = item
         return self._choose(hashed)
+
+    def is_last_run(self) -> bool:
+        """Whether nothing is written behind the run that is."""
+        return self.runs_left == 1
 
     def in_order(self) -> list[Hashed]:
         """All of them, hashed."""

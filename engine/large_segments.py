@@ -4,6 +4,8 @@ Rules kept here:
 - A place is taken by moving the segment's cursor, before the write begins; an extent whose write failed or was
   cancelled is given up.
 - A sync serves every write that ended before it began; callers that come later wait for the next one.
+- The last write of a caller, when no other is under way, is synced by the call that writes it: nobody else's sync
+  would be saved by waiting for him.  It counts only if no other write has ended meanwhile.
 - Room is preallocated in steps; a smaller step is tried before a payload is refused.
 - A segment's file stays open for syncs until nothing in it is in flight, also after the next one was begun.
 """
@@ -26,6 +28,13 @@ from lakefs.ports import DiskFile
 Coming = Callable[[], Iterable[int]]
 """Waits for the bytes of a run, in a thread: gives how many of them are there, whole pages and ascending, all at last.
 What it raises, the write raises."""
+IsLast = Callable[[], bool]
+"""Asked in a thread, when a run is written: whether its caller writes no more before he syncs."""
+
+
+def not_last() -> bool:
+    """A caller who does not say."""
+    return False
 
 
 def _write(file: DiskFile, extents: Sequence[memoryview], offset: int, coming: Coming | None) -> None:
@@ -65,6 +74,7 @@ class _LargeSegment:
 
     def __init__(self, room: OpenSegment) -> None:
         self.room = room
+        self.writes_under_way = 0
         self.writes_ended = 0
         self.writes_synced = 0
         self.syncing: _Sync | None = None
@@ -84,22 +94,33 @@ class LargeWriter:
         """The segment that the next payload goes to."""
         return self._current.room.segment if self._current else None
 
-    async def write(self, run: Sequence[tuple[memoryview, int]], coming: Coming | None = None) -> list[Place]:
+    async def write(
+        self,
+        run: Sequence[tuple[memoryview, int]],
+        coming: Coming | None = None,
+        is_last: IsLast = not_last,
+    ) -> list[Place]:
         """Write sealed buffers one behind the other, in flight until settled.  See `Segments.write_large`."""
         extents = [buffer[: large_extent_bytes(stored_bytes)] for buffer, stored_bytes in run]
         segment = await self._segment_with_room(sum(map(len, extents)))
         places = [segment.room.take(len(extent)) for extent in extents]
         for place in places:
             self._maker.in_flight.begin(place)
+        segment.writes_under_way += 1
         try:
-            await self._maker.offload.run(_write, segment.room.file, extents, places[0].offset, coming)
+            ended_before_sync = await self._maker.offload.run(
+                self._write_blocking, segment, extents, places[0].offset, coming, is_last
+            )
         except BaseException as error:
             for place in places:
                 self._maker.in_flight.settle(place)
             self._maker.gate.note(error)
             raise
+        finally:
+            segment.writes_under_way -= 1
+        if ended_before_sync == segment.writes_ended:
+            segment.writes_synced = segment.writes_ended + 1
         segment.writes_ended += 1
-        reached("large.written")
         return places
 
     async def sync(self, segment_id: SegmentId) -> None:
@@ -143,16 +164,40 @@ class LargeWriter:
     async def _lead_sync(self, segment: _LargeSegment) -> None:
         sync = segment.syncing = _Sync(segment.writes_ended)
         try:
-            await self._maker.offload.run(segment.room.file.sync_data)
-            segment.writes_synced = sync.covers
-            reached("large.synced")
+            await self._maker.offload.run(self._sync_blocking, segment)
+            segment.writes_synced = max(segment.writes_synced, sync.covers)
         except LakeError as error:
             sync.error = error
-            self._maker.gate.shut(error)
             raise
         finally:
             segment.syncing = None
             sync.ended.set()
+
+    def _write_blocking(
+        self,
+        segment: _LargeSegment,
+        extents: Sequence[memoryview],
+        offset: int,
+        coming: Coming | None,
+        is_last: IsLast,
+    ) -> int | None:
+        """Write; sync too when it is the last and alone: then how many writes had ended before the sync.  Blocks."""
+        _write(segment.room.file, extents, offset, coming)
+        reached("large.written")
+        if not is_last() or segment.writes_under_way > 1 or segment.syncing is not None:
+            return None
+        ended = segment.writes_ended
+        self._sync_blocking(segment)
+        return ended
+
+    def _sync_blocking(self, segment: _LargeSegment) -> None:
+        """Blocks.  Whatever fails shuts the gate."""
+        try:
+            segment.room.file.sync_data()
+        except LakeError as error:
+            self._maker.gate.shut(error)
+            raise
+        reached("large.synced")
 
     async def _segment_with_room(self, extent: int) -> _LargeSegment:
         """The current segment once it has room.  No checkpoint between finding the room and returning."""

@@ -25,7 +25,7 @@ from engine.extents import Extent, Place, Span, coalesced, gaps, owned_spans, wh
 from engine.failpoints import reached
 from engine.format import SEGMENT_DATA_OFFSET, ChunkRecord, SegmentKind, StoreIdentity
 from engine.io_queue import OffloadQueue
-from engine.large_segments import Coming, LargeWriter
+from engine.large_segments import Coming, IsLast, LargeWriter, not_last
 from engine.medium_check import MediumCheck, Mismatch, Stored
 from engine.pins import Pins
 from engine.segment_files import (
@@ -150,17 +150,20 @@ class Segments:
         return self._maker.sizes.large_segment - SEGMENT_DATA_OFFSET
 
     async def write_large(
-        self, run: Sequence[tuple[memoryview, int]], coming: Coming | None = None
+        self,
+        run: Sequence[tuple[memoryview, int]],
+        coming: Coming | None = None,
+        is_last: IsLast = not_last,
     ) -> list[Place]:
         """Write sealed payloads (see `seal_payload`) one behind the other: (page-aligned memory that begins with one,
         its length).  At least one, and `run_bytes_max` with what is written behind each.  `coming`: they are not there
-        yet, see `Coming`.
+        yet, see `Coming`.  `is_last`: see `IsLast`.
 
-        Durable after `sync` of the places' segment.  The extents are in flight until `settle`.  StoreFull,
-        StoreReadOnly, DiskFailed; then, and when cancelled, all of them are given up and never used again.
-        The memory is not touched any more on return, however it returns.
+        Durable after `sync` of the places' segment, for which nothing may be left to do.  The extents are in flight
+        until `settle`.  StoreFull, StoreReadOnly, DiskFailed; then, and when cancelled, all of them are given up and
+        never used again.  The memory is not touched any more on return, however it returns.
         """
-        return await self._large.write(run, coming)
+        return await self._large.write(run, coming, is_last)
 
     async def place_small(self, payloads: Sequence[Buffer], *, into_headroom: bool = False) -> list[Place]:
         """Places for payloads of 1 to 65,535 bytes, packed, in order.  They can be read; their memory is not touched

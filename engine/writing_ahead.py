@@ -85,12 +85,18 @@ async def write_beside_hash(
     Places are in the runs, also when this raises or is cancelled.
     """
     to_write, to_hash = deque(runs), deque(runs)
+    unwritten = len(runs)
+
+    def is_last() -> bool:
+        return unwritten == 1
 
     async def write() -> None:
+        nonlocal unwritten
         while to_write:
             run = to_write.popleft()
             try:
-                run.places = await segments.write_large(run.areas, run.coming)
+                run.places = await segments.write_large(run.areas, run.coming, is_last)
+                unwritten -= 1
             except LakeError as error:
                 for missed in (run, *to_write):
                     missed.error = error

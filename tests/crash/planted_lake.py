@@ -72,7 +72,7 @@ def _reuse_freed_room() -> None:
     """Large payloads go to room that was freed, where there is enough of it."""
     from engine.extents import Extent, Place, large_extent_bytes, page_up
     from engine.format import SegmentKind
-    from engine.large_segments import Coming, LargeWriter
+    from engine.large_segments import Coming, IsLast, LargeWriter, not_last
     from engine.segment_files import segment_path
     from engine.segments import Segments
 
@@ -85,10 +85,13 @@ def _reuse_freed_room() -> None:
         freed.extend(e for e in given_back if segments.has(e[0]) and segments.kind(e[0]) is SegmentKind.LARGE)
 
     async def reusing(
-        writer: LargeWriter, run: Seq[tuple[memoryview, int]], coming: Coming | None = None
+        writer: LargeWriter,
+        run: Seq[tuple[memoryview, int]],
+        coming: Coming | None = None,
+        is_last: IsLast = not_last,
     ) -> list[Place]:
         if len(run) > 1:
-            return await write(writer, run, coming)
+            return await write(writer, run, coming, is_last)
         ((buffer, stored_bytes),) = run
         need, maker = large_extent_bytes(stored_bytes), writer._maker
         for number, (segment, offset, length) in enumerate(freed):
@@ -103,7 +106,7 @@ def _reuse_freed_room() -> None:
                 file.sync_data()
                 file.close()
                 return [place]
-        return await write(writer, run, coming)
+        return await write(writer, run, coming, is_last)
 
     Segments.punch = noted  # type: ignore[method-assign,assignment]
     LargeWriter.write = reusing  # type: ignore[method-assign,assignment]

@@ -28,7 +28,6 @@ from engine.format import GROUP_HEADER, Table, node_key
 from engine.held_blobs import HeldBlob, HeldBlobs
 from engine.holds import Session
 from engine.journal import Journal
-from engine.large_segments import LargeWriter
 from engine.metadata import Metadata
 from engine.segment_maker import OpenSegment
 from engine.tree import NameEvent
@@ -36,7 +35,7 @@ from engine.versions import release_old
 from engine.views import Transaction
 from engine.watch import Watchers
 from lakefs.errors import ChunkNotFound
-from lakefs.ids import BlobId, SegmentId, Sequence
+from lakefs.ids import BlobId, Sequence
 from lakefs.ports import DiskFile
 from tests.sim import planted_upkeep as upkeep
 from tests.sim.__main__ import say
@@ -60,10 +59,7 @@ class Bug:
 
 
 def _skip_large_sync() -> AbstractContextManager[Any]:
-    async def sync(self: LargeWriter, segment: SegmentId) -> None:
-        await trio.lowlevel.checkpoint()
-
-    return mock.patch.object(LargeWriter, "sync", sync)
+    return _file_sync_without(".large")
 
 
 def _skip_small_sync() -> AbstractContextManager[Any]:

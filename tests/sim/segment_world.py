@@ -15,6 +15,7 @@ from crc32c import crc32c
 
 from engine.extents import Place
 from engine.format import ChunkRecord, SegmentKind, StoreIdentity
+from engine.large_segments import IsLast, not_last
 from engine.segments import Segments, SegmentSizes, seal_payload
 from lakefs.buffers import BufferPool
 from lakefs.ids import Birth, BootId, SegmentId
@@ -110,13 +111,13 @@ class World:
         self.stored[record] = payload
         return record
 
-    async def write_large(self, payload: bytes) -> tuple[Place, int]:
-        """Only write: neither durable nor settled."""
+    async def write_large(self, payload: bytes, is_last: IsLast = not_last) -> tuple[Place, int]:
+        """Only write: not settled, and durable only as the last write of a caller may be."""
         buffer = await self.pool.acquire()
         try:
             buffer.view[: len(payload)] = payload
             crc = seal_payload(buffer.view, len(payload))
-            (place,) = await self.segments.write_large([(buffer.view, len(payload))])
+            (place,) = await self.segments.write_large([(buffer.view, len(payload))], is_last=is_last)
             return place, crc
         finally:
             buffer.release()

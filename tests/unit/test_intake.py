@@ -13,7 +13,7 @@ import trio
 from engine.bringing import PIECE_BYTES, Bringing
 from engine.checksums import seal_payload
 from engine.extents import large_extent_bytes
-from engine.large_segments import Coming, LargeWriter
+from engine.large_segments import Coming, IsLast, LargeWriter, not_last
 from engine.payload import Payload
 from engine.sizes import StoreSizes
 from engine.store import Store
@@ -54,10 +54,13 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     original = LargeWriter.write
 
     async def write(
-        self: LargeWriter, run: Sequence[tuple[memoryview, int]], coming: Coming | None = None
+        self: LargeWriter,
+        run: Sequence[tuple[memoryview, int]],
+        coming: Coming | None = None,
+        is_last: IsLast = not_last,
     ) -> object:
         counts.append(len(run))
-        return await original(self, run, coming)
+        return await original(self, run, coming, is_last)
 
     monkeypatch.setattr(LargeWriter, "write", write)
     return counts

@@ -1,9 +1,6 @@
-"""Segments: what is stored is read back, and survives power loss; syncs are shared; cancellation."""
+"""Segments: what is stored is read back, and survives power loss; cancellation."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
 import trio
@@ -14,14 +11,12 @@ from lakefs.errors import (
     StoreReadOnly,
 )
 from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES, KIB
-from lakefs.offload import InlineOffload
 from lakefs.ports import Disk
 from tests.sim.determinism import run_seeded
 from tests.sim.disk import SimCrashed, SimDisk
 from tests.sim.segment_world import BIG_SIZES, World, drive, drive_threads
 
 PAGE = 4096
-T = TypeVar("T")
 EDGE_LENGTHS = [
     64 * KIB,
     64 * KIB + 1,
@@ -201,73 +196,6 @@ def test_payload_that_was_not_synced_may_be_lost_but_is_never_mistaken() -> None
 
         drive(body, seed=seed)
     assert outcomes == {"lost", "kept"}
-
-
-def test_appends_of_many_callers_share_syncs() -> None:
-    async def body(world: World) -> None:
-        await world.store_small([b"first"])
-        assert isinstance(world.disk, SimDisk)
-        before = world.disk.operation_count
-        async with trio.open_nursery() as nursery:
-            for tag in range(50):
-                nursery.start_soon(world.store_small, [bytes([tag]) * 100])
-        assert world.disk.operation_count - before <= 2 * 3, "a write and a sync for each of a few groups"
-        await world.check()
-
-    drive(body)
-
-
-def test_writers_of_large_payloads_share_syncs_that_began_after_their_writes() -> None:
-    async def body(world: World) -> None:
-        await world.store_large(world.payload(70_000))
-        places = [(await world.write_large(world.payload(70_000, tag)))[0] for tag in range(3)]
-        assert isinstance(world.disk, SimDisk)
-        before = world.disk.operation_count
-        async with trio.open_nursery() as nursery:
-            for place in places:
-                nursery.start_soon(world.segments.sync, {place.segment})
-        assert world.disk.operation_count == before + 1
-
-    drive(body)
-
-
-class HeldOffload(InlineOffload):
-    """Runs calls inline, but returns from syncs only when let go."""
-
-    def __init__(self) -> None:
-        self.go_on = trio.Event()
-        self.syncs = 0
-
-    async def run(self, call: Callable[..., T], *args: object) -> T:
-        result = await super().run(call, *args)
-        if getattr(call, "__name__", "") == "sync_data":
-            self.syncs += 1
-            await self.go_on.wait()
-        return result
-
-
-def test_a_sync_that_began_before_a_write_ended_does_not_count_for_it() -> None:
-    async def main() -> None:
-        offload = HeldOffload()
-        disk = SimDisk(1)
-        world = World(disk, offload)
-        await world.segments.open()
-        first, _ = await world.write_large(world.payload(70_000))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.segments.sync, {first.segment})
-            await trio.testing.wait_all_tasks_blocked()
-            assert offload.syncs == 1
-            late = await world.write_large(world.payload(70_000))
-            for _ in range(2):
-                nursery.start_soon(world.segments.sync, {late[0].segment})
-            await trio.testing.wait_all_tasks_blocked()
-            assert offload.syncs == 1, "one at a time"
-            offload.go_on.set()
-        assert offload.syncs == 2, "the late write had a sync of its own, and its callers shared it"
-        await world.segments.sync({first.segment})
-        assert offload.syncs == 2, "nothing was written since"
-
-    trio.run(main)
 
 
 def test_a_segment_removed_stays_removed_after_power_loss() -> None:
