@@ -245,7 +245,7 @@ def test_a_read_does_not_wait_for_threads_that_have_other_work(kind: Kind) -> No
         assert await read_all(lake) == CONTENTS
         await index_of(lake)
         threads, is_free = lake.lake.work_threads(), threading.Event()
-        works = [threads.submit(is_free.wait, 10) for _ in range(WORK_THREADS)]
+        works = [threads.submit(is_free.wait, 60) for _ in range(WORK_THREADS)]
         with without_requests(lake), mock.patch.object(blocking_chunks, "SHARED_FROM_BYTES", 1):
             assert await read_all(lake) == CONTENTS
         assert not any(work.done() for work in works)

@@ -40,6 +40,7 @@ from tests.crash.version_writer import BUCKET as KEPT, check_versions, write_ver
 from tests.crash.writer import write, write_with
 from tests.e2e.s3_client import KEYS_ARE_FRESH_S, url_of
 from tests.e2e.s3_raw import Signer
+from tests.e2e.served import WAIT_S
 
 NATIVE: Final = ("ann", "bob")
 S3: Final = ("sue", "tom")
@@ -208,7 +209,7 @@ class Cycles:
         assert process is not None
         if died:
             try:
-                code = process.wait(10.0)
+                code = process.wait(WAIT_S)
             except subprocess.TimeoutExpired:
                 raise AssertionError(f"all writers gave up while the engine lives ({failpoint})") from None
             assert code == -signal.SIGKILL, f"{failpoint}: the engine ended with {code}"

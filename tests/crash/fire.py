@@ -29,7 +29,7 @@ from typing import Any, Final, Self
 
 from lakefs.client.blocking import Lake
 from lakefs.client.connect import connect
-from lakefs.errors import KeyNotFound, OperationalError
+from lakefs.errors import CorruptionError, KeyNotFound, OperationalError
 from tests.crash.fire_contents import BUCKET, POOL, content_of, content_of_name
 from tests.crash.grant_holders import hold
 from tests.crash.quiet_store import inspect
@@ -70,6 +70,8 @@ class Writer:
             step()
         except OperationalError as error:
             self.figures[f"retryable {type(error).__name__}"] += 1
+        except CorruptionError as error:
+            raise AssertionError(f"{self.name}: {error}") from error
         else:
             self.figures["steps"] += 1
 
@@ -221,12 +223,13 @@ class Fire:
                 self.figures["segments removed"] += (
                     report["removed_segments"] + report["compaction"]["removed_segments"]
                 )
-                assert not report["compaction"]["unreadable_chunks"] or lake.fsck()["damage"] == 0, report
+                if report["compaction"]["unreadable_chunks"]:
+                    assert lake.fsck()["damage"] == 0, f"damage: {report}"
                 if stopped and number % (STOPPED_CYCLES + 2) == 0:
                     os.kill(self._running[stopped].pid, signal.SIGCONT)
                     stopped = ""
-                for name, process in self._running.items():
-                    assert process.is_alive(), f"{name} ended: {self._told(name)}"
+                dead = [name for name, process in self._running.items() if not process.is_alive()]
+                assert not dead, "; ".join(f"{name} ended: {self._told(name)}" for name in dead)
                 if rest_s:
                     self._rest(rest_s, stopped)
             own.end()

@@ -45,7 +45,7 @@ LOSSES: Final = ("engine", "engine", "mount", "both")
 _BUCKET: Final = "crash"
 _FORK: Final = multiprocessing.get_context("fork")
 _POLL_S: Final = 0.02
-_SEEN_S: Final = 10.0
+_SEEN_S: Final = 60.0
 
 
 @dataclass

@@ -29,7 +29,7 @@ class TracedEngine(SmallEngine):
     def __init__(self, folder: Path, bug: str = "") -> None:
         self.trace = folder / "trace"
         self.bug = bug
-        super().__init__(folder / "new", "--native", "127.0.0.1:0")
+        super().__init__(folder / "new", "--native", "127.0.0.1:0", "--scrub-interval", "0")
 
     def try_start(self, failpoint: str = "") -> bool:
         """Start it there, with its bug."""

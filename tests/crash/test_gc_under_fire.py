@@ -16,7 +16,7 @@ from tests.e2e.served import LAKE
 
 pytestmark = pytest.mark.slow
 CYCLES = 2000 if os.environ.get("LAKE_TORTURE") else 25
-CYCLES_TO_NOTICE = 100
+CYCLES_TO_NOTICE = 400  # far more than it takes: only a run that is to fail comes to them
 
 
 @contextmanager
@@ -43,9 +43,9 @@ def test_no_reader_gets_bytes_of_others_while_names_go_and_their_room_is_freed()
 @pytest.mark.parametrize(
     ("bug", "seen"),
     [
-        ("reuse-freed", "somebody else"),
+        ("reuse-freed", "somebody else|has other bytes|is damaged"),
         ("forget-leases", "a leased object cannot be read"),
-        ("free-before-move", "damage"),
+        ("free-before-move", "damage|cannot be read"),
     ],
 )
 def test_a_planted_bug_is_noticed(bug: str, seen: str) -> None:
@@ -59,6 +59,6 @@ def test_a_reader_that_skips_its_checks_is_noticed() -> None:
         mock.patch("lakefs.movers.check_granules"),
         mock.patch("lakefs.movers._checked_vector", return_value=b""),
         fire() as burning,
-        pytest.raises(AssertionError, match="not its own passed"),
+        pytest.raises(AssertionError, match=r"not its own passed|has other bytes|a leased object changed"),
     ):
         burning.run(CYCLES_TO_NOTICE)

@@ -333,7 +333,7 @@ def test_beside_a_writer_in_another_process_no_answer_is_of_another_chunk_and_wh
     with _churning(writer) as memory:
         table = reader(memory, CAPACITY)
         chunks = [key_at(number) for number in range(STEADY * 2)]
-        rounds = 60 if reader is HotTable else 4
+        rounds = 60 if reader is HotTable else 12
         finders: Sequence[Callable[[], list[Found | None]]] = (
             lambda: table.find_many(chunks),
             lambda: [table.find(chunk) for chunk in chunks],
