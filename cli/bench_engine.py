@@ -6,17 +6,15 @@ that was given, and an engine that serves it.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
+from cli.bench_process import lake_process
 from lakefs.errors import EngineUnreachable, LocalFileError
 
 FREE_BYTES_MIN: Final = 4 << 30
@@ -53,29 +51,9 @@ def _serving(data: Path, short: Path) -> Iterator[TemporaryEngine]:
     config.write_text("")
     socket = short / "s"
     places = ("--data", str(data), "--socket", str(socket), "--config", str(config))
-    process = lake_process(["serve", *places, "--s3", "off", "--admin", "off", "--log-level", "error"])
-    assert process.stdout is not None
-    try:
+    arguments = ["serve", *places, "--s3", "off", "--admin", "off", "--log-level", "error"]
+    with lake_process(arguments) as process:
+        assert process.stdout is not None
         if "ready\n" not in process.stdout:
             raise EngineUnreachable(f"the engine of the bench did not start: it ended with {process.wait()}")
         yield TemporaryEngine(f"unix:{socket}", process.pid)
-    finally:
-        process.terminate()
-        process.stdout.close()
-        process.wait()
-
-
-def lake_process(
-    arguments: Sequence[str], settings: Mapping[str, str] | None = None, stderr: IO[str] | None = None
-) -> subprocess.Popen[str]:
-    """A command of ours that says a line on stdout when it serves; none of the user's settings, but these."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("LAKE_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "cli.main", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        env=kept | dict(settings or {}),
-        start_new_session=True,  # an interrupt of the terminal is the bench's to handle
-    )

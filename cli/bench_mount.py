@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from cli.bench_engine import lake_process
+from cli.bench_process import lake_process
 from cli.target import Target
 from lakefs.errors import LocalFileError
 
 FUSE_DEVICE: Final = "/dev/fuse"
-END_S: Final = 30.0
 
 
 def what_mounting_lacks() -> str:
@@ -42,20 +41,23 @@ def temporary_mount(target: Target, bucket: str) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="lake-bench-") as name:
         folder = Path(name)
-        process = _started(target, bucket, folder)
         place = folder / "mount"
+        place.mkdir()
         try:
-            assert process.stdout is not None
-            if not process.stdout.readline():
-                raise LocalFileError(f"nothing was mounted: {_last_words(folder / 'log', process.wait())}")
-            yield place
+            with _mounting(target, bucket, folder) as process:
+                assert process.stdout is not None
+                if not process.stdout.readline():
+                    raise LocalFileError(
+                        f"nothing was mounted: {_last_words(folder / 'log', process.wait())}"
+                    )
+                yield place
         finally:
-            _end(process, place)
+            _unmount(place)
 
 
-def _started(target: Target, bucket: str, folder: Path) -> subprocess.Popen[str]:
+@contextmanager
+def _mounting(target: Target, bucket: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     place, config = folder / "mount", folder / "lake.toml"
-    place.mkdir()
     config.write_text("")
     arguments = ["--server", target.address()]
     if target.token_file is not None:
@@ -64,8 +66,8 @@ def _started(target: Target, bucket: str, folder: Path) -> subprocess.Popen[str]
     settings = {"LAKE_CONFIG": str(config), "STATE_DIRECTORY": str(folder / "lake-mount")}
     if (token := os.environ.get("LAKE_TOKEN")) is not None:
         settings["LAKE_TOKEN"] = token
-    with (folder / "log").open("w") as log:
-        return lake_process(arguments, settings, log)
+    with (folder / "log").open("w") as log, lake_process(arguments, settings, log) as process:
+        yield process
 
 
 def _last_words(log: Path, code: int) -> str:
@@ -75,17 +77,10 @@ def _last_words(log: Path, code: int) -> str:
     return next(told, f"the mount ended with {code}")
 
 
-def _end(process: subprocess.Popen[str], place: Path) -> None:
+def _unmount(place: Path) -> None:
+    """Of a process that was killed, the mount is still there."""
     from fuse.mount_table import mount_at, real_path, unmount
 
-    process.terminate()
-    try:
-        process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
     real = real_path(place)
-    if mount_at(real) is not None:  # it was killed
+    if mount_at(real) is not None:
         unmount(real, lazy=True)

@@ -67,7 +67,8 @@ def test_a_load_that_was_interrupted_writes_nothing_more_to_its_pool(folder: Pat
                 try:
                     timer.start()
                     lake.load_many(names, pool, [number * size for number in range(count)])
-                    time.sleep(1)
+                    timer.join()
+                    time.sleep(1)  # it is pending
                 except KeyboardInterrupt:
                     pass
                 before = bytes(pool.buffer[::4096])

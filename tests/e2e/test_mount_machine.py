@@ -165,7 +165,7 @@ def test_the_manager_hears_of_start_and_stop(rig: MountRig) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(rig.folder / "notify"))
         manager.settimeout(WAIT_S)
-        watched = {"NOTIFY_SOCKET": str(rig.folder / "notify"), "WATCHDOG_USEC": "100000"}
+        watched = {"NOTIFY_SOCKET": str(rig.folder / "notify"), "WATCHDOG_USEC": "2000000"}
         process = rig.foreground(env=watched)
         heard: set[bytes] = set()
         while len(heard) < 2:

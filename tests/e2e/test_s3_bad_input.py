@@ -212,7 +212,7 @@ def test_a_presigned_url_that_has_expired_is_refused_and_so_is_one_of_the_future
 
 
 def test_a_presigned_request_that_was_good_is_refused_again_and_again_once_it_has_expired(s3: Signer) -> None:
-    url = s3.presigned("GET", "/bucket/kept", 2)
+    url = s3.presigned("GET", "/bucket/kept", 4)
     raw = f"GET {url} HTTP/1.1\r\nHost: {s3.host}\r\n\r\n".encode()
     assert s3.send(raw).body == CONTENT
     while (answer := s3.send(raw)).status == 200:
