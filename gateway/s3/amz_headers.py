@@ -36,14 +36,12 @@ _ALWAYS: Final = frozenset(
         b"x-amz-user-agent",
     )
 )
-_BODY: Final = frozenset(
-    (
-        b"x-amz-decoded-content-length",
-        b"x-amz-sdk-checksum-algorithm",
-        b"x-amz-trailer",
-        *checksums.HEADERS.values(),
-    )
-)
+_CHECKSUMS: Final = frozenset(checksums.HEADERS.values())
+_BODY: Final = _CHECKSUMS | {
+    b"x-amz-decoded-content-length",
+    b"x-amz-sdk-checksum-algorithm",
+    b"x-amz-trailer",
+}
 _NEW_OBJECT: Final = frozenset(
     (
         b"x-amz-acl",
@@ -63,58 +61,57 @@ _COPY_SOURCE: Final = frozenset(
         b"x-amz-source-expected-bucket-owner",
     )
 )
+_NONE: Final[frozenset[bytes]] = frozenset()
 _LIST: Final = frozenset((b"x-amz-optional-object-attributes",))
 
-
-def _list(*headers: bytes) -> frozenset[bytes]:
-    return _ALWAYS | frozenset(headers)
-
-
-UNDERSTOOD: Final[Mapping[Operation, frozenset[bytes]]] = {
-    Operation.LIST_BUCKETS: _ALWAYS,
+# Beside those that all operations understand.
+_OWN: Final[Mapping[Operation, frozenset[bytes]]] = {
+    Operation.LIST_BUCKETS: _NONE,
     Operation.CREATE_BUCKET: _BODY
-    | _list(
+    | {
         b"x-amz-acl",
         b"x-amz-bucket-namespace",
         b"x-amz-bucket-object-lock-enabled",
         b"x-amz-object-ownership",
-    ),
-    Operation.DELETE_BUCKET: _ALWAYS,
-    Operation.HEAD_BUCKET: _ALWAYS,
-    Operation.GET_BUCKET_LOCATION: _ALWAYS,
-    Operation.GET_BUCKET_VERSIONING: _ALWAYS,
-    Operation.PUT_BUCKET_VERSIONING: _ALWAYS | _BODY,
-    Operation.LIST_OBJECTS: _ALWAYS | _LIST,
-    Operation.LIST_OBJECTS_V2: _ALWAYS | _LIST,
-    Operation.LIST_OBJECT_VERSIONS: _ALWAYS | _LIST,
-    Operation.LIST_MULTIPART_UPLOADS: _ALWAYS,
-    Operation.DELETE_OBJECTS: _BODY | _list(b"x-amz-bypass-governance-retention"),
-    Operation.GET_OBJECT: _list(b"x-amz-checksum-mode", b"x-amz-te"),
-    Operation.HEAD_OBJECT: _list(b"x-amz-checksum-mode"),
-    Operation.PUT_OBJECT: _ALWAYS | _BODY | _NEW_OBJECT,
+    },
+    Operation.DELETE_BUCKET: _NONE,
+    Operation.HEAD_BUCKET: _NONE,
+    Operation.GET_BUCKET_LOCATION: _NONE,
+    Operation.GET_BUCKET_VERSIONING: _NONE,
+    Operation.PUT_BUCKET_VERSIONING: _BODY,
+    Operation.LIST_OBJECTS: _LIST,
+    Operation.LIST_OBJECTS_V2: _LIST,
+    Operation.LIST_OBJECT_VERSIONS: _LIST,
+    Operation.LIST_MULTIPART_UPLOADS: _NONE,
+    Operation.DELETE_OBJECTS: _BODY | {b"x-amz-bypass-governance-retention"},
+    Operation.GET_OBJECT: _NONE | {b"x-amz-checksum-mode", b"x-amz-te"},
+    Operation.HEAD_OBJECT: _NONE | {b"x-amz-checksum-mode"},
+    Operation.PUT_OBJECT: _BODY | _NEW_OBJECT,
     Operation.COPY_OBJECT: _COPY_SOURCE
     | _NEW_OBJECT
-    | _list(b"x-amz-checksum-algorithm", b"x-amz-tagging-directive"),
-    Operation.DELETE_OBJECT: _list(
+    | {b"x-amz-checksum-algorithm", b"x-amz-tagging-directive"},
+    Operation.DELETE_OBJECT: _NONE
+    | {
         b"x-amz-bypass-governance-retention",
         b"x-amz-if-match-last-modified-time",
         b"x-amz-if-match-size",
-    ),
-    Operation.GET_OBJECT_ATTRIBUTES: _list(
-        b"x-amz-max-parts", b"x-amz-object-attributes", b"x-amz-part-number-marker"
-    ),
-    Operation.GET_OBJECT_TAGGING: _ALWAYS,
-    Operation.PUT_OBJECT_TAGGING: _ALWAYS | _BODY,
-    Operation.DELETE_OBJECT_TAGGING: _ALWAYS,
-    Operation.CREATE_MULTIPART_UPLOAD: _NEW_OBJECT
-    | _list(b"x-amz-checksum-algorithm", b"x-amz-checksum-type"),
-    Operation.UPLOAD_PART: _ALWAYS | _BODY,
-    Operation.UPLOAD_PART_COPY: _COPY_SOURCE | _list(b"x-amz-copy-source-range"),
-    Operation.COMPLETE_MULTIPART_UPLOAD: _BODY | _list(b"x-amz-checksum-type", b"x-amz-mp-object-size"),
-    Operation.ABORT_MULTIPART_UPLOAD: _ALWAYS,
-    Operation.LIST_PARTS: _ALWAYS,
+    },
+    Operation.GET_OBJECT_ATTRIBUTES: _NONE
+    | {b"x-amz-max-parts", b"x-amz-object-attributes", b"x-amz-part-number-marker"},
+    Operation.GET_OBJECT_TAGGING: _NONE,
+    Operation.PUT_OBJECT_TAGGING: _BODY,
+    Operation.DELETE_OBJECT_TAGGING: _NONE,
+    Operation.CREATE_MULTIPART_UPLOAD: _NEW_OBJECT | {b"x-amz-checksum-algorithm", b"x-amz-checksum-type"},
+    Operation.UPLOAD_PART: _BODY,
+    Operation.UPLOAD_PART_COPY: _COPY_SOURCE | {b"x-amz-copy-source-range"},
+    # The checksums are those of the object: no trailer has one of the list.
+    Operation.COMPLETE_MULTIPART_UPLOAD: _CHECKSUMS
+    | {b"x-amz-checksum-type", b"x-amz-decoded-content-length", b"x-amz-mp-object-size"},
+    Operation.ABORT_MULTIPART_UPLOAD: _NONE,
+    Operation.LIST_PARTS: _NONE,
 }
-assert UNDERSTOOD.keys() == set(Operation), "an operation has no list of headers"
+UNDERSTOOD: Final = {operation: _ALWAYS | _OWN[operation] for operation in Operation}
+"""No operation is without a list: the module cannot be imported then."""
 
 ONLY: Final[Mapping[bytes, frozenset[bytes]]] = {
     b"x-amz-api-version": frozenset((b"2006-03-01",)),
@@ -126,6 +123,7 @@ ONLY: Final[Mapping[bytes, frozenset[bytes]]] = {
     b"x-amz-storage-class": frozenset((b"STANDARD",)),
 }
 """The values of a header that change nothing here: how things are without it."""
+_OWNER: Final = OWNER_ID.encode()
 _OWNERS: Final = (b"x-amz-expected-bucket-owner", b"x-amz-source-expected-bucket-owner")
 
 
@@ -142,7 +140,7 @@ def check_headers(operation: Operation, headers: Mapping[bytes, bytes]) -> None:
             raise not_implemented(f"{operation.value} with {_text(name)}: {_text(value)}")
     checksums.check_algorithm(headers)
     for name in _OWNERS:
-        if headers.get(name, OWNER_ID.encode()) != OWNER_ID.encode():
+        if headers.get(name, _OWNER) != _OWNER:
             raise S3Error(403, "AccessDenied", f"Access Denied: every bucket here belongs to {OWNER_ID}")
 
 
