@@ -18,7 +18,9 @@ from lakefs.wire.messages import BucketCreate, BucketList, BucketRemove, Buckets
 
 FIRST_REGION: Final = "us-east-1"
 """The region that S3 speaks of by saying nothing, and where a bucket that is there already is made again."""
-OWNER: Final = "<Owner>" + element("ID", "lake") + element("DisplayName", "lake") + "</Owner>"
+OWNER_ID: Final = "lake"
+"""Whom every bucket and object belongs to."""
+OWNER: Final = "<Owner>" + element("ID", OWNER_ID) + element("DisplayName", OWNER_ID) + "</Owner>"
 
 
 async def list_buckets(call: Call) -> Response:

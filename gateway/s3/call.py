@@ -38,10 +38,14 @@ class Lakes:
 
 @dataclass(slots=True)
 class Call:
-    """One request that was let in.  `signature` is None for a stranger."""
+    """One request that was let in.  `signature` is None for a stranger.
+
+    `headers`: names in lower case; those that came in the query are among them.
+    """
 
     request: Request
     target: Target
+    headers: Mapping[bytes, bytes]
     signature: Signature | None
     lakes: Lakes
     region: str
@@ -56,14 +60,9 @@ class Call:
         """The key in it."""
         return self.target.key
 
-    @property
-    def headers(self) -> Mapping[bytes, bytes]:
-        """The request's headers, names in lower case."""
-        return self.request.head.headers
-
     def header(self, name: bytes) -> str:
         """A header as text, "" without one; bytes beyond ASCII as Latin-1, as HTTP has them."""
-        return self.request.head.headers.get(name, b"").decode("latin-1")
+        return self.headers.get(name, b"").decode("latin-1")
 
     def parameter(self, name: str) -> str:
         """A parameter of the query, "" without one."""

@@ -120,11 +120,29 @@ def expected_checksum(headers: Mapping[bytes, bytes]) -> Expected | None:
     if not names:
         return None
     if len(names) > 1:
-        raise _invalid("Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed.")
+        raise several()
     algorithm = _BY_HEADER.get(names[0])
     if algorithm is None:
         raise _invalid(f"{names[0].decode('latin-1')} is not a checksum that S3 has")
     return Expected(algorithm, decoded(algorithm, headers[names[0]]))
+
+
+def several() -> S3Error:
+    """400 for more than one checksum."""
+    return _invalid("Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed.")
+
+
+def check_algorithm(headers: Mapping[bytes, bytes]) -> None:
+    """S3Error when x-amz-sdk-checksum-algorithm names a checksum that comes neither as a header nor as a trailer."""
+    named = headers.get(b"x-amz-sdk-checksum-algorithm")
+    if not named:
+        return
+    algorithm = algorithm_named(named.decode("latin-1"))
+    if HEADERS[algorithm] not in headers and announced_trailer(headers) is not algorithm:
+        raise _invalid(
+            f"x-amz-sdk-checksum-algorithm is {algorithm.value}, but neither {HEADERS[algorithm].decode()} nor an "
+            "x-amz-trailer for it was found"
+        )
 
 
 def announced_trailer(headers: Mapping[bytes, bytes]) -> Algorithm | None:

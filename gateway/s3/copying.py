@@ -11,7 +11,8 @@ from gateway.s3.access import check_bucket
 from gateway.s3.attributes import attributes_of
 from gateway.s3.buckets import iso_time
 from gateway.s3.call import Call, stat_of, xml_response
-from gateway.s3.errors import S3Error, invalid_argument, precondition_failed
+from gateway.s3.checksums import algorithm_named
+from gateway.s3.errors import S3Error, invalid_argument, not_implemented, precondition_failed
 from gateway.s3.storing import write_condition
 from gateway.s3.tags import tags_of_copy
 from gateway.s3.targets import parse_copy_source
@@ -36,6 +37,7 @@ async def copy_object(call: Call) -> Response:
             "This copy request is illegal because it is trying to copy an object to itself without changing the "
             "object's metadata, storage class, website redirect location or encryption attributes.",
         )
+    _check_checksum(call, source)
     attributes = _replacement(call, source) if replaced else None
     tags = tags_of_copy(call.headers)
     copying = Copy(
@@ -45,6 +47,13 @@ async def copy_object(call: Call) -> Response:
     fields = element("LastModified", iso_time(stat.mtime_ns)) + element("ETag", f'"{stat.etag}"')
     headers = version_headers(stat) + version_headers(source, COPIED_VERSION_HEADER)
     return xml_response(document("CopyObjectResult", fields), headers)
+
+
+def _check_checksum(call: Call, source: ObjectStat) -> None:
+    """S3Error NotImplemented when the copy is to have a checksum that its source has not: no byte is read."""
+    named = call.header(b"x-amz-checksum-algorithm")
+    if named and algorithm_named(named).value not in source.checksums:
+        raise not_implemented(f"a copy with a {named.upper()} of an object that is kept without one")
 
 
 class CopySource(NamedTuple):

@@ -1,22 +1,20 @@
 """Multipart uploads: begun, filled part by part, completed, dropped, listed.  All of their state is the store's.
 
-A part is stored as a PUT's payload is, cut from its own start; completing moves no byte.  An upload that was begun with
-a checksum algorithm gets the checksum of the whole: of all bytes (FULL_OBJECT: the parts' CRCs combined) or of the
-parts' digests (COMPOSITE), as S3 has it for each algorithm.
+A part is stored as a PUT's payload is, cut from its own start; completing moves no byte.  What is compared before an
+upload is completed, and the checksum of the whole, are in `gateway.s3.stated_whole`.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from typing import Final
 
 import trio
 
 from gateway.http.messages import Response
 from gateway.s3 import checksums
-from gateway.s3.attributes import attributes_of, checksum_headers, kept_composite
+from gateway.s3.attributes import attributes_of, checksum_headers
 from gateway.s3.bodies import CompletedPart, read_complete
 from gateway.s3.buckets import OWNER, iso_time
 from gateway.s3.call import Call, xml_response
@@ -25,11 +23,12 @@ from gateway.s3.copying import COPIED_VERSION_HEADER, copy_source
 from gateway.s3.errors import S3Error, invalid_argument
 from gateway.s3.payload import Incoming
 from gateway.s3.proven_body import read_proven_xml
+from gateway.s3.stated_whole import ALGORITHM, TYPE, check_size, checked_whole, checksum_details
 from gateway.s3.storing import store_chunks, write_condition
 from gateway.s3.versions import version_headers
 from gateway.s3.xml import document, element, url_encoded
 from lakefs.chunking import CutPlan
-from lakefs.errors import InvalidArgument, UploadNotFound
+from lakefs.errors import InvalidArgument
 from lakefs.limits import S3_PARTS_MAX
 from lakefs.multipart import (
     ListedPart,
@@ -47,21 +46,12 @@ from lakefs.wire.messages import Done, PartStat, UploadAbort, UploadList, Upload
 PART_BYTES_MAX: Final = 5 << 30
 _PAGE: Final = 1000
 _RANGE: Final = re.compile(rb"bytes=([0-9]{1,15})-([0-9]{1,15})")
-_ALGORITHM: Final = "checksum-algorithm"
-_TYPE: Final = "checksum-type"
-_FULL: Final = "FULL_OBJECT"
-_COMPOSITE: Final = "COMPOSITE"
+_ELEMENT_OF_HEADER: Final = {HEADERS[algorithm]: ELEMENTS[algorithm] for algorithm in Algorithm}
 
 
 async def create_multipart_upload(call: Call) -> Response:
     """The object gets the metadata that are given here."""
-    details: dict[str, str] = {}
-    named = call.header(b"x-amz-checksum-algorithm")
-    if named:
-        algorithm = checksums.algorithm_named(named)
-        kind = call.header(b"x-amz-checksum-type").upper() or _default_type(algorithm)
-        _check_type(algorithm, kind)
-        details = {_ALGORITHM: algorithm.value, _TYPE: kind}
+    details = checksum_details(call)
     attributes = attributes_of(call.headers, time.time_ns())
     upload = await call.lakes.lake.run(create_upload(Name(call.bucket, call.key), attributes, details))
     fields = [
@@ -79,7 +69,7 @@ async def upload_part(call: Call) -> Response:
     lake = call.lakes.lake
     # Before the body comes: an upload that is not there takes none.
     details = (await lake.run(list_parts(upload, limit=1))).upload.details
-    incoming = Incoming(call, Algorithm(details[_ALGORITHM]) if _ALGORITHM in details else None)
+    incoming = Incoming(call, Algorithm(details[ALGORITHM]) if ALGORITHM in details else None)
     if incoming.length_bytes > PART_BYTES_MAX:
         raise S3Error(
             400, "EntityTooLarge", "Your proposed upload exceeds the maximum allowed size of a part."
@@ -127,7 +117,7 @@ async def complete_multipart_upload(call: Call) -> Response:
     """The listed parts become the object, in one step; the others are dropped."""
     upload = _upload(call)
     wanted = await read_proven_xml(call, read_complete, has_checksum=False)
-    sums = await _whole_checksums(call, upload, wanted)
+    sums = await checked_whole(call, upload, wanted)
     parts = [ListedPart(part.number, _etag_bytes(part)) for part in wanted]
     lake = call.lakes.lake
     stat = await lake.run(
@@ -135,6 +125,8 @@ async def complete_multipart_upload(call: Call) -> Response:
             lake.steps.transfer(None), upload, parts, checksums=sums, condition=write_condition(call)
         )
     )
+    # Of an upload that was completed before, no part is left to compare.
+    check_size(call, stat.size_bytes)
     location = f"http://{call.request.head.authority.decode('latin-1')}/{call.bucket}/{url_encoded(call.key)}"
     fields = [
         element("Location", location),
@@ -172,8 +164,8 @@ async def list_upload_parts(call: Call) -> Response:
         element("IsTruncated", bool(next_after)),
     ]
     details = page.upload.details
-    if _ALGORITHM in details:
-        fields += [element("ChecksumAlgorithm", details[_ALGORITHM]), element("ChecksumType", details[_TYPE])]
+    if ALGORITHM in details:
+        fields += [element("ChecksumAlgorithm", details[ALGORITHM]), element("ChecksumType", details[TYPE])]
     owner = OWNER.replace("Owner>", "Initiator>") + OWNER + "<StorageClass>STANDARD</StorageClass>"
     return xml_response(document("ListPartsResult", "".join([*fields, owner, *map(_listed_part, parts)])))
 
@@ -217,80 +209,7 @@ async def list_multipart_uploads(call: Call) -> Response:
     return xml_response(document("ListMultipartUploadsResult", "".join(fields)))
 
 
-# --- checksums ---------------------------------------------------------------------------------------------
-
-_ELEMENT_OF_HEADER: Final = {HEADERS[algorithm]: ELEMENTS[algorithm] for algorithm in Algorithm}
-
-
-def _default_type(algorithm: Algorithm) -> str:
-    return _FULL if algorithm is Algorithm.CRC64NVME else _COMPOSITE
-
-
-def _check_type(algorithm: Algorithm, kind: str) -> None:
-    """S3Error where S3 does not have that type for the algorithm."""
-    if kind == _FULL:
-        checksums.full_object(algorithm, ())
-    elif kind == _COMPOSITE:
-        checksums.composite(algorithm, ())
-    else:
-        raise invalid_argument(
-            "Value for x-amz-checksum-type header is invalid.", "x-amz-checksum-type", kind
-        )
-
-
-async def _whole_checksums(
-    call: Call, upload: UploadName, wanted: Sequence[CompletedPart]
-) -> dict[str, bytes]:
-    """What is kept of the whole's checksum; S3Error when a part's, or the whole's, is not what the client says."""
-    try:
-        details, found = await _listed(call, upload, everything=any(part.checksums for part in wanted))
-    except UploadNotFound:
-        return {}  # perhaps it was completed before: the store knows
-    for part in wanted:
-        stored = found[part.number].checksums if part.number in found else {}
-        for algorithm, digest in part.checksums.items():
-            if stored.get(algorithm.value, digest) != digest:
-                raise S3Error(
-                    400, "InvalidPart", f"The checksum of part {part.number} is not that of its upload."
-                )
-    if _ALGORITHM not in details:
-        return {}
-    parts = [found[part.number] for part in wanted if part.number in found]
-    return _combined(call, Algorithm(details[_ALGORITHM]), details[_TYPE], parts)
-
-
-async def _listed(
-    call: Call, upload: UploadName, *, everything: bool
-) -> tuple[dict[str, str], dict[int, PartStat]]:
-    """What the upload was begun with, and its parts by number; only one page where no checksum is asked for."""
-    found: dict[int, PartStat] = {}
-    after = 0
-    while True:
-        page = await call.lakes.lake.run(list_parts(upload, after=after))
-        found.update((part.number, part) for part in page.parts)
-        after = page.next_after
-        if not after or not (everything or _ALGORITHM in page.upload.details):
-            return page.upload.details, found
-
-
-def _combined(call: Call, algorithm: Algorithm, kind: str, parts: Sequence[PartStat]) -> dict[str, bytes]:
-    known = [
-        (part.checksums[algorithm.value], part.size_bytes)
-        for part in parts
-        if algorithm.value in part.checksums
-    ]
-    if len(known) < len(parts):
-        return {}  # a copied part: nobody has read its bytes
-    expected = call.headers.get(HEADERS[algorithm])
-    if kind == _COMPOSITE:
-        text = checksums.composite(algorithm, [digest for digest, _ in known])
-        if expected is not None and expected.decode("latin-1") != text:
-            raise checksums.mismatch(algorithm.value)
-        return kept_composite(algorithm, text)
-    digest = checksums.full_object(algorithm, known)
-    if expected is not None and checksums.decoded(algorithm, expected) != digest:
-        raise checksums.mismatch(algorithm.value)
-    return {algorithm.value: digest}
+# --- parts in answers -------------------------------------------------------------------------------------
 
 
 def _part_checksums(part: PartStat) -> list[tuple[bytes, bytes]]:

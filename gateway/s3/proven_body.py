@@ -59,6 +59,8 @@ async def read_proven_body(
         trailers = decoder.finish()
         if has_checksum and expected is None:
             expected = checksums.expected_checksum(trailers)
+    if has_checksum and expected is None and checksums.announced_trailer(call.headers):
+        raise S3Error(400, "InvalidRequest", "the trailer that x-amz-trailer announces did not come")
     if expected_md5 is not None:
         digest = checksums.start_md5()
         digest.update(content)

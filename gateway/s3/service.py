@@ -1,7 +1,7 @@
 """S3 requests: let in, done, answered; one place where errors become answers.
 
 Rules kept here:
-- A request is authenticated and allowed before anything of its body is read.
+- A request is authenticated and allowed, and all its headers are understood, before anything of its body is read.
 - An error of the store is S3's by the table of `gateway.s3.errors`; anything else that is raised is a bug: 500, logged
   with its trace under the request's id, and nobody else is hurt.
 - Secrets and signatures are never logged: a log line has the request's id, its path without the query, and the error.
@@ -32,6 +32,7 @@ from gateway.s3 import (
     versions,
 )
 from gateway.s3.access import KnownKeys, check_key, check_stranger
+from gateway.s3.amz_headers import check_headers
 from gateway.s3.call import XML, Call, Lakes
 from gateway.s3.errors import S3Error, error_body, from_lake, internal_error, not_implemented
 from gateway.s3.sigv4 import authenticate
@@ -142,7 +143,9 @@ class S3Service:
         operation = OPERATIONS.get(target.operation)
         if operation is None:
             raise not_implemented(target.operation.value)
-        return await operation(Call(request, target, signature, self._lakes, self._options.region))
+        headers = {**head.headers, **target.moved} if target.moved else head.headers
+        check_headers(target.operation, headers)
+        return await operation(Call(request, target, headers, signature, self._lakes, self._options.region))
 
     def _told(self, error: LakeError, request_id: str) -> S3Error:
         told = from_lake(error)

@@ -8,6 +8,8 @@ Rules kept here:
   that would change something is 501 also when it brings any other parameter that its operation does not know: a
   sub-resource that nobody has heard of yet must not overwrite a body.  Reads ignore such parameters, as S3 does.
 - `+` in a query is a space, in a path it is itself.
+- An x-amz-* parameter is the header of that name, as in S3: SDKs move headers into the query when they presign.  The
+  signature's own parameters are not.
 
 Whether the bucket exists and what the caller may do is decided elsewhere.
 """
@@ -24,7 +26,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from gateway.http.head import RequestHead
-from gateway.s3.errors import S3Error, not_implemented
+from gateway.s3.errors import S3Error, invalid_argument, not_implemented
 from lakefs.limits import BUCKET_NAME_BYTES_MAX, KEY_BYTES_MAX, S3_QUERY_PARAMETERS_MAX
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -33,6 +35,22 @@ _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]*)(?::[0-9]{0,5})?")
 _HOST_BYTES_KEPT: Final = 320
 """A host name has at most 253 bytes; a longer Host names no bucket, and takes no more than that of the cache."""
 _BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
+_NO_HEADER_VALUE: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_OF_SIGNATURES: Final = {
+    name.lower(): name
+    for name in (
+        "X-Amz-Algorithm",
+        "X-Amz-Content-Sha256",
+        "X-Amz-Credential",
+        "X-Amz-Date",
+        "X-Amz-Expires",
+        "X-Amz-Security-Token",
+        "X-Amz-Signature",
+        "X-Amz-SignedHeaders",
+    )
+}
+"""Parameters that `gateway.s3.sigv4` reads, and in no other spelling."""
 
 
 class Operation(enum.Enum):
@@ -68,12 +86,16 @@ class Operation(enum.Enum):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """`bucket` "" is the service, `key` "" the bucket itself.  `parameters`: decoded, "" for one without a value."""
+    """`bucket` "" is the service, `key` "" the bucket itself.  `parameters`: decoded, "" for one without a value.
+
+    `moved`: the headers that came as x-amz-* parameters; none of these is among `parameters`.
+    """
 
     operation: Operation
     bucket: str
     key: str
     parameters: dict[str, str]
+    moved: dict[bytes, bytes] = {}
 
 
 class _Level(enum.Enum):
@@ -203,12 +225,14 @@ def parse_target(head: RequestHead, domains: tuple[str, ...] = ()) -> Target:
     if bucket and not is_bucket_name(bucket):
         raise _bad_bucket(bucket)
     key = _key(raw_key) if raw_key else ""
-    parameters = parse_query(head.query) if head.query else {}
+    sent = parse_query(head.query) if head.query else {}
+    parameters = {name: value for name, value in sent.items() if not _is_amz(name)}
+    moved = {} if len(parameters) == len(sent) else _moved_headers(sent, head.headers)
     level = _Level.OBJECT if key else _Level.BUCKET if bucket else _Level.SERVICE
     operation = _operation(level, head.method, parameters)
-    if b"x-amz-copy-source" in head.headers:
+    if b"x-amz-copy-source" in head.headers or b"x-amz-copy-source" in moved:
         operation = _COPIES.get(operation, operation)
-    return Target(operation, bucket, key, parameters)
+    return Target(operation, bucket, key, parameters, moved)
 
 
 def parse_copy_source(value: bytes) -> tuple[str, str, str]:
@@ -245,6 +269,30 @@ def parse_query(query: bytes) -> dict[str, str]:
     return parameters
 
 
+def _is_amz(name: str) -> bool:
+    return name[:6].lower() == "x-amz-"
+
+
+def _moved_headers(sent: Mapping[str, str], headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """The headers that came as parameters.  S3Error for a value that no header has, or a second, different one."""
+    moved: dict[bytes, bytes] = {}
+    for name, text in sent.items():
+        if not _is_amz(name) or name in _OF_SIGNATURES.values():
+            continue
+        header, value = name.lower(), text.strip(" \t")
+        if header in _OF_SIGNATURES:
+            raise S3Error(
+                400, "InvalidArgument", f"spell the query parameter {header} {_OF_SIGNATURES[header]}"
+            )
+        if not _HEADER_NAME.fullmatch(header) or _NO_HEADER_VALUE.search(value):
+            raise invalid_argument("this query parameter cannot be a header", name[:64], value[:64])
+        raw_name, raw_value = header.encode(), value.encode()
+        if moved.get(raw_name, raw_value) != raw_value or headers.get(raw_name, raw_value) != raw_value:
+            raise S3Error(400, "InvalidArgument", f"{header[:64]} was given twice, with different values")
+        moved[raw_name] = raw_value
+    return moved
+
+
 def is_bucket_name(name: str) -> bool:
     """Whether a bucket of the store may have that name: 1 to 63 of letters, digits, `.`, `_`, `-`; no address."""
     return len(name) <= BUCKET_NAME_BYTES_MAX and _is_bucket_name(name)
@@ -270,7 +318,7 @@ def _operation(level: _Level, method: str, parameters: Mapping[str, str]) -> Ope
     needed, operation = chosen
     if method in _WRITING:
         known = needed | {"x-id", "versionId"} if operation in _OF_VERSIONS else needed | {"x-id"}
-        unknown = [name for name in parameters if name not in known and name[:6].lower() != "x-amz-"]
+        unknown = [name for name in parameters if name not in known]
         if unknown:
             raise not_implemented(f"{operation.value} with the query parameter {unknown[0][:64]!r}")
     return operation

@@ -136,8 +136,10 @@ class Signer:
         """The answer to such a request, on a connection of its own."""
         return self.request(method, target, body, headers, payload=payload).send()
 
-    def presigned(self, method: str, path: str, expires_s: int = 60) -> str:
-        """The target of a request that is signed in its query."""
+    def presigned(
+        self, method: str, path: str, expires_s: int = 60, *, more: Mapping[str, str] | None = None
+    ) -> str:
+        """The target of a request that is signed in its query, which has `more` parameters."""
         stamp = self.stamp()
         parameters = {
             "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
@@ -145,6 +147,7 @@ class Signer:
             "X-Amz-Date": stamp,
             "X-Amz-Expires": str(expires_s),
             "X-Amz-SignedHeaders": "host",
+            **(more or {}),
         }
         query = "&".join(f"{name}={quote(value, safe='~')}" for name, value in sorted(parameters.items()))
         canonical = "\n".join([method, path, query, f"host:{self.host}\n", "host", UNSIGNED])

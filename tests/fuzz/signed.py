@@ -55,13 +55,15 @@ def _head(method: str, path: str, query: str, headers: Mapping[str, str], payloa
     return _text(method, f"{path}?{query}" if query else path, sent)
 
 
-def _presigned(method: str, path: str) -> bytes:
+def _presigned(method: str, path: str, moved: Mapping[str, str] = {}) -> bytes:
+    """`moved`: headers that are in the query; they sort behind the signature's own."""
     parameters = {
         "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
         "X-Amz-Credential": f"{KEY.access_key}/{_SCOPE}",
         "X-Amz-Date": _STAMP,
         "X-Amz-Expires": "600",
         "X-Amz-SignedHeaders": "host",
+        **moved,
     }
     query = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
     canonical = f"{method}\n{path}\n{query}\nhost:{_HOST}\n\nhost\nUNSIGNED-PAYLOAD"
@@ -83,6 +85,7 @@ HEADS: Final = (
     _head("GET", "/bucket", "list-type=2&prefix=a%2F", {}, _EMPTY),
     _head("POST", "/bucket", "delete=", {"transfer-encoding": "chunked"}, "UNSIGNED-PAYLOAD"),
     _presigned("GET", "/bucket/key"),
+    _presigned("PUT", "/bucket/key", {"x-amz-copy-source": "/bucket/k%20k", "x-amz-meta-a": "b c"}),
     b"GET http://lake:9000/bucket/key?x=1 HTTP/1.1\r\nHost: lake:9000\r\nConnection: close\r\n\r\n",
     b"GET /key HTTP/1.1\r\nHost: bucket.s3.lake.example\r\nIf-Match: a\r\nIf-Match: b\r\n\r\n",
 )

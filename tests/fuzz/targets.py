@@ -5,6 +5,7 @@ A reader of the gateway takes an input and returns, or raises HttpRefusal or S3E
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -133,6 +134,9 @@ def _meaning(head: RequestHead) -> tuple[object, ...] | None:
     return head.method, target, head.authority, amz
 
 
+_HEADER: Final = re.compile(rb"x-amz-[^\x00-\x20:\x7f-\xff]*:[^\x00-\x08\x0a-\x1f\x7f]*")
+
+
 def read_target(data: bytes) -> None:
     """A head as what it asks for: a bucket and a key that the store may have."""
     head = _head(data)
@@ -146,6 +150,8 @@ def read_target(data: bytes) -> None:
         assert len(target.bucket) <= 63
         assert "/" not in target.bucket
         _check_key(target.key)
+        for name, value in target.moved.items():
+            assert _HEADER.fullmatch(name + b":" + value), "a parameter became what no header can be"
     source = head.headers.get(b"x-amz-copy-source")
     if source is not None:
         bucket, key, _ = parse_copy_source(source)

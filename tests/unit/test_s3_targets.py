@@ -228,6 +228,39 @@ def test_parameters_are_decoded_with_plus_for_a_space() -> None:
     assert found.parameters == {"prefix": "a b+c", "delimiter": "/", "marker": "", "x-y": "1"}
 
 
+def test_headers_in_the_query_are_headers_and_the_signatures_own_are_not() -> None:
+    found = parse(
+        "PUT",
+        "/bkt/k?X-Amz-Date=1&x-id=PutObject&X-Amz-Meta-A=%20b%2Bc+d&x-amz-acl=private&X-Amz-SignedHeaders=host",
+    )
+    assert found.moved == {b"x-amz-meta-a": b"b+c d", b"x-amz-acl": b"private"}
+    assert found.parameters == {"x-id": "PutObject"}
+    copied = parse("PUT", "/bkt/k?X-Amz-Copy-Source=%2Fb%2Fa%2520key")
+    assert (copied.operation, copied.moved) == (
+        Operation.COPY_OBJECT,
+        {b"x-amz-copy-source": b"/b/a%20key"},
+    )
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "x-amz-meta-a=%0D%0Ab",
+        "x-amz-meta-a=%7F",
+        "x-amz-meta-%C3%A9=1",
+        "x-amz-meta-%3A=1",
+        "x-amz-meta-a=1&X-AMZ-meta-a=2",
+        "x-amz-copy-source=a",
+        "x-amz-date=1",
+        "X-AMZ-SIGNATURE=1",
+    ],
+)
+def test_a_parameter_that_is_no_header_or_says_another_thing_is_refused(query: str) -> None:
+    with pytest.raises(S3Error) as caught:
+        parse("GET", f"/bkt/k?{query}", copy_source="b/k")
+    assert (caught.value.status, caught.value.code) == (400, "InvalidArgument")
+
+
 @pytest.mark.parametrize(
     ("value", "source"),
     [
