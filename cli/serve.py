@@ -51,7 +51,8 @@ def serve(file: str | None, **settings: str | None) -> None:
     Prints where it listens, then serves until SIGTERM or SIGINT; requests that have begun are finished.  Port 0
     picks a free port.  LAKE_SERVER is not used.
 
-    The first start makes the store, and with S3 an access key, which is printed once.
+    The first start makes the store, and with S3 an access key.  Its secret is printed on a terminal; else it is in
+    DIR/s3-first-key, readable by its owner alone, to be removed after use.
     """
     from functools import partial
 
