@@ -22,6 +22,11 @@ from cli.s3_options import s3_options
 @click.option("--admin", metavar="HOST:PORT", help="Health and metrics over HTTP; off for none.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option(
+    "--strict-permissions",
+    flag_value="on",
+    help="Do not start where folders, token or first key are open to others; else that is logged.",
+)
+@click.option(
     "--upload-expiry",
     metavar="TIME",
     help="Age at which an unfinished multipart upload is removed, as 12h or 7d; 0 for never.",

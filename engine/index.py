@@ -102,10 +102,7 @@ class Index:
     """An open LMDB environment.  Reads are the loop's; `apply` and `copy_to` run in a writer thread."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the environment.
-
-        IndexDamaged when it cannot be used, StoreFull, DiskFailed; ConfigError where it cannot be mapped.
-        """
+        """Open or create the environment.  IndexDamaged, StoreFull, DiskFailed; ConfigError: it cannot be mapped."""
         refuse_little_address_space()
         self.path = path
         self.committed: Callable[[], None] | None = None

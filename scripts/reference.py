@@ -48,6 +48,10 @@ SETTINGS: Final = {
     ),
     "admin": ("`HOST:PORT` or `off`", f"`{config.DEFAULT_ADMIN}`"),
     "log_level": (", ".join(f"`{level}`" for level in config.LOG_LEVELS), "`info`"),
+    "strict_permissions": (
+        "`on`: refuse to start where folders, token or first key are open to others; `off`: log it",
+        "`off`",
+    ),
     "upload_expiry": ("number and unit: `90s`, `30m`, `12h`, `7d`; `0`: never", "`7d`"),
     "scrub_interval": ("number and unit, as `14d`; `0`: only by `lake scrub`", "`14d`"),
     "scrub_rate": ("bytes per second: `32M`, `1G`; `0`: as fast as it goes", "`64M`"),
