@@ -177,6 +177,7 @@ def _on_file(path: Path, file: int, size_bytes: int) -> Backing:
         raise ConfigError(
             f"hot_index: {path} is a file of something else; name a new one, or remove it", subject=str(path)
         )
+    os.pwrite(file, b"", 0)  # hugetlbfs refuses even that, which nobody would see before the stop
     inside = _in_memory(max(size_bytes, min(found.st_size, 2 * size_bytes)))
     inside.kind, inside.file = "file", file
     inside.is_old = _read_into(inside.memory, file, found.st_size)

@@ -399,6 +399,15 @@ def test_a_device_is_refused_without_opening_it(tmp_path: Path, monkeypatch: pyt
         assert caught.value.subject == device
 
 
+def test_a_file_that_takes_no_writes_is_refused_at_the_start_and_not_noticed_at_the_stop() -> None:
+    """As those on hugetlbfs: they are mapped only."""
+    descriptor = os.memfd_create("huge", os.MFD_HUGETLB | os.MFD_HUGE_2MB)
+    path = f"/proc/self/fd/{descriptor}"
+    with pytest.raises(ConfigError, match=f"hot_index: {path}: Invalid argument"):
+        open_backing(path, table_bytes(1024))
+    os.close(descriptor)
+
+
 def test_a_path_that_cannot_be_used_after_all_is_an_error_of_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
