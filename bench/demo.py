@@ -145,13 +145,13 @@ def _names(engine: EngineProcess) -> None:
 
 def _through_s3(engine: EngineProcess, model: Path, weights: Path, target: Path) -> None:
     """The model by boto3, with its defaults and the access key of the first start."""
-    said = dict(line.rsplit(None, 1) for line in engine.printed if line and not line.startswith(" "))
+    url, access_key, secret_key = engine.s3()
     s3 = boto3.client(
         "s3",
-        endpoint_url=said["s3"],
+        endpoint_url=url,
         region_name="us-east-1",
-        aws_access_key_id=said["access key"],
-        aws_secret_access_key=said["secret key"],
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
     )
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket="models", Prefix="base/")
     for key in [entry["Key"] for page in pages for entry in page["Contents"]]:

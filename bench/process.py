@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import subprocess
 import sys
@@ -96,6 +97,14 @@ class EngineProcess:
     def connect(self, check: lakefs.Check = lakefs.Check.BLAKE3) -> lakefs.Lake:
         """A client of this engine."""
         return lakefs.connect(self.address, check=check)
+
+    def s3(self) -> tuple[str, str, str]:
+        """The URL at which it serves S3, and the access key and secret of the store's first start."""
+        [url] = [line.split()[1] for line in self.printed if line.startswith("s3 ")]
+        found = configparser.ConfigParser()
+        found.read(self.data / "s3-first-key")
+        key = found["default"]
+        return url, key["aws_access_key_id"], key["aws_secret_access_key"]
 
     def cpu_s(self) -> float:
         """User and system time so far, in steps of 10 ms."""

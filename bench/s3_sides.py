@@ -78,12 +78,11 @@ class Server:
 
 @contextmanager
 def ours(folder: Path, *flags: str) -> Iterator[Server]:
-    """`lake serve --s3`, with a new store, and the access key that its first start prints."""
+    """`lake serve --s3`, with a new store, and the access key of its first start."""
     folder.mkdir(exist_ok=True)
     with EngineProcess(folder, "--s3", "127.0.0.1:0", *flags) as engine:
-        said = dict(line.rsplit(None, 1) for line in engine.printed if line and not line.startswith(" "))
-        port = int(said["s3"].rpartition(":")[2])
-        endpoint = Endpoint(port, said["access key"], said["secret key"])
+        url, access_key, secret_key = engine.s3()
+        endpoint = Endpoint(int(url.rpartition(":")[2]), access_key, secret_key)
         server = Server("ours", endpoint, engine.pid, engine=engine.address)
         _make_bucket(server)
         yield server

@@ -84,6 +84,7 @@ def _findings(where: Target, file: str | None) -> Iterator[Finding]:
     yield _native_modules()
     yield from _debian_packages()
     yield _descriptors()
+    yield _address_space()
     try:
         config = load(file=file, flags={"data": str(where.data) if where.data else None})
     except LakeError as error:
@@ -159,6 +160,16 @@ def _descriptors() -> Finding:
     return Finding("ok", "descriptors", f"{soft} open files, at most {hard}")
 
 
+def _address_space() -> Finding:
+    from engine.memory_limits import refuse_little_address_space
+
+    try:
+        refuse_little_address_space()
+    except LakeError as error:
+        return Finding("fail", "address space", error.message)
+    return Finding("ok", "address space", "not limited")
+
+
 def _disk(data: Path) -> Iterator[Finding]:
     """The file system of the data folder: room, and what it can do."""
     folder = data
@@ -166,6 +177,9 @@ def _disk(data: Path) -> Iterator[Finding]:
         folder = folder.parent
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
+    if not status.f_blocks:
+        yield Finding("fail", "room", f"the file system of {folder} does not say how large it is: 0 blocks")
+        return
     verdict = "fail" if free < FREE_BYTES_FAIL else "warn" if free < FREE_BYTES_WARN else "ok"
     yield Finding(verdict, "room", f"{human_bytes(free)} free at {folder}")
     if status.f_favail and status.f_favail < 1000:

@@ -1,24 +1,24 @@
 """The S3 face of an engine process, and the first access key.
 
 Rules kept here:
-- A store that nothing was ever written to gets one access key when S3 is served from it, shown once on stdout: whoever
-  started the engine can begin.  It is never logged, and not made where stdout is kept by the service manager (a secret
-  in a journal outlives its use, and more people read it): there `lake key create` makes one.
+- A store that nothing was ever written to gets one access key when S3 is served from it: whoever started the engine can
+  begin.  Its secret is printed on a terminal only.  Elsewhere stdout is a journal, a log or a pipe to one, where a
+  secret outlives its use and more people read it: there it is in a file of the store's owner, whose path is printed.
+- A key whose secret could not be handed over is revoked.
 - A key that was revoked is never replaced unasked.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from collections.abc import Mapping
 from typing import Final
 
 import structlog
 import trio
 
 from engine.embedded import EmbeddedEngine
+from engine.first_key import keep_first_key
 from engine.process import RunningEngine
 from gateway.face import S3Face, listen_s3
 from gateway.s3.call import Lakes
@@ -27,8 +27,9 @@ from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.movers import Check
 from lakefs.net import PortUse
+from lakefs.ports import Disk
 from lakefs.service import EngineClient
-from lakefs.wire.access_messages import AccessKeyCreate, AccessKeyList, AccessKeys
+from lakefs.wire.access_messages import AccessKeyCreate, AccessKeyList, AccessKeyRemove, AccessKeys
 
 _NO_KEY: Final = "s3 key  none yet; make one with: lake key create"
 _log: Final = structlog.get_logger(__name__)
@@ -46,7 +47,7 @@ async def serve_s3_port(
     offload = engine.store.offload
     face = S3Face(Lakes(client, TrioLake(client, offload, check=Check.CRC32C), offload), engine.config)
     listener = await listen_s3(address, PortUse.ALONE, "--s3 off")
-    key_lines = await first_key(client, may_make=engine.is_untouched and not stdout_is_journal(os.environ))
+    key_lines = await first_key(client, engine.store.disk, may_make=engine.is_untouched)
     async with trio.open_nursery() as nursery:
         url = str(await nursery.start(face.serve, listener))
         engine.drains.append(face.drain)
@@ -62,7 +63,7 @@ async def _reload_on_hangup(face: S3Face) -> None:
             face.reload()
 
 
-async def first_key(engine: EngineClient, *, may_make: bool) -> list[str]:
+async def first_key(engine: EngineClient, disk: Disk, *, may_make: bool) -> list[str]:
     """Lines to print about access keys: a first one that is made now, that there is none, or nothing."""
     try:
         found = (await engine.call(AccessKeyList())).message
@@ -73,21 +74,31 @@ async def first_key(engine: EngineClient, *, may_make: bool) -> list[str]:
             return [_NO_KEY]
         made = (await engine.call(AccessKeyCreate())).message
         assert isinstance(made, AccessKeys)
+        [key] = made.keys
+        if stdout_is_terminal():
+            return [
+                f"access key  {key.access_key}",
+                f"secret key  {key.secret_key}",
+                "            (shown this once; lake key create makes others)",
+            ]
+        try:
+            path = keep_first_key(disk, key.access_key, key.secret_key)
+        except LakeError:
+            await engine.call(AccessKeyRemove(key.access_key))
+            raise
     except LakeError as error:  # a full or read-only store serves what it has
         _log.warning("no access key could be made", reason=error.message)
         return [_NO_KEY]
-    [key] = made.keys
     return [
         f"access key  {key.access_key}",
-        f"secret key  {key.secret_key}",
-        "            (shown this once; lake key create makes others)",
+        f"secret key  in {path}",
+        "            (readable by its owner alone; remove that file when you have the secret)",
     ]
 
 
-def stdout_is_journal(environ: Mapping[str, str]) -> bool:
-    """Whether the service manager keeps what is printed (systemd.exec(5), JOURNAL_STREAM)."""
+def stdout_is_terminal() -> bool:
+    """Whether what is printed is seen by somebody, and kept by nobody."""
     try:
-        found = os.fstat(sys.stdout.fileno())
-    except (OSError, ValueError):  # no stdout at all: nobody would see it
-        return True
-    return environ.get("JOURNAL_STREAM", "") == f"{found.st_dev}:{found.st_ino}"
+        return sys.stdout.isatty()
+    except (AttributeError, ValueError):  # closed
+        return False

@@ -22,6 +22,11 @@ from cli.s3_options import s3_options
 @click.option("--admin", metavar="HOST:PORT", help="Health and metrics over HTTP; off for none.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option(
+    "--strict-permissions",
+    flag_value="on",
+    help="Do not start where folders, token or first key are open to others; else that is logged.",
+)
+@click.option(
     "--upload-expiry",
     metavar="TIME",
     help="Age at which an unfinished multipart upload is removed, as 12h or 7d; 0 for never.",
@@ -51,7 +56,8 @@ def serve(file: str | None, **settings: str | None) -> None:
     Prints where it listens, then serves until SIGTERM or SIGINT; requests that have begun are finished.  Port 0
     picks a free port.  LAKE_SERVER is not used.
 
-    The first start makes the store, and with S3 an access key, which is printed once.
+    The first start makes the store, and with S3 an access key.  Its secret is printed on a terminal; else it is in
+    DIR/s3-first-key, readable by its owner alone, to be removed after use.
     """
     from functools import partial
 

@@ -385,8 +385,7 @@ class HotIndex:
         """Nobody asks any more, and readers are told that nothing keeps the table true."""
         self.metadata.on_durable_records(frozenset(), None)
         del self.table
-        if not self.backing.is_mapped:
-            self.backing.memory[: len(SUPERSEDED)] = SUPERSEDED
+        self.backing.memory[: len(SUPERSEDED)] = SUPERSEDED
         self.backing.close()
 
 

@@ -32,6 +32,7 @@ import lmdb
 
 from engine.failpoints import reached
 from engine.format import Table, open_value, seal_value
+from engine.memory_limits import refuse_little_address_space
 from engine.overlay import Entry, Layer
 from lakefs.errors import DiskFailed, IndexDamaged, LakeError, StoreFull
 from lakefs.ids import Sequence
@@ -101,7 +102,8 @@ class Index:
     """An open LMDB environment.  Reads are the loop's; `apply` and `copy_to` run in a writer thread."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the environment.  IndexDamaged when it cannot be used, StoreFull, DiskFailed."""
+        """Open or create the environment.  IndexDamaged, StoreFull, DiskFailed; ConfigError: it cannot be mapped."""
+        refuse_little_address_space()
         self.path = path
         self.committed: Callable[[], None] | None = None
         """Called in the writer's thread after each commit; the simulator's way to know what is durable."""

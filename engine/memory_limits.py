@@ -1,12 +1,16 @@
-"""How much memory machine and control groups leave to this process; what tiers and index take is a share of it."""
+"""How much memory machine and control groups leave to this process; what tiers and index take is a share of it.  And
+how much address space it may map, which is no memory.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 from typing import Final
 
-from lakefs.limits import KIB
+from lakefs.errors import ConfigError
+from lakefs.limits import ADDRESS_SPACE_BYTES, KIB
 
 _PROC: Final = Path("/proc")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -15,6 +19,18 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 def memory_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
     """The machine's memory, or what its control groups (v2, v1) allow when that is less."""
     return min(limit for limit in (_machine(proc), *_group_limits(proc, cgroups)) if limit)
+
+
+def refuse_little_address_space() -> None:
+    """ConfigError where the process may map less than a store needs (`ulimit -v`, LimitAS=)."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY or limit >= ADDRESS_SPACE_BYTES:
+        return
+    raise ConfigError(
+        f"a store needs {ADDRESS_SPACE_BYTES // KIB} KiB of address space (which is not memory), and this process may "
+        f"have {limit // KIB} KiB: lift the limit with `ulimit -v unlimited`, or take LimitAS= out of the unit",
+        subject="RLIMIT_AS",
+    )
 
 
 def _machine(proc: Path) -> int:

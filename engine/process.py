@@ -28,6 +28,7 @@ from engine.hot_index_life import run_hot_index
 from engine.local import open_local_store
 from engine.memory_limits import memory_bytes
 from engine.native_token import native_token
+from engine.permissions import judge_permissions
 from engine.server import Server
 from engine.service import Service
 from engine.store import Store
@@ -84,6 +85,8 @@ Face = Callable[..., Awaitable[None]]
 async def run_engine(config: Config, *, printer: Callable[[str], None], faces: Sequence[Face] = ()) -> None:
     """Serve until told to stop.  Raises what `open_store` and binding the addresses raise."""
     _make_data_folder(config.data)
+    group = _group_id(config.socket_group)
+    judge_permissions(config, group)
     tier_size = _dram_tier_bytes(config.dram_tier_bytes)
     slabs = tier_size // SLAB_BYTES
     connections = _connections_max(_raise_descriptor_limit() - DESCRIPTORS_PER_SLAB * slabs)
@@ -100,7 +103,7 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
                 _log.warning("the disk is read through threads", reason=reason)
             token = native_token(LocalDisk(config.data)) if config.native else None
             service = Service(store)
-            network = TrioNetwork(group=_group_id(config.socket_group))
+            network = TrioNetwork(group=group)
             server = Server(service, network, token=token, connections_max=connections)
             engine = RunningEngine(config, store, service, server)
             async with trio.open_nursery() as nursery:

@@ -4,7 +4,9 @@ A preallocated file.  Payload never uses it: segments refuse to grow when the di
 When the journal or the index meets a full disk all the same (somebody else filled it), `release` gives half of what
 is left back to the file system, so that `rm` and gc go on; `restore` fills it up again when there is room.
 
-Both block.  Held by the engine; nobody else touches the file.
+A disk that does not say how large it is has no room to keep, or to leave: `refuse_unknown_size`.
+
+All block.  Held by the engine; nobody else touches the file.
 """
 
 from __future__ import annotations
@@ -12,12 +14,24 @@ from __future__ import annotations
 import structlog
 
 from engine.failpoints import reached
-from lakefs.errors import LakeError, StoreFull
+from lakefs.errors import LakeError, StoreFull, StoreUnusable
 from lakefs.limits import PAGE_BYTES, RESERVE_BYTES, RESERVE_SHARE
 from lakefs.ports import Disk, DiskFile
 
 RESERVE_PATH = "reserve"
 _log = structlog.get_logger()
+
+
+def refuse_unknown_size(disk: Disk) -> None:
+    """StoreUnusable for a file system that reports no size: it reports no free room either, so none could be kept."""
+    if disk.total_bytes():
+        return
+    path = disk.local_path("")
+    raise StoreUnusable(
+        f"the file system of {path} does not say how large it is (statfs: 0 blocks), so no room could be kept for "
+        "journal and index; put the store on another one, as ext4 or xfs",
+        subject=path,
+    )
 
 
 class Reserve:

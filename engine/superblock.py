@@ -38,6 +38,7 @@ from engine.format import (
     Feature,
     StoreIdentity,
 )
+from engine.reserve import refuse_unknown_size
 from lakefs.errors import StoreDamaged, StoreUnusable
 from lakefs.ids import BootId, EngineId, StoreId, new_id16
 from lakefs.ports import Clock, Disk, DiskFile
@@ -121,13 +122,14 @@ def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
     """Take the store's lock and read its superblock, or create the store when there is none.
 
     Blocks; call it through `Offload`.  Errors: StoreLocked; StoreUnusable (no store and not `create`, unknown
-    version or feature, a copy of a cluster member); StoreDamaged (bad or lost superblock).  On an error the
-    lock is given up.
+    version or feature, a copy of a cluster member, a disk of unknown size); StoreDamaged (bad or lost superblock).
+    On an error the lock is given up.
     """
     if not create and not disk.exists(SUPERBLOCK_PATH):
         raise StoreUnusable("there is no store here; `lake serve` creates one", subject=SUPERBLOCK_PATH)
     if create:
         disk.make_folder(ROOT_FOLDER)
+    refuse_unknown_size(disk)
     lock = disk.lock(LOCK_PATH)
     try:
         if not disk.exists(SUPERBLOCK_PATH):

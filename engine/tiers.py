@@ -1,24 +1,23 @@
-"""Where tables and arenas of fast memory live: anonymous memory, DAX files, DAX devices, plain files.
+"""Where tables of fast memory live: anonymous memory, or that and a file which keeps it.
 
 Which one serves follows from the setting and from what the machine has:
 
-    memory          sealed memory, on reserved huge pages when there are any; gone with the process
-    a DAX file      mapped where it is (fsdax, MAP_SYNC: a store is durable once the caches are flushed); kept
-    a DAX device    the same, of the whole device (devdax: persistent memory, CXL); kept
-    any other file  sealed memory, read from the file at the start and written to it at a clean stop
+    memory   sealed memory, on reserved huge pages when there are any; gone with the process
+    a file   the same, read from the file at the start and written to it at a clean stop
 
 Rules kept here:
-- A mapping is only ever of what nobody can cut under it, and never of a file on a disk: an error of that disk would be
-  SIGBUS in the engine and in every reader.
+- A mapping is only ever of what nobody can cut under it, and never of a file: an error of its disk would be SIGBUS in
+  the engine and in every reader.
 - A kept backing is locked while it is used; another engine that wants it is refused.
-- A file that somebody else wrote is refused and left as it is; no file is made where a device is not there.
+- A file that somebody else wrote is refused and left as it is.
+- A device is refused unopened.  To keep a table in a DAX device takes other calls than a file does: msync(2) of one
+  fails with EINVAL.  No file is made where a device is not there.
 - Memory is taken within a share of what machine and control group (cgroup v2) have, whatever is asked for.
 """
 
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import stat
 from contextlib import suppress
@@ -29,9 +28,7 @@ from typing import Final
 from engine.sealed_memory import SealedMemory
 from lakefs.aligned_mapping import HUGE_BYTES
 from lakefs.errors import ConfigError, DiskFailed, StoreLocked
-from lakefs.hot_index import MAP_SHARED_VALIDATE, MAP_SYNC
 from lakefs.hot_table_format import MAGIC
-from lakefs.limits import PAGE_BYTES
 
 _FILE_MODE: Final = 0o600
 _COPY_BYTES: Final = 8 << 20
@@ -43,15 +40,13 @@ class Backing:
     """Memory of a tier.  `memory` is writable; `descriptor` is read-only, to hand out, None when it may not be."""
 
     kind: str
-    """For people: `memory`, `huge pages`, `DAX file`, `DAX device`, `file`."""
+    """For people: `memory`, `huge pages`, `file`."""
     memory: memoryview
     descriptor: int | None
     note: str = ""
     """What was wished for and is not there."""
     file: int | None = None
-    """The locked file or device behind it."""
-    is_mapped: bool = False
-    """Whether `memory` is that file's own."""
+    """The locked file behind it."""
     is_old: bool = False
     """Whether there was something in it before, which may be of use."""
     on_huge_pages: bool = False
@@ -79,9 +74,6 @@ class Backing:
         if self.file is None:
             return
         try:
-            if self.is_mapped:
-                self._flush()
-                return
             os.ftruncate(self.file, len(self.memory))
             position = 0
             while position < len(self.memory):
@@ -95,18 +87,10 @@ class Backing:
         """What the first page says is in the file, durably: a crash from now on is seen.  Blocks.  DiskFailed."""
         assert self.file is not None
         try:
-            if self.is_mapped:
-                self._flush()
-            else:
-                os.ftruncate(self.file, 0)
-                os.fsync(self.file)
+            os.ftruncate(self.file, 0)
+            os.fsync(self.file)
         except OSError as error:
             raise DiskFailed(f"the file of the hot index: {error.strerror}") from error
-
-    def _flush(self) -> None:
-        mapping = self.memory.obj
-        assert isinstance(mapping, mmap.mmap)
-        mapping.flush()
 
     def close(self) -> None:
         """Let go of memory, descriptors and lock."""
@@ -149,7 +133,8 @@ def _in_memory(size_bytes: int) -> Backing:
 
 
 def _opened(path: Path) -> int:
-    """The file or device, locked.  A file is made where there is none, but for where devices are."""
+    """The file, locked.  It is made where there is none, but for where devices are."""
+    _refuse_device(path)
     made = 0 if path.parent == _DEVICES else os.O_CREAT
     try:
         file = os.open(path, os.O_RDWR | made | os.O_CLOEXEC | os.O_NOCTTY, _FILE_MODE)
@@ -166,6 +151,19 @@ def _opened(path: Path) -> int:
     return file
 
 
+def _refuse_device(path: Path) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # opening says more of it
+        return
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        raise ConfigError(
+            f"hot_index: {path} is a device, and a hot index is kept in no device, DAX and CXL memory neither: "
+            "name a file on a file system, or set it to memory",
+            subject=str(path),
+        )
+
+
 def _unusable(setting: str, error: OSError | ValueError) -> ConfigError:
     reason = error.strerror if isinstance(error, OSError) else error
     return ConfigError(f"hot_index: {setting}: {reason}", subject=setting)
@@ -173,26 +171,15 @@ def _unusable(setting: str, error: OSError | ValueError) -> ConfigError:
 
 def _on_file(path: Path, file: int, size_bytes: int) -> Backing:
     found = os.fstat(file)
-    if stat.S_ISCHR(found.st_mode):
-        length = _device_bytes(found.st_rdev)
-        if length < size_bytes:
-            raise ConfigError(f"hot_index: {path} is no DAX device of {size_bytes} bytes", subject=str(path))
-        memory = mmap.mmap(file, length // HUGE_BYTES * HUGE_BYTES)
-        lent = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return Backing("DAX device", memoryview(memory), lent, "", file, is_mapped=True, is_old=True)
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"hot_index: {path} is neither a file nor a DAX device", subject=str(path))
+        raise ConfigError(f"hot_index: {path} is no file", subject=str(path))
     if not _may_be_ours(os.pread(file, len(MAGIC), 0)):
         raise ConfigError(
             f"hot_index: {path} is a file of something else; name a new one, or remove it", subject=str(path)
         )
-    dax = _mapped_dax(file, found.st_size, size_bytes)
-    if dax is not None:
-        lent = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return Backing("DAX file", dax, lent, "", file, is_mapped=True, is_old=found.st_size > 0)
+    os.pwrite(file, b"", 0)  # hugetlbfs refuses even that, which nobody would see before the stop
     inside = _in_memory(max(size_bytes, min(found.st_size, 2 * size_bytes)))
     inside.kind, inside.file = "file", file
-    inside.note = "; ".join(filter(None, ["no DAX file system: kept in memory while in use", inside.note]))
     inside.is_old = _read_into(inside.memory, file, found.st_size)
     if not inside.is_old and found.st_size:
         inside.erase()  # a part of it may have been read
@@ -203,27 +190,6 @@ def _may_be_ours(beginning: bytes) -> bool:
     """Whether a file that begins so may be a hot index, torn or rotten as it may be: most of the magic, or zeros."""
     same = sum(ours == there for ours, there in zip(MAGIC, beginning, strict=False))
     return same > len(MAGIC) // 2 or not any(beginning)
-
-
-def _device_bytes(device: int) -> int:
-    """Length of a DAX device; 0 of any other."""
-    with suppress(OSError, ValueError):
-        return int(Path(f"/sys/dev/char/{os.major(device)}:{os.minor(device)}/size").read_text())
-    return 0
-
-
-def _mapped_dax(file: int, old_bytes: int, size_bytes: int) -> memoryview | None:
-    """The file mapped with MAP_SYNC; None where it does not lie in DAX memory."""
-    flags = MAP_SHARED_VALIDATE | MAP_SYNC
-    wanted = max(size_bytes, old_bytes)
-    try:
-        if old_bytes < wanted:
-            os.posix_fallocate(file, 0, max(wanted, PAGE_BYTES))
-        return memoryview(mmap.mmap(file, wanted, flags))
-    except (OSError, ValueError):
-        if not old_bytes:
-            os.ftruncate(file, 0)
-        return None
 
 
 def _read_into(memory: memoryview, file: int, length: int) -> bool:

@@ -76,6 +76,8 @@ class Config:
     """One request of so many is logged; errors of ours always."""
     admin: Address | None
     log_level: str
+    strict_permissions: bool
+    """Whether an engine whose folders or token are open to others does not start."""
     upload_expiry: float
     """Seconds until an unfinished multipart upload is removed; 0: never."""
     scrub_interval: float
@@ -109,6 +111,7 @@ class Config:
             "s3_access_log_sample": f"1/{self.s3_access_log_sample}",
             "admin": str(self.admin or "off"),
             "log_level": self.log_level,
+            "strict_permissions": "on" if self.strict_permissions else "off",
             "upload_expiry": duration_text(self.upload_expiry),
             "scrub_interval": duration_text(self.scrub_interval),
             "scrub_rate": str(self.scrub_rate),
@@ -154,6 +157,7 @@ def load(
         "s3_access_log_sample": 1,
         "admin": parse_address(DEFAULT_ADMIN),
         "log_level": "info",
+        "strict_permissions": False,
         "upload_expiry": UPLOAD_EXPIRY_S,
         "scrub_interval": SCRUB_INTERVAL_S,
         "scrub_rate": SCRUB_RATE_BYTES_PER_S,
@@ -367,6 +371,12 @@ def _log_level(text: str) -> str:
     return text.lower()
 
 
+def _on_or_off(text: str) -> bool:
+    if text.lower() not in ("on", "off"):
+        raise InvalidArgument(f"{text!r} is neither on nor off")
+    return text.lower() == "on"
+
+
 def _auto_or_off(text: str) -> bool:
     if text.lower() not in ("auto", "off"):
         raise InvalidArgument(f"{text!r} is neither auto nor off")
@@ -398,6 +408,7 @@ _SETTINGS: Final[Mapping[str, Callable[[str], object]]] = {
     "s3_access_log_sample": _sample,
     "admin": _address_or_off,
     "log_level": _log_level,
+    "strict_permissions": _on_or_off,
     "upload_expiry": parse_duration,
     "scrub_interval": parse_duration,
     "scrub_rate": parse_size,

@@ -10,18 +10,14 @@ The tuple is what a grant of medium `tier` says.  Reading is safe beside the eng
 a place may be given up between the look and the read of the bytes, so bytes are checked, always.
 
 Rules kept here:
-- The mapping is read-only, and of memory that nobody can take away under it: a memfd sealed against shrinking, a
-  device (device-dax) of root's, or a file of root's or the reader's own on a DAX file system.  A mapping of any other
-  file dies of SIGBUS when it is cut or its disk fails: refused.
+- The mapping is read-only, and of memory that nobody can take away under it: a memfd sealed against shrinking.  A
+  mapping of any other file dies of SIGBUS when it is cut or its disk fails: refused.
 - Nothing that the table says is believed past what `find` answers; a table of nonsense costs time.
 """
 
 from __future__ import annotations
 
 import fcntl
-import mmap
-import os
-import stat
 from collections.abc import Sequence
 from typing import Final
 
@@ -32,10 +28,6 @@ from lakefs.hot_table_format import HEADER_PAGE_BYTES, MAGIC, Found, TableHeader
 
 F_GET_SEALS: Final = 1034
 F_SEAL_SHRINK: Final = 0x0002
-MAP_SHARED_VALIDATE: Final = 0x03
-MAP_SYNC: Final = 0x80000
-"""Given by DAX file systems and devices only."""
-_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class HotIndexReader:
@@ -46,13 +38,13 @@ class HotIndexReader:
 
         PermissionDenied: it could be cut under the mapping.  StoreDamaged: it is no hot index of this version.
         """
-        flags = _safe_map_flags(descriptor)
+        _refuse_cuttable(descriptor)
         try:
-            first, begin = map_aligned(descriptor, HEADER_PAGE_BYTES, flags)
+            first, begin = map_aligned(descriptor, HEADER_PAGE_BYTES)
             with first:
                 self.header: Final[TableHeader] = unpack_header(first[begin : begin + HEADER_PAGE_BYTES])
             length = table_bytes(self.header.capacity)
-            memory, begin = map_aligned(descriptor, length, flags)
+            memory, begin = map_aligned(descriptor, length)
             self._memory = memoryview(memory).toreadonly()[begin : begin + length]
         except (OSError, ValueError) as error:
             raise StoreDamaged(f"the hot index cannot be mapped: {error}", subject="hot index") from error
@@ -76,23 +68,11 @@ class HotIndexReader:
         return self._table.find_packed(chunks, into)
 
 
-def _safe_map_flags(descriptor: int) -> int:
-    """Flags to map with; PermissionDenied when who has the file could make the mapping fail."""
-    status = os.fstat(descriptor)
-    if stat.S_ISCHR(status.st_mode) and status.st_uid == 0:
-        return mmap.MAP_SHARED
+def _refuse_cuttable(descriptor: int) -> None:
+    """PermissionDenied when who has the file could make a mapping of it fail."""
     try:
         if fcntl.fcntl(descriptor, F_GET_SEALS) & F_SEAL_SHRINK:
-            return mmap.MAP_SHARED
+            return
     except OSError:
         pass  # no memfd
-    is_ours = status.st_uid in (0, os.geteuid()) and not status.st_mode & _OTHERS_WRITE
-    flags = MAP_SHARED_VALIDATE | MAP_SYNC
-    if stat.S_ISREG(status.st_mode) and is_ours:
-        try:
-            mmap.mmap(descriptor, HEADER_PAGE_BYTES, flags, mmap.PROT_READ).close()
-        except (OSError, ValueError):
-            pass  # not on a DAX file system
-        else:
-            return flags
     raise PermissionDenied("the hot index lies in a file that could be cut under its readers")

@@ -81,6 +81,9 @@ JOURNAL_SHARE: Final = 32
 """On a small file system a checkpoint is due when the journal has taken 1/32 of it."""
 LMDB_MAP_BYTES: Final = 1 << 42
 """4 TiB of address space, sized once; the file grows as needed."""
+ADDRESS_SPACE_BYTES: Final = 3 * LMDB_MAP_BYTES
+"""12 TiB that a process with a store may map: the index, one made anew beside it, and as much for everything else (the
+DRAM tier, memory that clients lend, buffers, threads' stacks), which is a few times the machine's memory."""
 VERIFY_BATCH: Final = 4096
 """Records checked by one call to a thread while the index is verified behind start-up: about 5 ms."""
 

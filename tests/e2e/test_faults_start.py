@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -51,6 +52,31 @@ def test_a_taken_socket_or_port_is_told_and_what_listens_there_is_left_alone(
             assert "bug" not in refused.err
     assert served.good("cat", "ports/x").out == b"x"
     assert not (folder / "s").exists()
+
+
+def test_a_limit_of_address_space_is_told_with_what_is_needed_and_what_to_do(folder: Path) -> None:
+    """`ulimit -v` and LimitAS=: the index is mapped into terabytes, and takes memory only for what is in it."""
+    data = folder / "store"
+    assert lake("put", "-", "kept/x", "--data", data, stdin=b"x").code == 0
+    for limit_kib, command in (
+        (8_000_000, f"serve --data {data} --socket {folder}/s --admin off --s3 off"),
+        ((1 << 32) + 150_000, f"ls --data {data}"),
+        (8_000_000, f"fsck --data {data} --repair"),
+    ):
+        done = subprocess.run(
+            ["sh", "-c", f"ulimit -v {limit_kib}; exec {shlex.join(LAKE)} {command}"],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (2 if "fsck" in command else 78, ""), done
+        assert "needs 12884901888 KiB of address space" in done.stderr, command
+        assert f"this process may have {limit_kib} KiB" in done.stderr, command
+        assert "ulimit -v unlimited" in done.stderr, command
+        assert "LimitAS=" in done.stderr, command
+    assert lake("cat", "kept/x", "--data", data).out == b"x"
+    assert not (data / "set-aside").exists()
 
 
 def test_places_that_can_hold_no_socket_or_no_store_are_told(folder: Path) -> None:

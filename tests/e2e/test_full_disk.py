@@ -17,6 +17,7 @@ import pytest
 from lakefs.client.connect import connect
 from lakefs.errors import StoreFull, StoreReadOnly
 from lakefs.names import parse_object_name
+from tests.e2e.mount_rig import mount_rig
 from tests.e2e.served import Finished, Served, lake
 from tests.e2e.small_disk import ext4, fill, tmpfs
 
@@ -210,3 +211,17 @@ def test_a_first_start_on_a_full_disk_says_so_and_succeeds_later(folder: Path) -
         with engine_on(disk) as engine:
             engine.good("put", "-", "b/x", stdin=b"content")
             assert engine.good("cat", "b/x").out == b"content"
+
+
+@pytest.mark.fuse
+def test_a_file_system_that_does_not_say_how_large_it_is_is_refused_in_words() -> None:
+    """As many that a process serves: statfs(2) of them says 0 blocks, which is not the same as a full disk."""
+    with mount_rig() as rig:
+        rig.tiny()
+        options = ("--socket", rig.folder / "s", "--admin", "off", "--s3", "off")
+        refused = lake("serve", "--data", rig.place, *options)
+        assert refused.code == 78, refused
+        assert f"the file system of {rig.place} does not say how large it is" in refused.err
+        assert "full" not in refused.err
+        looked_at = lake("doctor", "--data", rig.place)
+        assert [line for line in looked_at.lines if line.startswith("fail  room") and "does not say" in line]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from pathlib import Path
@@ -210,6 +211,23 @@ def test_a_pool_that_shrank_is_an_error_also_when_the_client_fills_it_itself(
         os.ftruncate(memory, 1 << 20)
         assert lake.load_many([chunk], pool, [4096]) == [65_536]
         assert os.pread(memory, 65_536, 4096) == content
+    os.close(memory)
+
+
+def test_a_pool_may_lie_on_reserved_huge_pages(served: Served) -> None:
+    content = os.urandom(3_000_000)
+    memory = os.memfd_create("huge", os.MFD_CLOEXEC | os.MFD_HUGETLB | os.MFD_HUGE_2MB)
+    os.ftruncate(memory, 4 << 20)
+    try:
+        mapped = mmap.mmap(memory, 4 << 20)
+    except OSError as error:
+        os.close(memory)
+        pytest.skip(f"no huge pages are set aside (sysctl vm.nr_hugepages=2): {error}")
+    with lakefs.connect(served.server) as lake, lake.pool(descriptor=memory) as pool:
+        lake.put("huge/pages", content)
+        assert lake.load_many(["huge/pages"], pool, [4096]) == [len(content)]
+    assert mapped[4096 : 4096 + len(content)] == content
+    mapped.close()
     os.close(memory)
 
 

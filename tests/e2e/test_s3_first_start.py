@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import socket
+import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import boto3
 from botocore.config import Config
@@ -19,22 +22,30 @@ NO_KEY = "s3 key  none yet; make one with: lake key create"
 
 
 def _key_of(served: Served) -> list[str]:
-    """Access key and secret as printed; empty when none was."""
-    return [line.split()[-1] for line in served.printed if re.match(r"(access|secret) key  \S+$", line)]
+    """Access key and secret of the file that was printed; empty when none was."""
+    [*paths] = [line.removeprefix("secret key  in ") for line in served.printed if "secret key" in line]
+    if not paths:
+        return []
+    found = configparser.ConfigParser()
+    assert found.read(paths) == [str(served.data / "s3-first-key")]
+    return [found["default"]["aws_access_key_id"], found["default"]["aws_secret_access_key"]]
 
 
-def test_the_first_start_prints_a_key_that_works_and_later_ones_print_none(folder: Path) -> None:
+def _client(served: Served, access_key: str, secret_key: str) -> Any:
+    return boto3.client(
+        "s3",
+        endpoint_url=url_of(served),
+        region_name="us-east-1",
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        config=Config(retries={"max_attempts": 0}),
+    )
+
+
+def test_the_first_start_makes_a_key_that_works_and_later_ones_make_none(folder: Path) -> None:
     with serving(folder, *PORT_0) as served:
         access_key, secret_key = _key_of(served)
-        client = boto3.client(
-            "s3",
-            endpoint_url=url_of(served),
-            region_name="us-east-1",
-            aws_access_key_id=access_key,
-            aws_secret_access_key=secret_key,
-            config=Config(retries={"max_attempts": 0}),
-        )
-        client.create_bucket(Bucket="mine")
+        _client(served, access_key, secret_key).create_bucket(Bucket="mine")
         assert served.good("ls").lines == ["mine"]
         assert served.stop() == 0
         served.start()
@@ -53,27 +64,47 @@ def test_without_s3_no_key_is_made(folder: Path) -> None:
         assert served.good("key", "ls").lines == []
 
 
-def test_no_secret_goes_to_a_journal(folder: Path) -> None:
-    ours, theirs = os.pipe()
-    journal = os.fstat(theirs)
-    command = [*LAKE, "serve", "--data", str(folder / "store"), "--socket", str(folder / "s")]
-    with subprocess.Popen(
-        [*command, "--admin", "off", *PORT_0],
-        stdout=theirs,
-        env=environment() | {"JOURNAL_STREAM": f"{journal.st_dev}:{journal.st_ino}"},
-    ) as engine:
+def test_a_secret_is_printed_on_a_terminal_only_and_else_in_a_file_of_its_owner(folder: Path) -> None:
+    old = os.umask(0)
+    try:
+        with serving(folder, *PORT_0) as served:
+            _, secret_key = _key_of(served)
+            kept = served.data / "s3-first-key"
+            assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+            assert secret_key not in "\n".join(served.printed)
+    finally:
+        os.umask(old)
+
+    terminal, theirs = os.openpty()
+    command = [
+        *LAKE,
+        "serve",
+        "--data",
+        str(folder / "seen"),
+        "--socket",
+        str(folder / "s"),
+        "--admin",
+        "off",
+    ]
+    with subprocess.Popen([*command, *PORT_0], stdout=theirs, env=environment()) as engine:
         os.close(theirs)
-        printed = []
-        with open(ours) as lines:
-            for line in lines:
-                printed.append(line.rstrip())
-                if line == "ready\n":
-                    break
-            assert NO_KEY in printed
-            assert [line for line in printed if "secret" in line] == []
-            assert lake("key", "ls", server=f"unix:{folder}/s").lines == []
-            engine.terminate()
-            assert engine.wait(60) == 0
+        printed = b""
+        while b"ready" not in printed:
+            printed += os.read(terminal, 4096)
+        engine.terminate()
+        assert engine.wait(60) == 0
+    os.close(terminal)
+    assert re.search(rb"^secret key  \S{40}\r$", printed, re.MULTILINE), printed
+    assert not (folder / "seen" / "s3-first-key").exists()
+
+
+def test_a_file_in_the_place_of_the_secret_is_left_as_it_is_and_no_key_is_made(folder: Path) -> None:
+    (folder / "store").mkdir(mode=0o700)
+    (folder / "store" / "s3-first-key").write_text("of an earlier store")
+    with serving(folder, *PORT_0) as served:
+        assert NO_KEY in served.printed
+        assert served.good("key", "ls").lines == []
+    assert (folder / "store" / "s3-first-key").read_text() == "of an earlier store"
 
 
 def test_a_taken_port_is_told_and_the_next_start_still_has_the_key(folder: Path) -> None:

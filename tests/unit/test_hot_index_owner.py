@@ -386,17 +386,33 @@ def test_two_engines_do_not_share_a_file_and_what_is_no_file_is_refused(tmp_path
     for wrong in (tmp_path, tmp_path / "no" / "folder", Path("/dev/null")):
         with pytest.raises(ConfigError):
             open_backing(str(wrong), table_bytes(1024))
-    before = descriptor_count()
-    with pytest.raises(ConfigError):
-        open_backing("/dev/zero", table_bytes(1024))
-    assert descriptor_count() == before
+
+
+def test_a_device_is_refused_without_opening_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To open one may do something by itself, and msync(2) of a DAX device fails."""
+    link = tmp_path / "hot-index"
+    link.symlink_to("/dev/zero")
+    monkeypatch.setattr("engine.tiers.os.open", None)
+    for device in ("/dev/zero", str(link)):
+        with pytest.raises(ConfigError, match=f"hot_index: {device} is a device.*: name a file") as caught:
+            open_backing(device, table_bytes(1024))
+        assert caught.value.subject == device
+
+
+def test_a_file_that_takes_no_writes_is_refused_at_the_start_and_not_noticed_at_the_stop() -> None:
+    """As those on hugetlbfs: they are mapped only."""
+    descriptor = os.memfd_create("huge", os.MFD_HUGETLB | os.MFD_HUGE_2MB)
+    path = f"/proc/self/fd/{descriptor}"
+    with pytest.raises(ConfigError, match=f"hot_index: {path}: Invalid argument"):
+        open_backing(path, table_bytes(1024))
+    os.close(descriptor)
 
 
 def test_a_path_that_cannot_be_used_after_all_is_an_error_of_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "hot-index"
-    monkeypatch.setattr("engine.tiers._mapped_dax", lambda *_: os.ftruncate(-1, 0))
+    monkeypatch.setattr("engine.tiers._may_be_ours", lambda _: os.ftruncate(-1, 0))
     before = descriptor_count()
     with pytest.raises(ConfigError, match=f"hot_index: {path}: Bad file descriptor"):
         open_backing(str(path), table_bytes(1024))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from crc32c import crc32c
 
+from engine.disk import LocalDisk
 from engine.format import SUPERBLOCK, Feature
 from engine.superblock import (
     LOCK_PATH,
@@ -188,3 +190,12 @@ def test_a_replacement_cut_short_leaves_the_old_or_the_new_one(seed: int) -> Non
         with suppress(SimCrashed):
             write_superblock(disk, new)
         assert read_superblock(disk.crash()) in (old, new)
+
+
+def test_a_disk_of_unknown_size_is_refused_before_anything_is_made_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalDisk, "total_bytes", lambda _: 0)
+    with pytest.raises(StoreUnusable, match=f"the file system of {tmp_path} does not say how large it is"):
+        open_store(LocalDisk(tmp_path), CLOCK, create=True)
+    assert list(tmp_path.iterdir()) == []
