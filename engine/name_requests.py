@@ -34,7 +34,7 @@ from engine.tree import Resolved
 from engine.version_listing import list_versions
 from engine.versions import shown_version, version_id
 from engine.views import Transaction, View
-from lakefs.errors import RequestTooLarge, UserError
+from lakefs.errors import InvalidArgument, RequestTooLarge, UserError
 from lakefs.limits import BATCH_MAX, DELETE_BATCH
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
@@ -98,21 +98,24 @@ class NameRequests:
 
         now_ns = self._store.clock.wall_ns()
 
-        wanted = list(zip(request.names, versions_of(request), strict=True))
+        wanted = list(zip(request.names, versions_of(request), _conditions_of(request), strict=True))
 
-        def remove_one(txn: Transaction, name: str, key: str, version: str) -> m.NameResult:
+        def remove_one(
+            txn: Transaction, name: str, key: str, version: str, condition: m.Condition
+        ) -> m.NameResult:
             bucket = find_bucket(txn, name)
             if version:
-                gone = remove_version(
-                    txn, bucket, key, version, now_ns, request.condition, request.keep_folder
-                )
+                gone = remove_version(txn, bucket, key, version, now_ns, condition, request.keep_folder)
                 return m.NameResult(None if gone is None else _stat_of(bucket, key, gone))
-            removal = remove(txn, bucket, key, request.condition, now_ns, request.keep_folder)
+            removal = remove(txn, bucket, key, condition, now_ns, request.keep_folder)
             stat = None if removal.found is None else _stat_of(bucket, key, removal.found)
             return m.NameResult(stat, marker=removal.marker)
 
         def decide(txn: Transaction) -> list[m.NameResult]:
-            return [_each(partial(remove_one, txn, *name, version)) for name, version in wanted]
+            return [
+                _each(partial(remove_one, txn, *name, version, condition))
+                for name, version, condition in wanted
+            ]
 
         results = await self._decisions.change(client, decide, request.durable, grows=False)
         return Reply(m.NameResults(results))
@@ -235,6 +238,13 @@ class NameRequests:
 def _check_count(names: Sequence[object], limit: int) -> None:
     if len(names) > limit:
         raise RequestTooLarge(f"{len(names)} names in one request; the limit is {limit}")
+
+
+def _conditions_of(request: m.DeleteNames) -> Sequence[m.Condition]:
+    """The condition of each name.  InvalidArgument when they are not as many."""
+    if len(request.conditions) not in (0, len(request.names)):
+        raise InvalidArgument(f"{len(request.conditions)} conditions for {len(request.names)} names")
+    return request.conditions or [request.condition] * len(request.names)
 
 
 def _each(call: Callable[[], m.NameResult]) -> m.NameResult:

@@ -156,8 +156,8 @@ def bind(
 ) -> Resolved:
     """Bind `key` to a new node with the record `node`; the node it gets and the record as stored.
 
-    A key that ends in `/` sets the folder's own blob instead.  Missing parents are made.
-    InvalidName, PreconditionFailed, RequestTooLarge (attributes), InvalidArgument (a folder that is a symlink).
+    A key that ends in `/` sets the folder's own blob instead.  Missing parents are made.  InvalidName, RequestTooLarge
+    (attributes), InvalidArgument (a folder that is a symlink), and what `check_condition` raises.
     """
     return _bind(txn, Binding(bucket, key, node, condition), now_ns, _Batch())
 

@@ -23,6 +23,7 @@ _MULTIPART_ETAG_BYTES_MAX: Final = 64
 _U32_MAX: Final = 0xFFFF_FFFF
 _PERMISSION_BITS: Final = 0o7777
 _TIME_LIMIT_NS: Final = 1 << 63
+_NS: Final = 1_000_000_000
 
 
 def new_object(
@@ -248,7 +249,15 @@ def etag_of(node: Node) -> str:
 
 
 def check_condition(condition: Condition, present: Resolved | None, bucket: str, key: str) -> None:
-    """PreconditionFailed, naming the object and what did not hold, unless every part of `condition` holds."""
+    """PreconditionFailed, naming the object and what did not hold, unless every part of `condition` holds.
+
+    KeyNotFound where an ETag is expected of a name that does not exist: whoever retries has to know the difference.
+    """
+    if present is None and condition.etags:
+        raise KeyNotFound(
+            f"{shown(bucket + '/' + key)} does not exist, and so has none of the expected ETags; nothing was changed",
+            subject=subject_of(bucket, key),
+        )
     failed = _failed_part(condition, present)
     if failed:
         raise PreconditionFailed(
@@ -260,11 +269,15 @@ def check_condition(condition: Condition, present: Resolved | None, bucket: str,
 def _failed_part(condition: Condition, present: Resolved | None) -> str:
     """What does not hold, in words; empty when all does."""
     if present is None:
-        return "it does not exist" if condition.etags or condition.node else ""
+        return "it does not exist" if condition.node else ""
     if condition.absent:
         return "it exists already"
     if condition.node and condition.node != present.node_id:
         return "it was replaced meanwhile"
+    if condition.size_bytes not in (None, present.node.size_bytes):
+        return f"its size is {present.node.size_bytes} bytes, not the expected one"
+    if condition.mtime_s not in (None, present.node.mtime_ns // _NS):
+        return "its modification time is not the expected one"
     if not (condition.etags or condition.not_etags):
         return ""
     etag = etag_of(present.node)

@@ -67,7 +67,7 @@ def remove(
 
     For a key that ends in `/` the folder loses its own blob: it goes when it is empty, and else stays as one that
     nobody made.  Parents that nobody made go with their last child, or with `keep_folder` the first of them stays.
-    InvalidName (empty key; in a bucket that keeps versions any that cannot be), PreconditionFailed.
+    InvalidName (empty key; in a bucket that keeps versions any that cannot be), and what `check_condition` raises.
     """
     if bucket.versioning and key and not key.endswith("/"):
         return _put_marker(txn, bucket, key, condition, now_ns, keep_folder)
@@ -164,12 +164,13 @@ def remove_version(
 ) -> Resolved | None:
     """Remove one version of a key for good; what it was, None when there was none.  The condition is about that one.
 
-    InvalidArgument (no id of a version), InvalidName (empty key), PreconditionFailed.
+    InvalidArgument (no id of a version), InvalidName (empty key), and what `check_condition` raises.
     """
     number = checked_version(version)
     _check_given(bucket, key)
     if not bucket.versioning or key.endswith("/"):
         if number:
+            check_condition(condition, None, bucket.name, key)
             return None
         return _remove_for_good(txn, bucket, key, condition, now_ns, keep_folder)
     path = lookup_path(key)
@@ -182,6 +183,7 @@ def remove_version(
         return _removed(present, now_ns)
     old = find_old(txn, bucket, key, number)
     if old is None:
+        check_condition(condition, None, bucket.name, key)
         return None
     found = node_of(txn, old, number)
     check_condition(condition, None if found.node.is_marker else found, bucket.name, key)

@@ -30,6 +30,8 @@ import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from gateway.http.head import check_beginning
+from gateway.http.refusal import HttpRefusal
 from lakefs.config import Address
 from lakefs.errors import AddressInUse, ConfigError, PermissionDenied
 from lakefs.limits import (
@@ -169,7 +171,10 @@ class _AdminPort:
             try:
                 request = await self._next_request(stream, connection)
             except h11.RemoteProtocolError as error:
-                await self._refuse(stream, connection, error)
+                await self._refuse(stream, connection, error.error_status_hint, str(error))
+                return
+            except HttpRefusal as refusal:
+                await self._refuse(stream, connection, refusal.status, refusal.message)
                 return
             if request is None:
                 return
@@ -182,7 +187,10 @@ class _AdminPort:
     async def _next_request(
         self, stream: trio.SocketStream, connection: h11.Connection
     ) -> h11.Request | None:
-        """The next head; None when the client has finished, is too slow, or had to make room."""
+        """The next head; None when the client has finished, is too slow, or had to make room.
+
+        h11 notices what is no head when its first line has ended; bytes that begin none are refused when they come.
+        """
         with trio.move_on_after(ADMIN_REQUEST_TIMEOUT_S) as scope:
             self._waiting[stream] = scope
             try:
@@ -193,7 +201,10 @@ class _AdminPort:
                     if isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
                         return None
                     if event is h11.NEED_DATA:
-                        connection.receive_data(await stream.receive_some(ADMIN_HEAD_BYTES_MAX))
+                        received = await stream.receive_some(ADMIN_HEAD_BYTES_MAX)
+                        if not connection.trailing_data[0]:
+                            check_beginning(received)
+                        connection.receive_data(received)
             finally:
                 self._waiting.pop(stream, None)
         return None
@@ -224,11 +235,11 @@ class _AdminPort:
             return Answer(500, b"internal error; see the log\n")
 
     async def _refuse(
-        self, stream: trio.SocketStream, connection: h11.Connection, error: h11.RemoteProtocolError
+        self, stream: trio.SocketStream, connection: h11.Connection, status: int, reason: str
     ) -> None:
         if connection.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
-        answer = Answer(error.error_status_hint, f"not a request that this port takes: {error}\n".encode())
+        answer = Answer(status, f"not a request that this port takes: {reason}\n".encode())
         headers = [("Content-Type", answer.content_type), ("Connection", "close")]
         await _send(stream, connection, answer, headers, with_body=True)
         await _linger(stream)

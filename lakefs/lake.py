@@ -96,7 +96,8 @@ class LakeSteps(UploadSteps, ReadSteps):
         """Store data under a name, replacing what was there; durable on return.
 
         `if_absent`: only when the name is free; `if_match`: only when the present ETag is this one.
-        PreconditionFailed, StoreFull, SourceChanged, LocalFileError, InvalidName, BucketNotFound.
+        PreconditionFailed, KeyNotFound (`if_match` of a free name), StoreFull, SourceChanged, LocalFileError,
+        InvalidName, BucketNotFound.
         """
         target = parse_object_name(name)
         condition = Condition(absent=if_absent, etags=[if_match] if if_match else [])

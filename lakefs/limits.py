@@ -300,6 +300,8 @@ S3_XML_DEPTH_MAX: Final = 8
 S3_XML_ELEMENTS_MAX: Final = 100_000
 """10,000 parts of up to eight elements each, and some air."""
 S3_PARTS_MAX: Final = 10_000
+S3_BUCKETS_PAGE_MAX: Final = 10_000
+"""S3's own page; as many as a store has buckets (BUCKETS_MAX)."""
 S3_DOMAINS_MAX: Final = 16
 """Host suffixes of virtual-host style; each is compared with every new Host."""
 S3_RECEIVE_BYTES: Final = 192 * MIB

@@ -23,7 +23,7 @@ from typing import Final
 import trio
 
 from gateway.http.framing import BodyKind, ChunkedDecoder, Framing, body_framing
-from gateway.http.head import RequestHead, head_length, parse_head
+from gateway.http.head import HeadWatch, RequestHead, head_length, parse_head
 from gateway.http.messages import FixedLines, Handler, Observer, Refused, Request, Response, response_head
 from gateway.http.refusal import HttpRefusal
 from lakefs.errors import EngineUnreachable
@@ -160,17 +160,21 @@ class Connection:
             self.is_idle = False
         self.deadline = trio.current_time() + HTTP_HEAD_TIMEOUT_S
         scanned = 0
+        watch: HeadWatch | None = None
         while True:
             received = bytes(self._buffer[self._begin : self._end])
             if received[:2] == b"\r\n":  # RFC 9112, 2.2: some clients end a body with an empty line
                 self._begin += 2
                 scanned = 0
+                watch = None
                 continue
             length = head_length(received, scanned)
             if length:
                 self._begin += length
                 self.deadline = math.inf
                 return parse_head(received[:length])
+            watch = watch or HeadWatch()
+            watch.feed(received[scanned:])
             scanned = len(received)
             self._make_room()
             if not await self._receive():

@@ -9,6 +9,9 @@ What it lets through and we do not:
 - white space behind a value: cut off;
 - an absolute-form target whose authority is not the Host: what was signed and what is served must be the same.
 
+A head that comes in pieces is looked at piece by piece (`HeadWatch`): bytes that no head has are refused when they are
+there, not when the client gives up.  What is refused so, `parse_head` refuses too.
+
 Invariants: names are lower-case; values have no white space around them and no control characters but tab; `path`
 begins with "/"; a request of HTTP/1.1 has exactly one Host.
 It does not decode: `path` and `query` are percent-encoded as they came.
@@ -53,6 +56,9 @@ _LISTS: Final = frozenset(
     )
 )
 """Fields that may be repeated (RFC 9110; the last but one by S3); their values are one list."""
+_TLS_HANDSHAKE: Final = b"\x16"
+"""The first byte of a TLS connection (RFC 8446, 5.1), and of none of HTTP's."""
+_BEGINNING_BYTES: Final = 2
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
 
 
@@ -102,6 +108,35 @@ def head_length(buffer: bytes | bytearray, scanned: int = 0) -> int:
     return 0
 
 
+class HeadWatch:
+    """Looks at one head while it comes; what it lets through is read by `parse_head` when it is whole."""
+
+    def __init__(self) -> None:
+        self._parser = HttpRequestParser(None)
+        self._begun = b""
+
+    def feed(self, piece: bytes) -> None:
+        """Bytes behind those before; the head has not ended in them.  HttpRefusal when no head goes on so."""
+        if len(self._begun) < _BEGINNING_BYTES:
+            self._begun += piece[:_BEGINNING_BYTES]
+            check_beginning(self._begun)
+        try:
+            self._parser.feed_data(piece)
+        except HttpParserError as error:
+            raise _unreadable(self._begun, error) from None
+
+
+def check_beginning(received: bytes) -> None:
+    """HttpRefusal when no request begins with these bytes; an empty line before one is left to the caller."""
+    if not received or received[:1].isupper() or received[:2] in (b"\r", b"\r\n"):
+        return
+    if received[:1] == _TLS_HANDSHAKE:
+        raise bad_request(
+            "a TLS handshake came, and this port speaks plain HTTP: use http:// instead of https://"
+        )
+    raise bad_request(f"not a request of HTTP/1.1: none begins with the byte 0x{received[0]:02x}")
+
+
 def parse_head(head: bytes) -> RequestHead:
     """The head that ends with the empty line at the end of `head`.  HttpRefusal."""
     target_parts: list[bytes] = []
@@ -145,6 +180,7 @@ def _keep_alive(headers: dict[bytes, bytes], version: tuple[int, int]) -> bool:
 
 
 def _checked_version(head: bytes, method: bytes, target: bytes) -> tuple[int, int]:
+    check_beginning(head)
     line = head[: head.find(b"\r")]
     version = _VERSIONS.get(line[-_VERSION_BYTES:])
     if not line:
@@ -169,6 +205,7 @@ def _version_refusal(head: bytes) -> HttpRefusal:
 def _unreadable(head: bytes, error: HttpParserError) -> HttpRefusal:
     if head.startswith(_HTTP2_PREFACE):
         return _version_refusal(head)
+    check_beginning(head)
     return bad_request(f"not a request of HTTP/1.1: {error}")
 
 

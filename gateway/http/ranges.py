@@ -109,14 +109,14 @@ def check_conditions(
     if match is not None:
         holds = etag_listed(match, etag)
     else:
-        since = _date(headers.get(prefix + b"if-unmodified-since"))
+        since = header_date(headers.get(prefix + b"if-unmodified-since"))
         holds = since is None or int(modified_s) <= since
     if not holds:
         return Condition.FAILED
     none_match = headers.get(prefix + b"if-none-match")
     if none_match is not None:
         return Condition.NOT_MODIFIED if etag_listed(none_match, etag) else Condition.PROCEED
-    since = _date(headers.get(prefix + b"if-modified-since"))
+    since = header_date(headers.get(prefix + b"if-modified-since"))
     return Condition.NOT_MODIFIED if since is not None and int(modified_s) <= since else Condition.PROCEED
 
 
@@ -133,13 +133,14 @@ def range_holds(if_range: bytes | None, etag: str, modified_s: float) -> bool:
     """Whether a Range beside this If-Range is to be served; else the whole object is (RFC 9110 13.1.5)."""
     if if_range is None:
         return True
-    date = _date(if_range)
+    date = header_date(if_range)
     if date is not None:
         return date == int(modified_s)
     return not if_range.startswith(b"W/") and if_range.strip(b'"') == etag.encode("latin-1", "replace")
 
 
-def _date(value: bytes | None) -> int | None:
+def header_date(value: bytes | None) -> int | None:
+    """Seconds since 1970 of a header that is a date; None for no header, and for what is no date."""
     return parse_http_date(value) if value is not None and len(value) <= _DATE_BYTES_MAX else None
 
 

@@ -17,7 +17,9 @@ from itertools import pairwise
 from typing import Final, NamedTuple, NoReturn
 from xml.parsers import expat
 
+from gateway.http.ranges import header_date
 from gateway.s3.checksums import ELEMENTS, Algorithm, decoded
+from gateway.s3.conditions import read_size
 from gateway.s3.errors import S3Error, not_implemented
 from lakefs.limits import (
     DELETE_BATCH,
@@ -32,11 +34,13 @@ _ALGORITHMS: Final = {name: algorithm for algorithm, name in ELEMENTS.items()}
 
 
 class DeleteItem(NamedTuple):
-    """One object of a Delete; "" where the client gave nothing.  `etag` is a condition, without quotes."""
+    """One object of a Delete, and its conditions: `etag` without quotes, its size, its time in whole seconds."""
 
     key: str
     version_id: str = ""
-    etag: str = ""
+    etag: str | None = None
+    size_bytes: int | None = None
+    mtime_s: int | None = None
 
 
 class Delete(NamedTuple):
@@ -89,12 +93,7 @@ def read_create_bucket(body: bytes) -> str:
 def read_delete(body: bytes) -> Delete:
     """The objects that DeleteObjects names, 1 to 1,000 of them.  S3Error."""
     root = _root(body, "Delete")
-    items = []
-    for fields in (found.fields() for found in root.all("Object")):
-        key = fields.get("Key")
-        if not key:
-            raise _malformed("an Object without a Key")
-        items.append(DeleteItem(key, fields.get("VersionId", "").strip(), _etag(fields.get("ETag", ""))))
+    items = [_delete_item(found) for found in root.all("Object")]
     if not 1 <= len(items) <= DELETE_BATCH:
         raise _malformed(f"a Delete names 1 to {DELETE_BATCH} objects, not {len(items)}")
     return Delete(tuple(items), _boolean(root.fields().get("Quiet", "")))
@@ -135,6 +134,25 @@ def read_versioning(body: bytes) -> str:
     if status not in ("", "Enabled", "Suspended"):
         raise _malformed("the Status of VersioningConfiguration is Enabled or Suspended")
     return status
+
+
+def _delete_item(found: _Element) -> DeleteItem:
+    """A condition that cannot be read is refused: nothing is deleted that a client wanted to keep."""
+    if any(child.children for child in found.children):
+        raise _malformed("an element of an Object has elements of its own")
+    fields = found.fields()
+    key = fields.get("Key")
+    if not key:
+        raise _malformed("an Object without a Key")
+    etag, size, modified = fields.get("ETag"), fields.get("Size"), fields.get("LastModifiedTime")
+    size_bytes = None if size is None else read_size(size.strip().encode())
+    mtime_s = None if modified is None else header_date(modified.strip().encode())
+    if size is not None and size_bytes is None:
+        raise _malformed("the Size of an Object is a number of bytes")
+    if modified is not None and mtime_s is None:
+        raise _malformed("the LastModifiedTime of an Object is a date as HTTP has it")
+    etag = None if etag is None else _etag(etag)
+    return DeleteItem(key, fields.get("VersionId", "").strip(), etag, size_bytes, mtime_s)
 
 
 def _completed_part(part: _Element) -> CompletedPart:

@@ -12,8 +12,8 @@ from gateway.s3.attributes import attributes_of
 from gateway.s3.buckets import iso_time
 from gateway.s3.call import Call, stat_of, xml_response
 from gateway.s3.checksums import algorithm_named
+from gateway.s3.conditions import write_condition
 from gateway.s3.errors import S3Error, invalid_argument, not_implemented, precondition_failed
-from gateway.s3.storing import write_condition
 from gateway.s3.tags import tags_of_copy
 from gateway.s3.targets import parse_copy_source
 from gateway.s3.versions import checked_version, version_headers
@@ -40,9 +40,8 @@ async def copy_object(call: Call) -> Response:
     _check_checksum(call, source)
     attributes = _replacement(call, source) if replaced else None
     tags = tags_of_copy(call.headers)
-    copying = Copy(
-        *name, call.bucket, call.key, attributes, write_condition(call), tags=tags, version=found.version
-    )
+    condition = write_condition(call.headers)
+    copying = Copy(*name, call.bucket, call.key, attributes, condition, tags=tags, version=found.version)
     stat = await call.ask_one(copying)
     fields = element("LastModified", iso_time(stat.mtime_ns)) + element("ETag", f'"{stat.etag}"')
     headers = version_headers(stat) + version_headers(source, COPIED_VERSION_HEADER)

@@ -1,6 +1,8 @@
 """Deletes: of one object, and of up to a thousand in one request, each removed or not by itself.
 
 In a bucket that keeps versions a delete leaves a delete marker; a delete of a version removes that one for good.
+Conditions are about what a key is bound to, and the store checks them in the step that removes it: nobody overwrites in
+between.  Beside a version's id S3 has none, and answers 501.
 """
 
 from __future__ import annotations
@@ -8,17 +10,20 @@ from __future__ import annotations
 from gateway.http.messages import Response
 from gateway.s3.bodies import DeleteItem, read_delete
 from gateway.s3.call import Call, lake_error, xml_response
-from gateway.s3.errors import S3Error
+from gateway.s3.conditions import delete_condition
+from gateway.s3.errors import S3Error, not_implemented
 from gateway.s3.proven_body import read_proven_xml
 from gateway.s3.versions import MARKER_HEADER, VERSION_HEADER, asked_version
 from gateway.s3.xml import document, element
-from lakefs.wire.messages import Condition, DeleteNames, NameResult, NameResults
+from lakefs.wire.messages import NO_CONDITION, Condition, DeleteNames, NameResult, NameResults
 
 
 async def delete_object(call: Call) -> Response:
-    """204, whether it was there or not."""
-    version = asked_version(call)
-    request = DeleteNames([(call.bucket, call.key)], versions=[version])
+    """204, whether it was there or not; 412 when a condition does not hold, 404 for If-Match where there is nothing."""
+    version, condition = asked_version(call), delete_condition(call.headers)
+    if version and condition != NO_CONDITION:
+        raise _version_and_condition()
+    request = DeleteNames([(call.bucket, call.key)], condition, versions=[version])
     (result,) = (await call.ask(request, NameResults)).results
     if result.failure is not None:
         failure = result.failure
@@ -31,41 +36,59 @@ async def delete_object(call: Call) -> Response:
 
 
 async def delete_objects(call: Call) -> Response:
-    """What was removed and what was not; a name that is not there counts as removed."""
+    """What was removed and what was not; a name that is not there counts as removed, but for one with an ETag."""
     wanted = await read_proven_xml(call, read_delete)
-    results = await _removed(call, list(wanted.items))
+    asked = [item for item in wanted.items if not _is_refused(item)]
+    results = iter(await _removed(call, asked))
     lines = [
-        _line(call, item, result, wanted.quiet) for item, result in zip(wanted.items, results, strict=True)
+        _refusal(item, _version_and_condition())
+        if _is_refused(item)
+        else _line(call, item, next(results), wanted.quiet)
+        for item in wanted.items
     ]
     return xml_response(document("DeleteResult", "".join(lines)))
 
 
 async def _removed(call: Call, items: list[DeleteItem]) -> list[NameResult]:
-    plain = [item for item in items if not item.etag]
-    names = [(call.bucket, item.key) for item in plain]
-    request = DeleteNames(names, versions=[item.version_id for item in plain])
-    answers = iter((await call.ask(request, NameResults)).results if names else [])
-    found: list[NameResult] = []
-    for item in items:
-        if not item.etag:
-            found.append(next(answers))
-            continue
-        condition = Condition(etags=[item.etag])
-        request = DeleteNames([(call.bucket, item.key)], condition, versions=[item.version_id])
-        found.append((await call.ask(request, NameResults)).results[0])
-    return found
+    if not items:
+        return []
+    request = DeleteNames(
+        [(call.bucket, item.key) for item in items],
+        versions=[item.version_id for item in items],
+        conditions=[_condition(item) for item in items],
+    )
+    return (await call.ask(request, NameResults)).results
+
+
+def _condition(item: DeleteItem) -> Condition:
+    etags = [] if item.etag is None else [item.etag]
+    return Condition(etags=etags, size_bytes=item.size_bytes, mtime_s=item.mtime_s)
+
+
+def _is_refused(item: DeleteItem) -> bool:
+    return bool(item.version_id) and _condition(item) != NO_CONDITION
+
+
+def _version_and_condition() -> S3Error:
+    return not_implemented("a delete of a version under a condition")
 
 
 def _line(call: Call, item: DeleteItem, result: NameResult, quiet: bool) -> str:
-    fields = element("Key", item.key) + (element("VersionId", item.version_id) if item.version_id else "")
     if result.failure is not None:
         failure = result.failure
-        error: S3Error = lake_error(failure.as_error(), call)
-        fields += element("Code", error.code) + element("Message", error.message)
-        return f"<Error>{fields}</Error>"
+        return _refusal(item, lake_error(failure.as_error(), call))
     marker = result.marker
     if result.stat is not None and result.stat.is_marker:
         marker = item.version_id
+    fields = _named(item)
     if marker:
         fields += element("DeleteMarker", True) + element("DeleteMarkerVersionId", marker)
     return "" if quiet else f"<Deleted>{fields}</Deleted>"
+
+
+def _refusal(item: DeleteItem, error: S3Error) -> str:
+    return f"<Error>{_named(item)}{element('Code', error.code)}{element('Message', error.message)}</Error>"
+
+
+def _named(item: DeleteItem) -> str:
+    return element("Key", item.key) + (element("VersionId", item.version_id) if item.version_id else "")

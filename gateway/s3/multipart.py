@@ -19,12 +19,13 @@ from gateway.s3.bodies import CompletedPart, read_complete
 from gateway.s3.buckets import OWNER, iso_time
 from gateway.s3.call import Call, xml_response
 from gateway.s3.checksums import ELEMENTS, HEADERS, Algorithm
+from gateway.s3.conditions import write_condition
 from gateway.s3.copying import COPIED_VERSION_HEADER, copy_source
 from gateway.s3.errors import S3Error, invalid_argument
 from gateway.s3.payload import Incoming
 from gateway.s3.proven_body import read_proven_xml
 from gateway.s3.stated_whole import ALGORITHM, TYPE, check_size, checked_whole, checksum_details
-from gateway.s3.storing import store_chunks, write_condition
+from gateway.s3.storing import store_chunks
 from gateway.s3.versions import version_headers
 from gateway.s3.xml import document, element, url_encoded
 from lakefs.chunking import CutPlan
@@ -122,7 +123,7 @@ async def complete_multipart_upload(call: Call) -> Response:
     lake = call.lakes.lake
     stat = await lake.run(
         complete_upload(
-            lake.steps.transfer(None), upload, parts, checksums=sums, condition=write_condition(call)
+            lake.steps.transfer(None), upload, parts, checksums=sums, condition=write_condition(call.headers)
         )
     )
     # Of an upload that was completed before, no part is left to compare.

@@ -34,6 +34,7 @@ from gateway.s3 import (
 from gateway.s3.access import KnownKeys, check_key, check_stranger
 from gateway.s3.amz_headers import check_headers
 from gateway.s3.call import XML, Call, Lakes
+from gateway.s3.conditions import refuse_unknown_conditions
 from gateway.s3.errors import S3Error, error_body, from_lake, internal_error, not_implemented
 from gateway.s3.sigv4 import authenticate
 from gateway.s3.targets import Operation, parse_target
@@ -140,6 +141,7 @@ class S3Service:
             await check_stranger(self._lakes.engine, target)
         else:
             check_key(signature.key, target)
+        refuse_unknown_conditions(target.operation, head)
         operation = OPERATIONS.get(target.operation)
         if operation is None:
             raise not_implemented(target.operation.value)

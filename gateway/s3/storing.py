@@ -15,7 +15,8 @@ import trio
 from gateway.http.messages import Response
 from gateway.s3.attributes import attributes_of, checksum_headers
 from gateway.s3.call import Call, stat_of
-from gateway.s3.errors import S3Error, not_implemented
+from gateway.s3.conditions import write_condition
+from gateway.s3.errors import S3Error
 from gateway.s3.payload import Incoming
 from gateway.s3.receiving import Received
 from gateway.s3.versions import version_headers
@@ -40,7 +41,7 @@ _ETAG_MD5: Final = 1
 
 async def put_object(call: Call) -> Response:
     """Durable on return."""
-    condition = write_condition(call)
+    condition = write_condition(call.headers)
     incoming = Incoming(call)
     if incoming.length_bytes > BLOB_BYTES_MAX:
         raise S3Error(400, "EntityTooLarge", "Your proposed upload exceeds the maximum allowed object size.")
@@ -50,15 +51,6 @@ async def put_object(call: Call) -> Response:
         stat = await _put_chunks(call, incoming, condition)
     headers = [(b"ETag", b'"%b"' % stat.etag.encode()), *checksum_headers(stat.checksums)]
     return Response(200, headers + version_headers(stat))
-
-
-def write_condition(call: Call) -> Condition:
-    """If-Match and If-None-Match of a request that writes.  S3Error for what S3 does not have there."""
-    match, none_match = call.headers.get(b"if-match"), call.headers.get(b"if-none-match")
-    if none_match not in (None, b"*"):
-        raise not_implemented("If-None-Match with anything but * on a write")
-    etags = [] if match is None else [tag.strip().strip('"') for tag in match.decode("latin-1").split(",")]
-    return Condition(absent=none_match is not None, etags=etags)
 
 
 async def _put_one_chunk(call: Call, incoming: Incoming, condition: Condition) -> ObjectStat:

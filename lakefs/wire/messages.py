@@ -162,10 +162,9 @@ class StatNames(Request, frozen=True):
 class DeleteNames(Request, frozen=True):
     """Remove names; a missing one is no failure (no `stat`).  A key `F/` is the folder's own blob; names in F stay.
 
-    `keep_folder`: the folder that loses its last name stays, as an empty one.  `durable` as in Commit.  In a bucket
-    that keeps versions a delete marker comes in the place of the name (or of nothing), and the result has its id.
-    `versions`, when given, are as many as names: that version goes for good (a missing one is no failure), or "" as
-    before; the condition is about the version then.
+    `keep_folder`: the folder that loses its last name stays, as an empty one.  `durable` as in Commit.  Where versions
+    are kept, a delete marker takes the place of the name (or of nothing); the result has its id.  `versions` and
+    `conditions` (for `condition`): none, or as many as names; a version is removed for good, under its own condition.
     """
 
     OP = 23
@@ -175,6 +174,7 @@ class DeleteNames(Request, frozen=True):
     keep_folder: bool = False
     durable: bool = True
     versions: list[str] = []
+    conditions: list[Condition] = []
 
 
 class Rename(Request, frozen=True):

@@ -32,14 +32,18 @@ class ObjectAttributes(Message, frozen=True):
 class Condition(Message, frozen=True):
     """What must hold for a change.  All given parts must hold; PreconditionFailed else.
 
-    `absent`: the name must not exist.  `etags`: one of them must be the present one ("*": it exists).
-    `not_etags`: none of them may be.  `node`: the present node's id, 0 = any.
+    `absent`: the name must not exist.  `etags`: one of them must be the present one ("*": it exists); KeyNotFound where
+    the name does not exist.  `not_etags`: none of them may be.  `node`: the present node's id, 0 = any.  `size_bytes`,
+    `mtime_s`: those of what is present, None = any; the time in whole seconds, as HTTP shows it.  `not_etags`,
+    `size_bytes` and `mtime_s` hold where the name does not exist.
     """
 
     absent: bool = False
     etags: list[str] = []
     not_etags: list[str] = []
     node: int = 0
+    size_bytes: int | None = None
+    mtime_s: int | None = None
 
 
 NO_CONDITION: Final = Condition()

@@ -58,6 +58,8 @@ def test_resources_paginators_and_waiters(gateway: Gateway) -> None:
         pages = s3.get_paginator("list_objects_v2").paginate(
             Bucket=bucket.name, Delimiter="/", PaginationConfig={"PageSize": 2})
         assert [entry["Prefix"] for entry in pages.search("CommonPrefixes[]") if entry] == ["a/", "b/", "c/"]
+        found = s3.list_buckets(Prefix="of-boto3-", MaxBuckets=1)
+        assert ([one["Name"] for one in found["Buckets"]], found["Prefix"]) == ([bucket.name], "of-boto3-")
         bucket.objects.all().delete()
         lake.Object(bucket.name, keys[-1]).wait_until_not_exists()
         bucket.delete()
@@ -81,8 +83,21 @@ def test_a_write_may_depend_on_what_is_there(gateway: Gateway) -> None:
                 assert error.response["Error"]["Code"] == "PreconditionFailed"
             else:
                 raise AssertionError(condition)
-        s3.put_object(**name, Body=b"3", IfMatch=etag)
+        new = s3.put_object(**name, Body=b"3", IfMatch=etag)["ETag"]
         assert s3.get_object(**name)["Body"].read() == b"3"
+        for condition, code in (
+            ({"IfMatch": etag}, "PreconditionFailed"),
+            ({"IfMatchSize": 2}, "PreconditionFailed"),
+            ({"Key": "never", "IfMatch": "*"}, "NoSuchKey"),
+        ):
+            try:
+                s3.delete_object(**(name | condition))
+            except s3.exceptions.ClientError as error:
+                assert error.response["Error"]["Code"] == code
+            else:
+                raise AssertionError(condition)
+        modified = s3.head_object(**name)["LastModified"]
+        s3.delete_object(**name, IfMatch=new, IfMatchSize=1, IfMatchLastModifiedTime=modified)
         """,
     )
 

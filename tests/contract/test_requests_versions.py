@@ -8,6 +8,7 @@ from lakefs.errors import (
     BucketNotEmpty,
     InvalidArgument,
     KeyDeleted,
+    KeyNotFound,
     PreconditionFailed,
     VersionIsMarker,
     VersionNotFound,
@@ -153,6 +154,48 @@ def test_conditions_look_at_what_a_key_is_bound_to(kind: Kind) -> None:
         assert kinds_of(await ask(client, request, m.NameResults, b"2")) == [None]
         assert kinds_of(await ask(client, request, m.NameResults, b"3")) == [PreconditionFailed]
         assert len(await versions(client)) == 3
+
+    kind.run(body)
+
+
+def test_each_name_is_removed_under_its_own_condition(kind: Kind) -> None:
+    async def body(engine: Engine) -> None:
+        client = engine.client
+        first = await put(client, "k1", b"12345")
+        await put(client, "k2", b"12345")
+        await put(client, "k3", b"12345")
+        names = [("bkt", key) for key in ("k1", "k2", "k3", "none", "none")]
+        conditions = [
+            m.Condition(etags=[first.etag]),
+            m.Condition(size_bytes=6),
+            m.NO_CONDITION,
+            m.Condition(etags=["*"]),
+            m.Condition(mtime_s=1),
+        ]
+        request = m.DeleteNames(names, m.Condition(absent=True), conditions=conditions)
+        found = kinds_of(await ask(client, request, m.NameResults))
+        assert found == [None, PreconditionFailed, None, KeyNotFound, None]
+        assert [key for key, _, _, _ in await versions(client)] == ["k2"]
+        await refused(client, InvalidArgument, m.DeleteNames(names, conditions=conditions[1:]))
+
+    kind.run(body)
+
+
+def test_a_condition_beside_a_version_is_about_that_one(kind: Kind) -> None:
+    async def body(engine: Engine) -> None:
+        client = engine.client
+        await keep_versions(client)
+        old = await version_put(client, "k", b"old")
+        first = await stat(client, "k")
+        await put(client, "k", b"newest")
+        for condition, version, expected in (
+            (m.Condition(size_bytes=6), old, PreconditionFailed),
+            (m.Condition(etags=["*"]), "0" * 15 + "f", KeyNotFound),
+            (m.Condition(etags=[first.etag], size_bytes=3), old, None),
+        ):
+            request = m.DeleteNames([("bkt", "k")], condition, versions=[version])
+            assert kinds_of(await ask(client, request, m.NameResults)) == [expected]
+        assert len(await versions(client)) == 1
 
     kind.run(body)
 

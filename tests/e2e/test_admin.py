@@ -17,7 +17,7 @@ from gateway.admin import bind_admin, serve_admin
 from gateway.metrics import Reading, new_registry
 from lakefs.config import Address
 from lakefs.errors import AddressInUse, ConfigError
-from lakefs.limits import ADMIN_CONNECTIONS_MAX, ADMIN_HEAD_BYTES_MAX
+from lakefs.limits import ADMIN_CONNECTIONS_MAX, ADMIN_HEAD_BYTES_MAX, ADMIN_REQUEST_TIMEOUT_S
 
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -172,6 +172,18 @@ def test_one_connection_answers_many_requests_in_order() -> None:
 def test_garbage_is_refused_and_the_next_client_is_served(garbage: bytes) -> None:
     async def scenario(port: Port) -> None:
         assert (await port.raw(garbage)).startswith(b"HTTP/1.1 400 ")
+        assert await port.get("/health") == (200, b"ok\n")
+
+    _with_port(scenario)
+
+
+@pytest.mark.parametrize("sent", [b"\x16", b"\x16\x03\x01\x02", b"\x80\x2e", b"\xff", b"\x00", b"{"])
+def test_bytes_that_begin_no_request_are_refused_at_once(sent: bytes) -> None:
+    async def scenario(port: Port) -> None:
+        with trio.fail_after(ADMIN_REQUEST_TIMEOUT_S / 2):
+            answered = await port.raw(sent)
+        assert answered.startswith(b"HTTP/1.1 400 ")
+        assert (b"plain HTTP" in answered) is (sent[0] == 0x16)
         assert await port.get("/health") == (200, b"ok\n")
 
     _with_port(scenario)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,6 +12,7 @@ from typing import Final
 
 import pytest
 
+from lakefs.limits import HTTP_HEAD_TIMEOUT_S
 from tests.e2e.s3_raw import UNSIGNED, Signer, nothing_else_is_left, signer_of
 from tests.e2e.served import Served, serving
 
@@ -153,6 +157,28 @@ def test_a_first_line_of_another_form_is_refused_and_ends_the_connection(s3: Sig
     [answer] = s3.send_all(LINES[name] + b"\r\nHost: " + s3.host.encode() + b"\r\n\r\n" + SMUGGLED)
     assert answer.status in (400, 405, 501, 505), answer
     assert answer.closed
+
+
+def test_a_client_that_speaks_tls_is_told_at_once_that_this_port_does_not(s3: Signer) -> None:
+    with socket.create_connection(s3.address, timeout=5) as connection:
+        with pytest.raises(ssl.SSLError, match=r"(?i)wrong.version.number"):
+            ssl.create_default_context().wrap_socket(connection, server_hostname=s3.address[0])
+    for sent in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\x16"):
+        began = time.monotonic()
+        [answer] = s3.send_all(sent)
+        assert time.monotonic() - began < HTTP_HEAD_TIMEOUT_S / 2
+        assert (answer.status, answer.code, answer.closed) == (400, "BadRequest", True)
+        assert "plain HTTP" in answer.field("Message")
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x00", b"\xff\xfe", b"SSH-2.0-OpenSSH_9.9\r\n", b"\x80\x2e\x01", b"LAK1\x01"]
+)
+def test_bytes_of_another_protocol_are_refused_at_once(s3: Signer, sent: bytes) -> None:
+    began = time.monotonic()
+    [answer] = s3.send_all(sent)
+    assert time.monotonic() - began < HTTP_HEAD_TIMEOUT_S / 2
+    assert (answer.status, answer.code, answer.closed) == (400, "BadRequest", True)
 
 
 def test_methods_that_s3_does_not_have_change_nothing(s3: Signer) -> None:

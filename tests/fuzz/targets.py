@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from gateway.http.framing import ChunkedDecoder, body_framing
-from gateway.http.head import RequestHead, head_length, parse_head
+from gateway.http.head import HeadWatch, RequestHead, head_length, parse_head
 from gateway.http.ranges import ByteRange, check_conditions, parse_http_date, range_holds, select_range
 from gateway.http.refusal import HttpRefusal
 from gateway.s3 import bodies
@@ -42,7 +42,9 @@ def _head(data: bytes) -> RequestHead | None:
 
 
 def read_head(data: bytes) -> None:
-    """A head: what was understood of it has the form that its readers rely on."""
+    """A head: what was understood of it has the form that its readers rely on, and in pieces it is the same."""
+    length = head_length(data)
+    _watched(data[: length - 1] if length else data)
     head = _head(data)
     if head is None:
         return
@@ -55,6 +57,29 @@ def read_head(data: bytes) -> None:
         assert value == value.strip(b" \t")
         assert not any(byte < 32 and byte != 9 for byte in value), value
     assert body_framing(head).length_bytes >= 0
+
+
+def _watched(data: bytes) -> None:
+    """What is refused while it comes is refused as a whole too, and however it is cut."""
+    refused = _refused_in_pieces(data, len(data) or 1)
+    assert refused == _refused_in_pieces(data, max(1, len(data) // 64))
+    if not refused:
+        return
+    try:
+        parse_head(data + b"\r\n\r\n")
+    except HttpRefusal:
+        return
+    raise AssertionError("a head that was refused in pieces was read as a whole")
+
+
+def _refused_in_pieces(data: bytes, step: int) -> bool:
+    watch = HeadWatch()
+    try:
+        for start in range(0, len(data), step):
+            watch.feed(data[start : start + step])
+    except HttpRefusal:
+        return True
+    return False
 
 
 def read_chunked(data: bytes) -> None:

@@ -135,13 +135,17 @@ class Model:
         if bucket not in state and not create:
             return BucketNotFound
         keys = state.get(bucket, {})
-        if not self._holds(keys.get(key), condition):
-            return PreconditionFailed
+        refused = self._refusal(keys.get(key), condition)
+        if refused is not None:
+            return refused
         return put(state, bucket, key, bound)
 
-    def _holds(self, present: Bound | None, condition: m.Condition) -> bool:
+    def _refusal(self, present: Bound | None, condition: m.Condition) -> type[LakeError] | None:
         if present is None:
-            return not condition.etags
+            return KeyNotFound if condition.etags else None
+        return None if self._holds(present, condition) else PreconditionFailed
+
+    def _holds(self, present: Bound, condition: m.Condition) -> bool:
         etag = present.etag or (self._etag_of(present.blob) if present.blob else "")
         if condition.absent or (condition.etags and etag not in condition.etags):
             return False
@@ -162,8 +166,8 @@ class Model:
                     answers.append(None)
                 gone = key if key in keys and key not in state[bucket] else ""
                 state = {**state, bucket: _kept(state[bucket], gone, request.keep_folder)}
-            elif not self._holds(keys.get(key), request.condition):
-                answers.append(PreconditionFailed)
+            elif refused := self._refusal(keys.get(key), request.condition):
+                answers.append(refused)
             else:
                 answers.append(keys.get(key))
                 if keeps(state, bucket, key):

@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from gateway.http.head import RequestHead, head_length, parse_head
+from gateway.http.head import HeadWatch, RequestHead, check_beginning, head_length, parse_head
 from gateway.http.refusal import HttpRefusal
 from lakefs.limits import HTTP_HEAD_BYTES_MAX, HTTP_HEADERS_MAX
 
@@ -213,6 +213,45 @@ def test_a_head_without_an_end_is_refused_at_the_limit() -> None:
         head_length(b"a" * HTTP_HEAD_BYTES_MAX)
     with pytest.raises(HttpRefusal):
         head_length(b"a" * (HTTP_HEAD_BYTES_MAX - 3) + b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"\x16", "TLS"),
+        (b"\x00", "0x00"),
+        (b"\x80", "0x80"),
+        (b"{", "0x7b"),
+        (b"g", "0x67"),
+        (b"\n", "0x0a"),
+        (b" ", "0x20"),
+        (b"\rG", "0x0d"),
+        (b"SS", "method"),
+        (b"GET /\x00", "url"),
+        (b"GET / F", "HTTP/"),
+        (b"GET / HTTP/1.1\n", "CRLF"),
+        (b"GET / HTTP/1.1\r\nA: b\x01", "header value"),
+        (b"GET / HTTP/1.1\r\nA ", "header"),
+        (b"PUT / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2", "Content-Length"),
+    ],
+)
+def test_bytes_that_no_head_has_are_refused_at_the_first_of_them(sent: bytes, said: str) -> None:
+    watch = HeadWatch()
+    for at in range(len(sent) - 1):
+        watch.feed(sent[at : at + 1])
+    with pytest.raises(HttpRefusal) as caught:
+        watch.feed(sent[-1:])
+    assert (caught.value.status, caught.value.code) == (400, "BadRequest")
+    assert said in caught.value.message
+    with pytest.raises(HttpRefusal, match=said):
+        HeadWatch().feed(sent)
+    assert refusal_of(sent + b"\r\n\r\n").status == 400
+
+
+def test_a_beginning_that_may_become_a_request_is_waited_for() -> None:
+    for sent in (b"", b"\r", b"\r\n", b"G", head_of()[:-1]):
+        check_beginning(sent)
+        HeadWatch().feed(sent)
 
 
 names = st.text(TOKEN, min_size=1, max_size=12).map(str.encode)

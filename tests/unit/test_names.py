@@ -164,15 +164,27 @@ def test_conditions_hold_or_name_the_object_and_the_reason() -> None:
         (Condition(not_etags=["*"]), "was excluded"),
         (Condition(node=node.node_id + 1), "replaced meanwhile"),
         (Condition(etags=["*"], node=node.node_id + 1), "replaced meanwhile"),
+        (Condition(size_bytes=2), "its size is 3 bytes"),
+        (Condition(etags=[etag], size_bytes=0), "its size is 3 bytes"),
+        (Condition(mtime_s=0), "modification time"),
+        (Condition(mtime_s=NOW_NS // 10**9 + 1, size_bytes=3), "modification time"),
     ]:
         refusal = shelf.refuses(PreconditionFailed, shelf.put, "dir/a", "two", bad)
         assert reason in refusal
         assert "'b/dir/a'" in refusal
         shelf.refuses(PreconditionFailed, shelf.remove, "dir/a", bad)
-    for missing in [Condition(etags=["*"]), Condition(etags=[etag]), Condition(node=5)]:
-        refusal = shelf.refuses(PreconditionFailed, shelf.put, "new/dir/b", "two", missing)
+    for missing, kind in [
+        (Condition(etags=["*"]), KeyNotFound),
+        (Condition(etags=[etag], size_bytes=3), KeyNotFound),
+        (Condition(node=5), PreconditionFailed),
+    ]:
+        refusal = shelf.refuses(kind, shelf.put, "new/dir/b", "two", missing)
         assert "does not exist" in refusal
-        shelf.refuses(PreconditionFailed, shelf.remove, "new/dir/b", missing)
+        shelf.refuses(kind, shelf.remove, "new/dir/b", missing)
+    shelf.remove("new/dir/b", Condition(not_etags=["*"], size_bytes=9, mtime_s=0))
+    shelf.put("dir/a", "one", Condition(size_bytes=3, mtime_s=NOW_NS // 10**9))
+    node = shelf.get("dir/a")
+    assert node is not None
     shelf.put("dir/a", "one", Condition(etags=["other", etag], not_etags=["x"], node=node.node_id))
     shelf.put("dir/a", "one", Condition(etags=["*"]))
     shelf.put("fresh", "one", Condition(absent=True, not_etags=["*"]))
@@ -181,7 +193,7 @@ def test_conditions_hold_or_name_the_object_and_the_reason() -> None:
 def test_a_folder_that_nobody_made_is_absent_as_a_key() -> None:
     shelf = Shelf()
     shelf.put("a/b")
-    shelf.refuses(PreconditionFailed, lambda: shelf.put("a/", "own", Condition(etags=["*"])))
+    shelf.refuses(KeyNotFound, lambda: shelf.put("a/", "own", Condition(etags=["*"])))
     shelf.put("a/", "own", Condition(absent=True))
     shelf.refuses(PreconditionFailed, lambda: shelf.put("a/", "own", Condition(absent=True)))
 

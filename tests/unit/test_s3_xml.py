@@ -75,8 +75,18 @@ def test_every_body_is_read_with_and_without_a_namespace(attribute: str) -> None
     assert bodies.read_create_bucket(body("CreateBucketConfiguration", location)) == "eu-lake-1"
     objects = "<Quiet>true</Quiet><Object><Key> a/\u00e9 </Key><VersionId>v</VersionId></Object>"
     objects += '<Object><ETag>"e"</ETag><Key>b&amp;&#13;</Key><Size>1</Size></Object>'
+    objects += (
+        "<Object><Key>c</Key><LastModifiedTime> Sun, 06 Nov 1994 08:49:37 GMT </LastModifiedTime></Object>"
+    )
+    objects += "<Object><Key>d</Key><ETag>*</ETag></Object><Object><Key>e</Key><ETag/><Size>0</Size></Object>"
     assert bodies.read_delete(body("Delete", objects)) == (
-        (DeleteItem(" a/\u00e9 ", "v"), DeleteItem("b&\r", "", "e")),
+        (
+            DeleteItem(" a/\u00e9 ", "v"),
+            DeleteItem("b&\r", "", "e", 1),
+            DeleteItem("c", mtime_s=784111777),
+            DeleteItem("d", etag="*"),
+            DeleteItem("e", etag="", size_bytes=0),
+        ),
         True,
     )
     parts = "<Part><PartNumber>1</PartNumber><ETag>&quot;e-1&quot;</ETag></Part>"
@@ -183,6 +193,15 @@ def test_parts_are_numbered_in_rising_order(numbers: list[int], code: str) -> No
         (bodies.read_delete, b"<Delete><Object/></Delete>"),
         (bodies.read_delete, b"<Delete><Object><Key></Key></Object></Delete>"),
         (bodies.read_delete, b"<Delete><Object><Key>a</Key><Key>b</Key></Object></Delete>"),
+        (bodies.read_delete, b"<Delete><Object><Key>a</Key><Size/></Object></Delete>"),
+        (bodies.read_delete, b"<Delete><Object><Key>a</Key><Size>-1</Size></Object></Delete>"),
+        (bodies.read_delete, b"<Delete><Object><Key>a</Key><Size>%b</Size></Object></Delete>" % (b"1" * 20)),
+        (bodies.read_delete, b"<Delete><Object><Key>a</Key><Size><B>1</B></Size></Object></Delete>"),
+        (bodies.read_delete, b"<Delete><Object><Key>a</Key><ETag>a</ETag><ETag>b</ETag></Object></Delete>"),
+        (
+            bodies.read_delete,
+            b"<Delete><Object><Key>a</Key><LastModifiedTime>soon</LastModifiedTime></Object></Delete>",
+        ),
         (bodies.read_delete, b"<Delete><Quiet>maybe</Quiet><Object><Key>a</Key></Object></Delete>"),
         (bodies.read_complete, b"<CompleteMultipartUpload><Part/></CompleteMultipartUpload>"),
         (
