@@ -13,12 +13,12 @@ from collections.abc import Sequence as Seq
 from contextlib import ExitStack
 from typing import Final
 
+from engine.answers import failure_of
 from engine.chunks import find_chunk
 from engine.format import ChunkRecord
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
 from engine.hot_index import record_at
-from engine.puts import failure_of
 from engine.segment_reader import READ_AT_ONCE_BYTES
 from engine.segments import Range, RangeRead
 from engine.store import Store

@@ -21,13 +21,13 @@ from typing import Final
 
 import trio
 
+from engine.answers import failure_of
 from engine.checksums import check_vector, vector_of
 from engine.chunks import find_chunk
 from engine.format import ChunkRecord
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
 from engine.lent_memory import LentMemory, put_into
-from engine.puts import failure_of
 from engine.slot_reader import SlotLoad
 from engine.store import Store
 from lakefs.errors import (

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from engine.chunks import find_chunk
 from engine.extents import Place
+from engine.grants import grant_of
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
 from engine.hot_index import NO_GRANT
-from engine.reads import grant_of
 from engine.store import Store
 from lakefs.errors import PermissionDenied
 from lakefs.service import Body, Reply

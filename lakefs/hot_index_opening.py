@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from lakefs.descriptors import close_all
 from lakefs.errors import (
     CorruptionError,
     EngineBusy,
@@ -12,7 +13,6 @@ from lakefs.errors import (
     UnsupportedVersion,
 )
 from lakefs.hot_index import HotIndexReader
-from lakefs.sockets import close_all
 from lakefs.steps import Steps, send
 from lakefs.wire.messages import HotIndexOpened, OpenHotIndex
 
