@@ -33,7 +33,7 @@ class PinRequests:
         found = [client.pins.get(chunk) for chunk in chunks]
         try:
             await self._store.metadata.wait_durable(sequence)
-            await self._store.segments.wait_written(
+            await self._store.segments.small.wait_written(
                 [Place(pin.record.segment, pin.record.offset) for pin in found if pin is not None]
             )
         except BaseException:

@@ -140,7 +140,7 @@ class Reads:
             if request.durable:
                 await self._metadata.wait_durable(sequence)
             elif self._segments.small.unwritten:
-                await self._segments.wait_written(_places(opening))
+                await self._segments.small.wait_written(_places(opening))
             leases -= {item.lease for item in opening if isinstance(item, _Opening)}
         finally:
             if leases:
@@ -153,7 +153,7 @@ class Reads:
             return None
         payload = self._dram.small_at_once(item.chunks[0], item.small)
         if payload is None:
-            payload = self._segments.small_at_once(item.small)
+            payload = self._segments.batches.read_at_once(item.small)
             if payload is None:
                 return None
             if item.worth_it:
@@ -272,7 +272,7 @@ class Reads:
         missing = [index for index, payload in enumerate(found) if payload is None]
         if missing:
             records = [wanted[index][1] for index in missing]
-            read = await self._segments.read_small(records, tried=tried)
+            read = await self._segments.batches.read_small(records, tried=tried)
             for index, payload in zip(missing, read, strict=True):
                 found[index] = payload
         return [payload for payload in found if payload is not None]
@@ -342,14 +342,14 @@ class Reads:
             raise PermissionDenied("descriptors are given on the Unix socket only; ask for the bytes instead")
         if len(request.segments) > SEGMENTS_PER_REQUEST_MAX:
             raise RequestTooLarge(f"at most {SEGMENTS_PER_REQUEST_MAX} segments in one request")
-        known = set(self._segments.all_ids())
+        known = set(self._segments.register.ids())
         found: list[int] = []
         descriptors: list[int] = []
         for segment in request.segments:
             if SegmentId(segment) not in known:
                 continue
             try:
-                descriptors.append(self._segments.descriptor(SegmentId(segment)))
+                descriptors.append(self._segments.files.lend(SegmentId(segment)))
             except (CorruptionError, OperationalError) as error:
                 # Without a descriptor the client asks for the bytes, and learns of each chunk by itself.
                 _log.warning("segment_not_lent", segment=f"{segment:016x}", reason=error.message)
