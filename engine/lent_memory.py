@@ -24,7 +24,7 @@ from typing import Final
 
 import trio
 
-from engine.granules import read_granules
+from engine._granules import read_granules
 from engine.sources import file_system
 from lakefs.descriptors import aside, is_memory, let_go
 from lakefs.errors import EngineBusy, InvalidArgument, SourceChanged
