@@ -46,6 +46,10 @@ NATIVE_MODULES = (
 )  # fmt: skip
 
 
+SPARED_MODULES = {"engine._ring", "lakefs._plain_reads"}
+"""Threads read instead of the one; clients ask the engine instead of using the other."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One line: what was looked at, how it is, and why."""
@@ -122,15 +126,16 @@ def _python_packages() -> Iterator[Finding]:
 
 
 def _native_modules() -> Finding:
-    """Each has a twin in Python, which takes its place without a word."""
+    """The engine does not run without most of them; reads are slower without the others."""
     absent = [name for name in NATIVE_MODULES if find_spec(name) is None]
     if not absent:
         return Finding("ok", "native modules", "built")
+    runs = not set(absent) - SPARED_MODULES
     return Finding(
-        "warn",
+        "warn" if runs else "fail",
         "native modules",
-        f"{', '.join(absent)}: not built, Python does it more slowly; install a C compiler and Python's headers "
-        "(gcc, python3-dev), then install the package again",
+        f"{', '.join(absent)}: not built, {'reads are slower' if runs else 'the engine does not start'}; install a C "
+        "compiler and Python's headers (gcc, python3-dev), then install the package again",
     )
 
 

@@ -9,7 +9,6 @@ SOURCE is `lake` or `none` for the configured engine, or an engine's address; th
 
 from __future__ import annotations
 
-import sys
 from typing import Final
 
 from lakefs.errors import InvalidArgument
@@ -17,18 +16,6 @@ from lakefs.errors import InvalidArgument
 CONFIGURED: Final = ("lake", "none", "")
 ADDRESSES: Final = ("unix:", "tcp:")
 USAGE: Final = "usage: mount.lake SOURCE DIR [-fnsv] [-o OPTIONS]"
-
-
-def main() -> None:
-    """The script `mount.lake`."""
-    from cli.main import EXIT_USAGE, run
-
-    try:
-        arguments = from_mount(sys.argv[1:])
-    except InvalidArgument as error:
-        sys.stderr.write(f"mount.lake: {error.message}\n")
-        sys.exit(EXIT_USAGE)
-    sys.exit(run(arguments) if arguments else 0)
 
 
 def from_mount(given: list[str]) -> list[str]:

@@ -27,18 +27,18 @@ def readings(engine: RunningEngine) -> list[Reading]:
             lambda: {k: float(v) for k, v in store.holds.statistics().items()},
             "kind",
         ),
-        Reading("lake_segments", "Segment files", lambda: float(len(store.segments.all_ids()))),
+        Reading("lake_segments", "Segment files", lambda: float(len(store.segments.register.ids()))),
         Reading(
             "lake_healed_reads_total",
             "Reads that matched their checksums only past the page cache",
-            lambda: float(store.segments.healed_reads),
+            lambda: float(store.segments.reader.healed_reads),
             counter=True,
         ),
         Reading(
             "lake_small_reads_total",
             "Small payloads and ranges read: cached, by the queue (io_uring or threads), or alone in threads",
             lambda: {
-                way: float(store.segments.read_statistics()[way]) for way in ("cached", "queue", "threads")
+                way: float(store.segments.batches.statistics()[way]) for way in ("cached", "queue", "threads")
             },
             "way",
             counter=True,
@@ -46,7 +46,7 @@ def readings(engine: RunningEngine) -> list[Reading]:
         Reading(
             "lake_io_uring",
             "1 when the disk is read through io_uring",
-            lambda: float(store.segments.read_statistics()["through"] == "io_uring"),
+            lambda: float(store.segments.batches.statistics()["through"] == "io_uring"),
         ),
         *gc_readings(store),
         *scrub_readings(store),

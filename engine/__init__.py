@@ -1,0 +1,20 @@
+"""The engine: the only code that touches a store's disk.
+
+Its native modules have no substitute: an import of the engine without them is an error that says what to do.
+"""
+
+from importlib import import_module
+
+from lakefs.errors import StoreUnusable
+
+NATIVE_MODULES = ("engine._frequency", "engine._granules", "lakefs._hot_table")
+
+for _name in NATIVE_MODULES:
+    try:
+        import_module(_name)
+    except ImportError as error:
+        raise StoreUnusable(
+            f"the native module {_name} is not built ({error}), and the engine does not run without it; install a C "
+            "compiler and Python's headers (gcc, python3-dev), then install the package again",
+            subject=_name,
+        ) from error

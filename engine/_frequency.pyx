@@ -1,5 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""How often chunks were read lately, native: the same calls and the same counts as `engine.frequency.TwinSketch`."""
+"""How often chunks were read lately: a count-min sketch with conservative update, halved now and then.
+
+An estimate may be too high, when chunks share counters, and is never too low until counts are halved.  A row takes eight
+bytes of the digest as they are: digests are uniform.
+"""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint64_t
@@ -9,7 +13,7 @@ from libc.string cimport memcpy
 cdef extern from *:
     """
     #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-    #error "the twin in Python serves here"
+    #error "digests are read as little-endian numbers"
     #endif
     """
     void __builtin_prefetch(const void *)
@@ -22,7 +26,7 @@ cdef enum:
 
 
 cdef class Sketch:
-    """See `engine.frequency.TwinSketch`.  `width` is a power of two."""
+    """Four rows of `width` counters (a power of two), halved each time that `sample` reads were counted."""
 
     cdef uint8_t *_cells
     cdef uint64_t _mask

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""CRC32C of granules, native: the same as the twins of `engine.granules`, without the interpreter's lock.
+"""CRC32C of every granule (64 KiB) of a payload: of bytes in memory, and of bytes read into it.
 
 A processor has the answer of one CRC instruction three cycles later, and begins another in each: so four granules are
 gone through side by side.
@@ -13,10 +13,12 @@ import os
 
 cdef extern from *:
     """
-    #if !defined(__x86_64__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-    #error "the twin in Python serves here"
+    #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+    #error "the bytes of a store are little-endian"
     #endif
+    #ifdef __x86_64__
     #include <nmmintrin.h>
+    #endif
     #include <stdint.h>
     #include <string.h>
     #include <sys/types.h>
@@ -33,6 +35,43 @@ cdef extern from *:
         return word;
     }
 
+    /* Without an instruction for it: eight tables (Kounavis and Berry, "Slicing-by-8", 2005). */
+    static uint32_t lake_tables[8][256];
+
+    static void lake_make_tables(void) {
+        for (uint32_t i = 0; i < 256; i++) {
+            uint32_t crc = i;
+            for (int bit = 0; bit < 8; bit++)
+                crc = (crc >> 1) ^ (0x82F63B78u & (0u - (crc & 1)));
+            lake_tables[0][i] = crc;
+        }
+        for (uint32_t i = 0; i < 256; i++)
+            for (int slice = 1; slice < 8; slice++) {
+                uint32_t crc = lake_tables[slice - 1][i];
+                lake_tables[slice][i] = (crc >> 8) ^ lake_tables[0][crc & 255];
+            }
+    }
+
+    static uint32_t lake_crc_by_tables(const uint8_t *from, size_t length) {
+        uint32_t crc = 0xFFFFFFFFu;
+        size_t at = 0;
+        for (; at + 8 <= length; at += 8) {
+            uint64_t word = lake_word(from + at) ^ crc;
+            crc = 0;
+            for (int slice = 0; slice < 8; slice++)
+                crc ^= lake_tables[7 - slice][(word >> (8 * slice)) & 255];
+        }
+        for (; at < length; at++)
+            crc = (crc >> 8) ^ lake_tables[0][(crc ^ from[at]) & 255];
+        return ~crc;
+    }
+
+    static void lake_granules_by_tables(const uint8_t *from, size_t length, uint32_t *crcs) {
+        for (size_t at = 0; at < length; at += GRANULE)
+            *crcs++ = lake_crc_by_tables(from + at, length - at < GRANULE ? length - at : GRANULE);
+    }
+
+    #ifdef __x86_64__
     __attribute__((target("sse4.2")))
     static uint32_t lake_crc_of_one(const uint8_t *from, size_t length) {
         uint64_t crc = 0xFFFFFFFFu;
@@ -59,7 +98,7 @@ cdef extern from *:
         crcs[3] = ~(uint32_t)d;
     }
 
-    static void lake_granule_crcs(const uint8_t *from, size_t length, uint32_t *crcs) {
+    static void lake_granules_by_instruction(const uint8_t *from, size_t length, uint32_t *crcs) {
         for (; length >= LANES * GRANULE; length -= LANES * GRANULE, from += LANES * GRANULE, crcs += LANES)
             lake_crc_of_four(from, crcs);
         while (length) {
@@ -71,24 +110,36 @@ cdef extern from *:
     }
 
     static int lake_has_crc(void) { return __builtin_cpu_supports("sse4.2"); }
+    #else
+    static int lake_has_crc(void) { return 0; }
+    #define lake_granules_by_instruction lake_granules_by_tables
+    #endif
+
+    static void (*lake_granule_crcs)(const uint8_t *, size_t, uint32_t *) = lake_granules_by_tables;
+
+    static void lake_choose(void) {
+        lake_make_tables();
+        if (lake_has_crc())
+            lake_granule_crcs = lake_granules_by_instruction;
+    }
     """
     enum:
         GRANULE
         STEP_BYTES
         BRIEF_BYTES
     void lake_granule_crcs(const uint8_t *source, size_t length, uint32_t *crcs) noexcept nogil
-    int lake_has_crc()
+    void lake_granules_by_tables(const uint8_t *source, size_t length, uint32_t *crcs) noexcept nogil
+    void lake_choose()
 
 cdef extern from "unistd.h" nogil:
     ssize_t pread(int descriptor, void *target, size_t length, int64_t offset)
 
 
-if not lake_has_crc():
-    raise ImportError("the processor has no instruction for CRC32C")
+lake_choose()
 
 
 def granule_crcs(const uint8_t[::1] payload not None):
-    """See `engine.granules.twin_granule_crcs`."""
+    """CRC32C of every granule from the start of `payload`, 4 bytes each, little-endian; the last may be short."""
     cdef size_t length = payload.shape[0]
     if not length:
         return b""
@@ -103,8 +154,20 @@ def granule_crcs(const uint8_t[::1] payload not None):
     return crcs
 
 
+def granule_crcs_by_tables(const uint8_t[::1] payload not None):
+    """`granule_crcs` as a processor without an instruction for CRC32C computes them."""
+    cdef size_t length = payload.shape[0]
+    cdef bytes crcs = _room_for(length)
+    if length:
+        lake_granules_by_tables(&payload[0], length, <uint32_t *>PyBytes_AS_STRING(crcs))
+    return crcs
+
+
 def read_granules(int descriptor, int64_t offset, uint8_t[::1] target not None):
-    """See `engine.granules.twin_read_granules`."""
+    """Fill `target` from a file's `offset` on, and return `granule_crcs` of it.  Blocks, in any thread.
+
+    EOFError when the file ends before, OSError; then anything may be in `target`.
+    """
     cdef size_t length = target.shape[0]
     if not length:
         return b""

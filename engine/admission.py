@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from engine.frequency import new_sketch
+from engine._frequency import Sketch
 from lakefs.ids import ChunkId
 
 READS_FOR_ADMISSION: Final = 2
@@ -37,7 +37,7 @@ class Admission:
         """`places`: about how many chunks the tier holds.  Memory: 16 to 32 bytes for each."""
         assert places >= 1, "a tier has room for something"
         width = 1 << max(10, (4 * places - 1).bit_length())
-        self._sketch = new_sketch(width, max(SAMPLE_FACTOR * places, 1024))
+        self._sketch = Sketch(width, max(SAMPLE_FACTOR * places, 1024))
         self.note: Final[Callable[[ChunkId], int]] = self._sketch.note
         """Count a read of the chunk; how often it was read lately, about: 1 to 15."""
         self.note_many: Final[Callable[[list[ChunkId]], bytes]] = self._sketch.note_many

@@ -292,7 +292,7 @@ class _Check:
     async def places(self) -> None:
         """Every chunk lies inside its segment and overlaps no other; chunks that nothing refers to are noted."""
         sizes: dict[SegmentId, int] = {}
-        for segment in self._segments.all_ids():
+        for segment in self._segments.register.ids():
             await self._note_size(segment, sizes)
         extents: dict[SegmentId, array[int]] = {}
         garbage_count = garbage_bytes = 0
@@ -340,7 +340,7 @@ class _Check:
     async def _note_size(self, segment: SegmentId, sizes: dict[SegmentId, int]) -> None:
         sizes.pop(segment, None)
         try:
-            sizes[segment] = await self._segments.size(segment)
+            sizes[segment] = await self._segments.room.size(segment)
         except StaleGrant:
             return  # removed; what still refers to it is damage
 

@@ -13,9 +13,9 @@ import struct
 
 from crc32c import crc32c
 
+from engine._granules import granule_crcs
 from engine.extents import large_extent_bytes, vector_bytes
 from engine.format import ChunkRecord
-from engine.granules import granule_crcs
 from lakefs.ids import Buffer
 
 

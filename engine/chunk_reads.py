@@ -13,14 +13,14 @@ from collections.abc import Sequence as Seq
 from contextlib import ExitStack
 from typing import Final
 
+from engine.answers import failure_of
+from engine.batch_reader import Range
 from engine.chunks import find_chunk
 from engine.format import ChunkRecord
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
 from engine.hot_index import record_at
-from engine.puts import failure_of
-from engine.segment_reader import READ_AT_ONCE_BYTES
-from engine.segments import Range, RangeRead
+from engine.segment_reader import READ_AT_ONCE_BYTES, RangeRead
 from engine.store import Store
 from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError, RequestTooLarge, StaleGrant
 from lakefs.hot_table_format import SEGMENT_TIER, Found
@@ -74,7 +74,7 @@ class ChunkReads:
         places = [] if hot is None else _plain(hot.find_many(chunks), request)
         if not places or (tier is not None and any(chunk in tier for chunk in chunks)):
             return None
-        memory = await self._segments.read_packed(places)
+        memory = await self._segments.batches.read_packed(places)
         if memory is None:
             return None
         if tier is not None:
@@ -126,7 +126,7 @@ class ChunkReads:
             for index, item in enumerate(planned)
             if done[index] is None and isinstance(item, tuple)
         ]
-        found = await self._segments.read_ranges([item for _, item in missing])
+        found = await self._segments.batches.read_ranges([item for _, item in missing])
         for (index, item), read in zip(missing, found, strict=True):
             if isinstance(read, LakeError):
                 read = await self._read_elsewhere(chunks[index], item, read)
@@ -162,7 +162,7 @@ class ChunkReads:
             if now is None:
                 return told
             record = now
-            [read] = await self._segments.read_ranges([(record, offset, length)])
+            [read] = await self._segments.batches.read_ranges([(record, offset, length)])
             if not isinstance(read, LakeError):
                 return read
             error = read

@@ -195,7 +195,7 @@ class Chunks:
     async def read(self, chunk: ChunkId, record: ChunkRecord) -> bytes:
         """The whole payload, checked by CRC32C.  ChunkDamaged, StoreDamaged; what is damaged is noted."""
         try:
-            return bytes(await self._segments.read_chunk(record))
+            return bytes(await self._segments.reader.read_chunk(record))
         except LakeError as error:
             raise await self.judged(chunk, record, error) from error
 

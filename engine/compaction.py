@@ -163,7 +163,7 @@ class Compactor:
 
     async def _choose(self, share: float) -> dict[SegmentId, _Living]:
         """Segments worth it, the emptiest first."""
-        settled = {s for s in self._segments.sealed() if not self._segments.inflight(s)}
+        settled = {s for s in self._segments.room.sealed() if not self._segments.in_flight.count(s)}
         filled_before = self._segments.small.filled
         living: dict[SegmentId, _Living] = {}
         after = b""
@@ -178,12 +178,12 @@ class Compactor:
             settled.add(filled_before[0])
         worth: list[tuple[float, SegmentId]] = []
         for segment in settled:
-            if self._segments.inflight(segment) or not self._segments.has(segment):
+            if self._segments.in_flight.count(segment) or not self._segments.register.has(segment):
                 continue  # gc removes some meanwhile
             if self._segments.pins.has(segment):
                 continue  # what lives there would take room twice
             # The header's page is room that goes only with the file.
-            room = await self._segments.allocated_bytes([segment]) - PAGE_BYTES
+            room = await self._segments.room.allocated_bytes([segment]) - PAGE_BYTES
             lives = living.setdefault(segment, _Living()).room_bytes
             if not lives or self._is_worth_it(lives, room, share):
                 worth.append((lives / room if lives else 0.0, segment))
@@ -217,7 +217,7 @@ class Compactor:
             found, is_complete = await self._find(chosen)
             moved_before = report.moved_chunks
             for segment in chosen:
-                if not self._segments.has(segment):
+                if not self._segments.register.has(segment):
                     continue
                 left = await self._empty(segment, found[segment], is_complete, report)
                 if is_complete and not left:
@@ -247,7 +247,7 @@ class Compactor:
     ) -> int:
         """Move chunks of one segment; how many stay there.  StoreFull: there is no room for the next batch."""
         if not is_complete:  # what is dead between them is not known: little comes back until all are moved
-            await self._room_for(await self._segments.allocated_bytes([segment]))
+            await self._room_for(await self._segments.room.allocated_bytes([segment]))
         ordered = _by_offset(found, is_complete)
         good = (item for item in ordered if not self._chunks.is_quarantined(item.chunk))
         pending = deque(islice(good, COMPACT_BATCH))
@@ -276,7 +276,7 @@ class Compactor:
                 "the disk is full and the reserve is used: nothing is moved until there is more room"
             )
         # A page for the header of a new segment, one for what is not whole pages.
-        room = await self._segments.free_bytes(into_headroom=True) - 2 * PAGE_BYTES
+        room = await self._segments.room.free_bytes(into_headroom=True) - 2 * PAGE_BYTES
         if room < needed_bytes:
             raise StoreFull(
                 f"no room to move {needed_bytes} bytes out of a segment; what gc freed is free all the same"
@@ -301,7 +301,7 @@ class Compactor:
         read: list[tuple[_Found, Payload]] = []
         for item, payload in zip(items, payloads, strict=True):
             try:
-                await self._segments.read_chunk(item.record, payload.area)
+                await self._segments.reader.read_chunk(item.record, payload.area)
             except (CorruptionError, OperationalError) as error:
                 await self._note(item, error)
             else:
@@ -310,7 +310,7 @@ class Compactor:
 
     async def _read_small(self, items: Seq[_Found]) -> list[tuple[_Found, Payload]]:
         read: list[tuple[_Found, Payload]] = []
-        payloads = await self._segments.read_small([item.record for item in items])
+        payloads = await self._segments.batches.read_small([item.record for item in items])
         for item, payload in zip(items, payloads, strict=True):
             if isinstance(payload, LakeError):
                 await self._note(item, payload)
@@ -377,15 +377,15 @@ class Compactor:
         await self._metadata.wait_durable(sequence)
         places = [(item.record.segment, item.record.offset, item.vacated_bytes) for item in moved]
         reached("compaction.moved")
-        await self._segments.punch(places)
+        await self._segments.room.punch(places)
         reached("compaction.punched")
 
     async def _remove(self, segment: SegmentId, report: CompactionReport) -> None:
         """Remove a segment in which nothing lives, once every free that this rests on is durable."""
         await self._metadata.wait_durable(self._rests_on)
         async with self._reclaiming:
-            if self._segments.has(segment):  # or gc was here
-                report.removed_segments += await self._segments.remove(segment)
+            if self._segments.register.has(segment):  # or gc was here
+                report.removed_segments += await self._segments.room.remove(segment)
                 reached("compaction.segment-removed")
 
     # --- records -----------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from typing import Final
 
 from engine.sources import MEMORY_FILE_SYSTEMS, file_system
 from engine.spare_descriptors import NO_DESCRIPTOR, SpareDescriptors
+from lakefs.descriptors import after
 from lakefs.errors import (
     DiskFailed,
     EngineBusy,
@@ -40,7 +41,6 @@ from lakefs.errors import (
 from lakefs.ids import Buffer
 from lakefs.limits import MIB, PAGE_BYTES
 from lakefs.ports import FileStat
-from lakefs.sockets import after
 
 _FALLOC_KEEP_SIZE: Final = 0x01  # linux/falloc.h
 _FALLOC_PUNCH_HOLE: Final = 0x02

@@ -242,7 +242,7 @@ class Dram:
         is_in = False
         try:
             if read is None:
-                await self._segments.read_chunk(record, tier.arena.memory(slot))
+                await self._segments.reader.read_chunk(record, tier.arena.memory(slot))
             else:
                 await self._offload.run(read.copy_to, tier.arena.memory(slot))
             if self._record(chunk) is not None:

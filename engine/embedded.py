@@ -24,10 +24,10 @@ from engine.served_watches import close_events
 from engine.service import Service
 from engine.store import Store
 from lakefs.client.blocking import Lake
+from lakefs.descriptors import duplicates
 from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.ids import Buffer
 from lakefs.service import Body, EngineService, Reply
-from lakefs.sockets import duplicates
 from lakefs.wire.messages import PutObjects, Request, StoreChunks, Watch, WatchEvent
 
 _ENDED = "the engine in this process has ended; open the store again"

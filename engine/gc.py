@@ -141,10 +141,10 @@ class Collector:
         """One full cycle.  A second caller waits for the first.  StoreDamaged, IndexDamaged, StoreReadOnly."""
         async with self._lock:
             await trio.sleep(max(0.0, self._not_before - self._clock.monotonic()))
-            report = GcReport(disk_bytes_before=await self._segments.allocated_bytes())
+            report = GcReport(disk_bytes_before=await self._segments.room.allocated_bytes())
             report.expired_uploads = await self._expiry.run()
             self._holds.expire()
-            settled = {s for s in self._segments.sealed() if not self._segments.inflight(s)}
+            settled = {s for s in self._segments.room.sealed() if not self._segments.in_flight.count(s)}
             cycle = _Cycle(self._metadata.next_birth, NumberSet(), report, settled, Pace(self._writers))
             self._holds.barrier = cycle.marked
             try:
@@ -159,7 +159,7 @@ class Collector:
             # Frees of others that this walk has seen: an earlier cycle may have ended before they were durable.
             await self._metadata.wait_durable(cycle.rests_on)
             await self._reclaim(cycle)
-            report.disk_bytes_after = await self._segments.allocated_bytes()
+            report.disk_bytes_after = await self._segments.room.allocated_bytes()
             return report
 
     # --- mark --------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class Collector:
 
     async def _give_back(self, cycle: _Cycle, freed: list[ChunkRecord]) -> None:
         """Punch what was freed durably, or leave that for later: see step 3."""
-        has_room = await self._segments.free_bytes() * _ROOM_SHARE > cycle.report.disk_bytes_before
+        has_room = await self._segments.room.free_bytes() * _ROOM_SHARE > cycle.report.disk_bytes_before
         if has_room:
             for record in freed:
                 if record.segment not in cycle.live_extents:
@@ -297,7 +297,7 @@ class Collector:
             await cycle.pace.rest()
 
     async def _punch(self, extents: list[Extent]) -> None:
-        await self._segments.punch(extents)
+        await self._segments.room.punch(extents)
         reached("gc.punched")
 
     # --- reclaim -----------------------------------------------------------------------------------
@@ -307,10 +307,10 @@ class Collector:
         for segment in sorted(cycle.live_extents):
             live = cycle.live_extents[segment]
             if live:
-                await self._segments.punch_gaps(segment, sorted(_pairs(live)))
+                await self._segments.room.punch_gaps(segment, sorted(_pairs(live)))
                 await cycle.pace.rest()
             else:
-                cycle.report.removed_segments += await self._segments.remove(segment)
+                cycle.report.removed_segments += await self._segments.room.remove(segment)
 
 
 class _Cycle:

@@ -43,7 +43,7 @@ from engine.metadata import Metadata
 from engine.pace import Pace, Writers
 from engine.tiers import Backing, open_backing
 from lakefs.errors import EngineBusy, LakeError, StoreDamaged
-from lakefs.hot_table import IS_NATIVE, HotTable
+from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import (
     HEADER_PAGE_BYTES,
     NOT_CLEAN,
@@ -170,7 +170,7 @@ class HotIndex:
             "backing": self.backing.kind,
             "note": self.backing.note,
             "huge_pages": self.backing.on_huge_pages,
-            "native": IS_NATIVE,
+            "native": True,
             "was_kept": self.was_kept,
             "entries": self.table.count,
             "entries_max": entries_max(self.table.capacity),

@@ -119,7 +119,7 @@ class Intake:
     def settle(self, items: Seq[Written]) -> None:
         """The extents are recorded, or given up."""
         for item in items:
-            self._segments.settle(item.place)
+            self._segments.in_flight.settle(item.place)
 
     @contextmanager
     def _giving_up(self, written: list[Written]) -> Iterator[None]:
@@ -132,8 +132,8 @@ class Intake:
             raise
 
     def _note_failure(self) -> None:
-        if self._segments.failure:
-            self._stop_writing(self._segments.failure)
+        if self._segments.gate.reason:
+            self._stop_writing(self._segments.gate.reason)
 
     # --- runs --------------------------------------------------------------------------------------
 
@@ -161,14 +161,14 @@ class Intake:
     async def _write_run(self, run: Seq[Hashed], written: list[Written], is_last: IsLast = not_last) -> None:
         areas = [(item.payload.area, item.payload.length) for item in run if item.payload.area is not None]
         if areas:
-            places = await self._segments.write_large(areas, is_last=is_last)
+            places = await self._segments.large.write(areas, is_last=is_last)
             written.extend(Written(item, place) for item, place in zip(run, places, strict=True))
 
     def _runs(
         self, items: Iterable[T], payload_of: Callable[[T], Payload], most: int = WRITE_RUN_BYTES
     ) -> list[list[T]]:
         """The items in order, in runs of large payloads that `write_large` takes."""
-        most = min(most, self._segments.run_bytes_max)
+        most = min(most, self._segments.large.run_bytes_max)
         runs: list[list[T]] = []
         room = 0
         for item in items:
@@ -192,11 +192,11 @@ class Intake:
     ) -> None:
         payloads = [item.payload.small for item in items if item.payload.small is not None]
         if payloads:
-            places = await self._segments.place_small(_kept(payloads), into_headroom=into_headroom)
+            places = await self._segments.small.place(_kept(payloads), into_headroom=into_headroom)
             written.extend(Written(item, place) for item, place in zip(items, places, strict=True))
 
     async def _sync(self, written: Seq[Written]) -> None:
-        await self._segments.sync(
+        await self._segments.large.sync(
             {item.place.segment for item in written if item.hashed.payload.area is not None}
         )
 
@@ -226,7 +226,7 @@ class Intake:
         finally:
             for run in ahead:
                 for place in run.take_places():
-                    self._segments.settle(place)
+                    self._segments.in_flight.settle(place)
             self._note_failure()
 
 

@@ -12,7 +12,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import trio
 
@@ -90,6 +90,11 @@ class LargeWriter:
         self._open: dict[SegmentId, _LargeSegment] = {}
 
     @property
+    def run_bytes_max(self) -> int:
+        """Most that the extents of one `write` add up to."""
+        return self._maker.sizes.large_segment - SEGMENT_DATA_OFFSET
+
+    @property
     def current(self) -> SegmentId | None:
         """The segment that the next payload goes to."""
         return self._current.room.segment if self._current else None
@@ -100,7 +105,15 @@ class LargeWriter:
         coming: Coming | None = None,
         is_last: IsLast = not_last,
     ) -> list[Place]:
-        """Write sealed buffers one behind the other, in flight until settled.  See `Segments.write_large`."""
+        """Write sealed payloads (see `seal_payload`) one behind the other: at least one, `run_bytes_max` at most.
+
+        Each is (page-aligned memory that begins with the payload, the payload's length).  `coming`: the bytes arrive
+        while they are written, see `Coming`.  `is_last`: see `IsLast`.
+
+        Durable after `sync` of the places' segment.  The extents are in flight until `InFlight.settle`.  StoreFull,
+        StoreReadOnly, DiskFailed; then, and when cancelled, all of them are given up and never used again.  The memory
+        is not touched any more on return, however it returns.
+        """
         extents = [buffer[: large_extent_bytes(stored_bytes)] for buffer, stored_bytes in run]
         segment = await self._segment_with_room(sum(map(len, extents)))
         places = [segment.room.take(len(extent)) for extent in extents]
@@ -123,8 +136,16 @@ class LargeWriter:
         segment.writes_ended += 1
         return places
 
-    async def sync(self, segment_id: SegmentId) -> None:
-        """Every write of the segment that has ended is durable on return."""
+    async def sync(self, segments: Collection[SegmentId]) -> None:
+        """Make everything that `write` has returned for these segments durable.
+
+        Callers share a sync that began after their writes.  DiskFailed when it failed: it is never tried again, and
+        every later write or sync is StoreReadOnly.
+        """
+        for segment in segments:
+            await self._sync(segment)
+
+    async def _sync(self, segment_id: SegmentId) -> None:
         segment = self._open.get(segment_id)
         if segment is None:
             return

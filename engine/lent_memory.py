@@ -24,12 +24,12 @@ from typing import Final
 
 import trio
 
-from engine.granules import read_granules
+from engine._granules import read_granules
 from engine.sources import file_system
+from lakefs.descriptors import aside, is_memory, let_go
 from lakefs.errors import EngineBusy, InvalidArgument, SourceChanged
 from lakefs.ids import Buffer
 from lakefs.limits import MIB
-from lakefs.sockets import aside, is_memory, let_go
 
 _TMPFS: Final = 0x01021994
 _HUGETLBFS: Final = 0x958458F6

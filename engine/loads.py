@@ -21,13 +21,13 @@ from typing import Final
 
 import trio
 
+from engine.answers import failure_of
 from engine.checksums import check_vector, vector_of
 from engine.chunks import find_chunk
 from engine.format import ChunkRecord
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
 from engine.lent_memory import LentMemory, put_into
-from engine.puts import failure_of
 from engine.slot_reader import SlotLoad
 from engine.store import Store
 from lakefs.errors import (
@@ -146,7 +146,7 @@ class Loads:
         self._store = store
         self._metadata = store.metadata
         self._segments = store.segments
-        self._slots = store.segments.slots
+        self._slots = store.segments.lent
 
     async def load_slots(self, client: Client, request: m.LoadSlots, body: Body, _: Seq[int]) -> Reply:
         chunks = checked_chunks(request.chunks)
@@ -180,7 +180,7 @@ class Loads:
         lengths = [place[3] for place in places]
         if len(places) < len(loading.chunks) or not loading.is_plain(lengths):
             return False
-        punched = self._segments.punch_count
+        punched = self._segments.room.punch_count
         begin = at_once = 0
         while begin < len(places):
             if at_once >= AT_ONCE_BYTES:
@@ -196,7 +196,7 @@ class Loads:
                 return False
             begin = end
             at_once += sum(map(len, targets))
-        if self._segments.punch_count != punched:
+        if self._segments.room.punch_count != punched:
             return False
         loading.lengths = lengths
         loading.crcs = [crc.to_bytes(4, "little") for *_, crc in places]
@@ -204,7 +204,7 @@ class Loads:
 
     async def _load(self, loading: _Loading, wanted: Seq[int]) -> list[int]:
         """Load chunks from where they are now; those that were moved or freed meanwhile."""
-        punched = self._segments.punch_count
+        punched = self._segments.room.punch_count
         with self._metadata.view() as view:
             found = [loading.load_of(index, find_chunk(view, loading.chunks[index])) for index in wanted]
             sequence = view.sequence
@@ -214,7 +214,7 @@ class Loads:
             if self._store.chunks.is_quarantined(loading.chunks[load.index]):
                 load.error = _suspect(loading.chunks[load.index])  # it is read with all checks, or not at all
         await self._slots.read(await self._read_cached([load for load in loads if load.error is None]))
-        moved = self._moved(loading, loads) if self._segments.punch_count != punched else set()
+        moved = self._moved(loading, loads) if self._segments.room.punch_count != punched else set()
         return [load.index for load in loads if load.index in moved or not await self._settled(loading, load)]
 
     async def _read_cached(self, loads: Seq[SlotLoad]) -> Seq[SlotLoad]:
@@ -271,7 +271,7 @@ class Loads:
 
     async def _checked(self, load: SlotLoad) -> bytes:
         """Load what did not come, or came without its checksums, by a read that is checked past the page cache too."""
-        payload = await self._segments.read_chunk(load.record)
+        payload = await self._segments.reader.read_chunk(load.record)
         await self._store.offload.run(put_into, load.target, payload)
         return vector_of(payload)
 

@@ -28,7 +28,7 @@ from engine.segment_files import SegmentRegister
 from lakefs.errors import ChunkDamaged, LakeError, StoreDamaged
 from lakefs.ids import Buffer, ChunkId, SegmentId, chunk_id_of, id_text, kind_of
 from lakefs.limits import CHUNK_BYTES, KIB, PAGE_BYTES
-from lakefs.ports import Disk, DiskFile
+from lakefs.ports import Disk, DiskFile, Offload
 
 AREA_BYTES: Final = CHUNK_BYTES + 2 * PAGE_BYTES
 """The longest run: a chunk of 4 MiB with its vector, in whole pages."""
@@ -101,18 +101,25 @@ def bytes_of(run: Sequence[Stored]) -> int:
 
 
 class MediumCheck:
-    """Checks runs of chunks.  Blocks: call it through `Offload`."""
+    """Checks runs of chunks."""
 
-    def __init__(self, disk: Disk, register: SegmentRegister, unwritten: Mapping[Place, Buffer]) -> None:
+    def __init__(
+        self, disk: Disk, offload: Offload, register: SegmentRegister, unwritten: Mapping[Place, Buffer]
+    ) -> None:
+        """`unwritten` are small payloads whose bytes are not in their files yet."""
         self._disk = disk
+        self._offload = offload
         self._register = register
         self._unwritten = unwritten
 
-    def check(self, runs: Iterable[Sequence[Stored]], area: memoryview) -> list[Mismatch]:
-        """Read runs one after the other into `area`, and compare.
+    async def check(self, runs: Sequence[Sequence[Stored]], area: memoryview) -> list[Mismatch]:
+        """Read a batch of `batches_of` into `area`, in a thread, and compare each payload with its checksums and id.
 
-        Those that do not match, with ChunkDamaged, StaleGrant, ...
+        Returns the payloads that do not match, with ChunkDamaged, StaleGrant, ...
         """
+        return await self._offload.run(self._check, runs, area)
+
+    def _check(self, runs: Iterable[Sequence[Stored]], area: memoryview) -> list[Mismatch]:
         written = [run for run in map(self._written, runs) if run]
         found: list[Mismatch] = []
         for segment, group in groupby(written, lambda run: run[0].record.segment):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from engine.holds import Client
 from engine.store import Store
+from lakefs.descriptors import duplicates
 from lakefs.errors import InvalidArgument, PermissionDenied
 from lakefs.service import Body, Reply
-from lakefs.sockets import duplicates
 from lakefs.wire import messages as m
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from engine.answers import failed, versions_of
 from engine.buckets import (
     BucketRef,
     create_bucket,
@@ -27,7 +28,6 @@ from engine.listing import list_names
 from engine.names import copy, make_folder, rename, require
 from engine.node_changes import make_symlink, set_attributes
 from engine.object_stat import to_object_stat
-from engine.puts import failed, versions_of
 from engine.removing import remove, remove_folder, remove_version
 from engine.store import Store
 from engine.tree import Resolved

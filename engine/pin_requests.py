@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from engine.chunks import find_chunk
 from engine.extents import Place
+from engine.grants import grant_of
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
 from engine.hot_index import NO_GRANT
-from engine.reads import grant_of
 from engine.store import Store
 from lakefs.errors import PermissionDenied
 from lakefs.service import Body, Reply
@@ -33,7 +33,7 @@ class PinRequests:
         found = [client.pins.get(chunk) for chunk in chunks]
         try:
             await self._store.metadata.wait_durable(sequence)
-            await self._store.segments.wait_written(
+            await self._store.segments.small.wait_written(
                 [Place(pin.record.segment, pin.record.offset) for pin in found if pin is not None]
             )
         except BaseException:

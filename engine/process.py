@@ -99,7 +99,7 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
         ) as store:
             store.scrubber.rate_bytes_per_s = config.scrub_rate
             store.after_collecting = give_back_free_heap
-            if config.io_uring and (reason := store.segments.read_statistics()["reason"]):
+            if config.io_uring and (reason := store.segments.batches.statistics()["reason"]):
                 _log.warning("the disk is read through threads", reason=reason)
             token = native_token(LocalDisk(config.data)) if config.native else None
             service = Service(store)

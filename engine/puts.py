@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from engine.answers import failed, stored
 from engine.buckets import BucketRef, PlannedBuckets, find_bucket
 from engine.chunks import find_chunk
 from engine.held_blobs import HeldBlob, HeldBlobs, checked_chunks
@@ -27,6 +28,7 @@ from engine.store import Store
 from engine.tree import ChangedBy, Resolved
 from engine.versions import version_id
 from engine.views import Transaction
+from lakefs.descriptors import duplicates, let_go
 from lakefs.errors import (
     ChunkNotFound,
     EngineBusy,
@@ -45,7 +47,6 @@ from lakefs.ids import (
 )
 from lakefs.limits import BATCH_MAX, BLOB_BYTES_MAX, SOURCES_PER_CONNECTION_MAX
 from lakefs.service import Body, Reply
-from lakefs.sockets import duplicates, let_go
 from lakefs.wire import messages as m
 
 
@@ -303,30 +304,8 @@ def _close_source(client: Client, number: int) -> None:
         os.close(descriptor)  # it was checked: nobody's process serves it
 
 
-def failed(error: LakeError) -> m.NameResult:
-    """A batch's item that failed."""
-    return m.NameResult(failure=failure_of(error))
-
-
-def failure_of(error: LakeError) -> m.Failure:
-    """An error as a message."""
-    return m.Failure(error.wire_code, error.message, error.subject)
-
-
-def versions_of(request: m.StatNames | m.OpenObjects | m.DeleteNames) -> Sequence[str]:
-    """The version that a batch wants of each of its names, "" for none.  InvalidArgument when they are not as many."""
-    if len(request.versions) not in (0, len(request.names)):
-        raise InvalidArgument(f"{len(request.versions)} versions for {len(request.names)} names")
-    return request.versions or [""] * len(request.names)
-
-
 def _result(change: m.NameChange, bucket: BucketRef, outcome: Resolved | UserError) -> m.NameResult:
     if isinstance(outcome, UserError):
         return failed(outcome)
     version = version_id(bucket, outcome.node)
     return m.NameResult(to_object_stat(change.bucket, change.key, outcome.node_id, outcome.node, version))
-
-
-def stored(results: list[tuple[ChunkId, bool]]) -> Reply:
-    """The answer to what stores chunks."""
-    return Reply(m.Stored([chunk for chunk, _ in results], [fresh for _, fresh in results]))

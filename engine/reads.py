@@ -21,10 +21,12 @@ from itertools import accumulate
 import msgspec
 import structlog
 
+from engine.answers import failure_of, versions_of
 from engine.buckets import BucketRef, find_bucket
 from engine.chunks import find_chunk
 from engine.extents import Place
 from engine.format import ChunkRecord, NodeKind
+from engine.grants import grant_of, inline_grant
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
 from engine.hot_index import NO_GRANT, HotIndex
@@ -32,7 +34,6 @@ from engine.name_refusals import is_a_marker
 from engine.names import require
 from engine.object_stat import to_object_stat
 from engine.packed_located import PackedLocated
-from engine.puts import failure_of, versions_of
 from engine.store import Store
 from engine.versions import version_id
 from engine.views import View
@@ -139,7 +140,7 @@ class Reads:
             if request.durable:
                 await self._metadata.wait_durable(sequence)
             elif self._segments.small.unwritten:
-                await self._segments.wait_written(_places(opening))
+                await self._segments.small.wait_written(_places(opening))
             leases -= {item.lease for item in opening if isinstance(item, _Opening)}
         finally:
             if leases:
@@ -152,12 +153,12 @@ class Reads:
             return None
         payload = self._dram.small_at_once(item.chunks[0], item.small)
         if payload is None:
-            payload = self._segments.small_at_once(item.small)
+            payload = self._segments.batches.read_at_once(item.small)
             if payload is None:
                 return None
             if item.worth_it:
                 self._dram.offer(item.chunks[0], item.small, payload)
-        item.grants = [_inline_grant(item.small, 0, len(payload))]
+        item.grants = [inline_grant(item.small, 0, len(payload))]
         return Reply(m.OpenResults([_open_result(item)]), Body([payload]))
 
     async def close_leases(self, client: Client, request: m.CloseLeases, body: Body, _: Seq[int]) -> Reply:
@@ -253,7 +254,7 @@ class Reads:
                 continue
             if item.worth_it:
                 self._dram.offer(item.chunks[0], record, payload)
-            item.grants = [_inline_grant(record, offset, len(payload))]
+            item.grants = [inline_grant(record, offset, len(payload))]
             parts.append(payload)
             offset += len(payload)
         return parts
@@ -271,7 +272,7 @@ class Reads:
         missing = [index for index, payload in enumerate(found) if payload is None]
         if missing:
             records = [wanted[index][1] for index in missing]
-            read = await self._segments.read_small(records, tried=tried)
+            read = await self._segments.batches.read_small(records, tried=tried)
             for index, payload in zip(missing, read, strict=True):
                 found[index] = payload
         return [payload for payload in found if payload is not None]
@@ -341,14 +342,14 @@ class Reads:
             raise PermissionDenied("descriptors are given on the Unix socket only; ask for the bytes instead")
         if len(request.segments) > SEGMENTS_PER_REQUEST_MAX:
             raise RequestTooLarge(f"at most {SEGMENTS_PER_REQUEST_MAX} segments in one request")
-        known = set(self._segments.all_ids())
+        known = set(self._segments.register.ids())
         found: list[int] = []
         descriptors: list[int] = []
         for segment in request.segments:
             if SegmentId(segment) not in known:
                 continue
             try:
-                descriptors.append(self._segments.descriptor(SegmentId(segment)))
+                descriptors.append(self._segments.files.lend(SegmentId(segment)))
             except (CorruptionError, OperationalError) as error:
                 # Without a descriptor the client asks for the bytes, and learns of each chunk by itself.
                 _log.warning("segment_not_lent", segment=f"{segment:016x}", reason=error.message)
@@ -387,26 +388,6 @@ def _damaged(item: _Opening, error: LakeError) -> ChunkDamaged:
         f"put it again with: lake put FILE {name}; see what else is damaged with: lake fsck --full",
         subject=name,
     )
-
-
-def grant_of(record: ChunkRecord | None) -> m.Grant:
-    """The read grant for a chunk's record; medium 0 when there is none."""
-    if record is None:
-        return NO_GRANT
-    return m.Grant(
-        1,
-        record.segment,
-        record.offset,
-        record.stored_bytes,
-        record.logical_bytes,
-        0,
-        record.crc,
-        record.birth,
-    )
-
-
-def _inline_grant(record: ChunkRecord, offset: int, length: int) -> m.Grant:
-    return m.Grant(2, 0, offset, length, length, 0, record.crc, 0)
 
 
 def _open_result(item: _Opening | LakeError) -> m.OpenResult:

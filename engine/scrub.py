@@ -291,7 +291,7 @@ class Scrubber:
     async def _check_batch(self, batch: list[list[Stored]], area: memoryview, rate: int) -> int:
         size = sum(map(bytes_of, batch))
         await self._pace(size, rate)
-        mismatches = await self._segments.check_on_medium(batch, area)
+        mismatches = await self._segments.medium.check(batch, area)
         damaged = 0
         suspects = {mismatch.stored.chunk for mismatch in mismatches}
         for mismatch in mismatches:
@@ -307,7 +307,7 @@ class Scrubber:
     async def _is_damaged(self, mismatch: Mismatch, area: memoryview) -> bool:
         """Look again at one chunk; damage is quarantined."""
         stored = mismatch.stored
-        again = await self._segments.check_on_medium([[stored]], area)
+        again = await self._segments.medium.check([[stored]], area)
         if not again:
             return False
         with self._metadata.view() as view:

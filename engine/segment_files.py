@@ -158,6 +158,19 @@ class SegmentRegister:
 
     kinds: dict[SegmentId, SegmentKind] = field(default_factory=dict)
 
+    def ids(self) -> list[SegmentId]:
+        """Every segment, ascending."""
+        return sorted(self.kinds)
+
+    def has(self, segment: SegmentId) -> bool:
+        """Whether the segment exists."""
+        return segment in self.kinds
+
+    def kind(self, segment: SegmentId) -> SegmentKind:
+        """Large or small.  StaleGrant when it was removed."""
+        self.path(segment)
+        return self.kinds[segment]
+
     def path(self, segment: SegmentId) -> str:
         """Path of an existing segment.  StaleGrant when it has been removed."""
         kind = self.kinds.get(segment)

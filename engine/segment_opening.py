@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from engine.metadata import Metadata
-from engine.segments import Segments, SegmentSizes
+from engine.segments import Segments
+from engine.sizes import SegmentSizes
 from engine.superblock import OpenedStore
 from lakefs.ids import SegmentId
 from lakefs.ports import Disk, IoQueue, Offload

@@ -27,6 +27,7 @@ import trio
 
 from engine.served_watches import ServedWatches
 from engine.team import Team, Worker
+from lakefs.descriptors import close_all, duplicates, let_go
 from lakefs.errors import (
     DeadlineExceeded,
     EngineBusy,
@@ -45,7 +46,6 @@ from lakefs.limits import (
 )
 from lakefs.ports import Stream
 from lakefs.service import Body, EngineService, Reply, ServedClient
-from lakefs.sockets import close_all, duplicates, let_go
 from lakefs.wire.connection import (
     CancelReceived,
     RequestReceived,

@@ -34,10 +34,10 @@ from engine.slots import SlotRequests
 from engine.store import Store
 from engine.upload_requests import UploadRequests
 from engine.watch import Watch
+from lakefs.descriptors import close_all, let_go
 from lakefs.errors import IndexDamaged, InvalidArgument, UnsupportedVersion
 from lakefs.limits import COMPACT_SHARE, COMPACT_SHARE_MOST, SCRUB_STEP_S_MAX
 from lakefs.service import Body, Reply, ServedClient
-from lakefs.sockets import close_all, let_go
 from lakefs.wire import messages as m
 
 Handler = Callable[[Client, Any, Body, Sequence[int]], Awaitable[Reply]]

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from engine.answers import stored
 from engine.holds import Client
 from engine.lent_memory import LentMemory, read_into
 from engine.payload import Fill, Payload
 from engine.payloads import check_lengths
-from engine.puts import Puts, stored
+from engine.puts import Puts
 from engine.store import Store
 from lakefs.errors import InvalidArgument, SessionLost
 from lakefs.ids import ChunkKind, SessionId

@@ -132,7 +132,13 @@ class SmallWriter:
             await self._batch_ended.park()
 
     async def place(self, payloads: Sequence[Buffer], *, into_headroom: bool = False) -> list[Place]:
-        """Give payloads their places; see `Segments.place_small`.  No checkpoint when there is room at once."""
+        """Give payloads of 1 to 65,535 bytes their places, packed, in order.  They can be read from now on.
+
+        Durable with the journal's next group: one batch is written before it.  The extents are in flight until
+        `InFlight.settle`.  StoreFull, StoreReadOnly, DiskFailed; then, and when cancelled, all of them are given up.
+        `into_headroom`: half of what payload leaves free may be taken, by callers that give more room back at once.
+        No checkpoint when there is room at once.
+        """
         assert all(0 < len(payload) < SMALL_PAYLOAD_BYTES for payload in payloads)
         places: list[Place] = []
         try:

@@ -122,7 +122,7 @@ class Store:
         """Why nothing is written any more; empty while all is well."""
         if self.metadata.failed is not None:
             return self.metadata.failed.message
-        if self.segments.failed:
+        if self.segments.gate.failed:
             return "a write or sync of a segment failed; mend the disk and restart the engine"
         return ""
 
@@ -145,12 +145,12 @@ class Store:
             "index_verified": self.index_verified,
             "disk": {"free_bytes": free, "total_bytes": total, "reserve_bytes": self.reserve.held_bytes},
             "segments": {
-                "count": len(self.segments.all_ids()),
-                "allocated_bytes": await self.segments.allocated_bytes(),
-                "healed_reads": self.segments.healed_reads,
+                "count": len(self.segments.register.ids()),
+                "allocated_bytes": await self.segments.room.allocated_bytes(),
+                "healed_reads": self.segments.reader.healed_reads,
                 "damaged_chunks": len(self.quarantine),
             },
-            "reads": self.segments.read_statistics(),
+            "reads": self.segments.batches.statistics(),
             "metadata": self.metadata.stats(),
             "clients": self.holds.statistics(),
             "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
@@ -187,7 +187,7 @@ class Store:
         finally:
             await self.offload.run(self.reserve.restore)
         compaction = await self.compactor.run(share)
-        after = await self.segments.allocated_bytes()
+        after = await self.segments.room.allocated_bytes()
         done = CollectReport(**{**asdict(report), "disk_bytes_after": after}, compaction=compaction)
         self.collected.add(done, self.clock.wall_ns())
         if self.after_collecting is not None:

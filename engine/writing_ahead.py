@@ -95,7 +95,7 @@ async def write_beside_hash(
         while to_write:
             run = to_write.popleft()
             try:
-                run.places = await segments.write_large(run.areas, run.coming, is_last)
+                run.places = await segments.large.write(run.areas, run.coming, is_last)
                 unwritten -= 1
             except LakeError as error:
                 for missed in (run, *to_write):

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import stat as modes
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from lakefs.errors import KeyNotFound
 from lakefs.names import Name
-
-if TYPE_CHECKING:
-    from fuse.files import OpenFile
+from lakefs.wire.messages import ObjectStat
 
 ROOT: Final = 1
 EXPIRED: Final = -1e9
@@ -64,6 +63,31 @@ class Attributes:
         return _FOLDER_BYTES if self.kind == FOLDER else self.size_bytes
 
 
+class OpenContent(Protocol):
+    """The content of an inode that is open: what an inode's holders ask of it.  `fuse.files.OpenFile` is the one."""
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether something was written that the store does not have."""
+        ...
+
+    def note(self, stat: ObjectStat) -> None:
+        """Take over a changed record of the name; the content is the same."""
+        ...
+
+    async def commit(self, *, durable: bool) -> None:
+        """Store what was written; visible on return, and durable when that is asked for."""
+        ...
+
+    async def renew_lease(self) -> None:
+        """Lease the content again after the connection was lost, where the name still has it."""
+        ...
+
+    def at_rest(self, *, stored: bool = False) -> AbstractAsyncContextManager[None]:
+        """Keep commits out of the block; with `stored` what was written is committed first."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Inode:
     """One node as this mount knows it."""
@@ -90,7 +114,7 @@ class Inode:
     """When names in this folder were last seen to change elsewhere: what was asked of them before is out of date."""
     cached_blob: bytes | None = None
     """The content that the kernel's page cache may hold."""
-    file: OpenFile | None = None
+    file: OpenContent | None = None
     children: dict[str, Inode] = field(default_factory=dict)
     target: bytes = b""
     named_ns: int = 0

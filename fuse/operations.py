@@ -451,7 +451,7 @@ class LakeOperations(pyfuse3.Operations):
         return self._entry(inode)
 
     def _file_of(self, inode: Inode) -> OpenFile:
-        if inode.file is None:
+        if not isinstance(inode.file, OpenFile):
             inode.file = OpenFile(self._mount, inode)
         return inode.file
 

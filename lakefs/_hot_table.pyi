@@ -4,7 +4,11 @@ from mmap import mmap
 from lakefs.hot_table_format import Found
 
 class HotTable:
-    """The native table; see `lakefs.hot_table.TwinTable`.  Many chunks come as a list."""
+    """A table in memory that the caller maps; read-only memory gives a table that only finds.  Many chunks are a list.
+
+    ValueError for a capacity that is none, for memory that is too short, and for an id that is not well-formed;
+    OverflowError for a place that does not fit.
+    """
 
     def __init__(self, memory: mmap | memoryview | bytearray, capacity: int) -> None: ...
     @property

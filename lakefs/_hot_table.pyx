@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The hot index's table, native: the same calls and the same bytes as `lakefs.hot_table.TwinTable`.
+"""The hot index's table, native; `lakefs.hot_table` has the rules for readers and the writer.
 
-Rules kept here, beside the twin's:
+Rules kept here besides:
 - What a reader loads is loaded with atomic instructions, whole entry by whole entry, into memory of its own: nothing
   is decided on bytes that can still change.
 - No step on the table runs Python code: what a list holds cannot change while its ids are looked for.
@@ -27,7 +27,7 @@ cdef extern from *:
     #include <stdint.h>
     #include <string.h>
     #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-    #error "the hot index is little-endian; its twin in Python serves here"
+    #error "the hot index is little-endian"
     #endif
 
     #define LAKE_PROBE_SLOTS 64
@@ -577,7 +577,11 @@ cdef class HotTable:
         return count
 
     def pack_grants(self, list chunks not None, list instead=None):
-        """Grants of chunks as an answer has them, in msgpack; see `TwinTable.pack_grants`."""
+        """Grants of chunks as an answer has them, in msgpack, and the length of the shortest.
+
+        None unless all of them are known, to lie in segments or slabs.  The place that `instead` has for a chunk goes in
+        without a look.
+        """
         cdef lake_entry found
         cdef const uint8_t *ids[LAKE_BATCH]
         cdef uint8_t *packed

@@ -4,7 +4,11 @@ from typing import Any, TypeGuard
 from lakefs.plain_reads import Arrived, Descriptor
 
 class ReadPlan:
-    """The native plan; see `lakefs.plain_reads.TwinPlan`."""
+    """What can be read of `chunks` into `targets`, by `places`: a `PLACE` for each, one behind the other.
+
+    Chunks longer than `longest` are left out.  The targets stay lent until the plan is gone.  ValueError: these do
+    not go together.  BufferError: a target is no writable memory.
+    """
 
     def __init__(
         self, chunks: list[bytes], targets: list[memoryview], places: bytes | bytearray, longest: int

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Reads of many chunks from known places, native: the same calls as `lakefs.plain_reads.TwinPlan`.
+"""Reads of many chunks from known places, native; `lakefs.plain_reads` has the rules.
 
-Rules kept here, beside the twin's:
+Rules kept here besides:
 - Targets are held by their buffers from the plan's making to its end: none can be freed or resized under a read.
 - The runs are read without the interpreter's lock; what a run wrote is told by that run's own counter.
 """
@@ -24,7 +24,7 @@ cdef extern from *:
     #include <unistd.h>
 
     #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-    #error "places are little-endian; the twin in Python serves here"
+    #error "places are little-endian; as the table of places is"
     #endif
 
     #define LAKE_SEGMENT_TIER 1

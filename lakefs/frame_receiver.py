@@ -13,11 +13,11 @@ from typing import Generic, Protocol, TypeVar
 
 import trio
 
+from lakefs.descriptors import let_go
 from lakefs.errors import DeadlineExceeded, EngineUnreachable, ProtocolError
 from lakefs.ids import Buffer
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX
 from lakefs.ports import Stream
-from lakefs.sockets import let_go
 from lakefs.wire.frames import FrameReader
 
 E_co = TypeVar("E_co", covariant=True)

@@ -19,11 +19,11 @@ from typing import Final
 
 import trio
 
+from lakefs.descriptors import after
 from lakefs.errors import DeadlineExceeded, EngineUnreachable, LakeError
 from lakefs.ids import Buffer
 from lakefs.limits import FRAME_TIMEOUT_S
 from lakefs.ports import Stream
-from lakefs.sockets import after
 
 _JOIN_BYTES: Final = 16 * 1024
 """Parts below this are copied into one buffer: cheaper than handing the kernel a list."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from lakefs import hot_table, plain_reads
+from lakefs.descriptors import close_all
 from lakefs.errors import (
     CorruptionError,
     EngineBusy,
@@ -12,7 +14,6 @@ from lakefs.errors import (
     UnsupportedVersion,
 )
 from lakefs.hot_index import HotIndexReader
-from lakefs.sockets import close_all
 from lakefs.steps import Steps, send
 from lakefs.wire.messages import HotIndexOpened, OpenHotIndex
 
@@ -25,6 +26,8 @@ def open_hot_index() -> Steps[HotIndexReader | None]:
     To be asked for again on another connection, and when `HotIndexReader.is_current` has become false.  Reads go on
     without it, so that an engine that cannot be reached, and a descriptor that cannot be had, are None, too.
     """
+    if not (hot_table.IS_BUILT and plain_reads.IS_BUILT):
+        return None
     for _ in range(_ATTEMPTS):
         try:
             reply = yield from send(OpenHotIndex())

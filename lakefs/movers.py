@@ -21,12 +21,12 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from lakefs.crc import crc32c
+from lakefs.descriptors import after
 from lakefs.errors import ChunkDamaged, ChunkNotFound, StaleGrant
 from lakefs.ids import Buffer, ChunkId, SegmentId, chunk_id_of, id_text, kind_of
 from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.memory_advice import populate
 from lakefs.segment_descriptors import SegmentDescriptors
-from lakefs.sockets import after
 from lakefs.wire.messages import Grant
 
 MEDIUM_NONE = 0

@@ -24,21 +24,13 @@ from typing import Final
 import structlog
 import trio
 
+from lakefs.descriptors import after, close_all
 from lakefs.errors import AddressInUse, EngineUnreachable, InvalidArgument, LakeError, PermissionDenied
 from lakefs.ids import Buffer
 from lakefs.limits import HELLO_TIMEOUT_S, LISTEN_BACKLOG
 from lakefs.net_address import Address, TcpAddress, UnixAddress, parse_address
 from lakefs.ports import Listener, Stream
-from lakefs.sockets import (
-    after,
-    close_all,
-    connect_error,
-    lost_error,
-    new_socket,
-    receive_with_descriptors,
-    send_some,
-    tune,
-)
+from lakefs.sockets import connect_error, lost_error, new_socket, receive_with_descriptors, send_some, tune
 from lakefs.wire.connection import farewell
 
 _log: Final = structlog.get_logger(__name__)

@@ -8,21 +8,15 @@ Rules kept here:
 - Nothing waits for a disk: pages that are not cached make a read come short, and the chunks in them were not read.
 - Parts of a plan may be read by several threads at once, each part by one.
 
-`ReadPlan` is the native one where it was built: a call's runs are read without the interpreter's lock, and without an
-object for each chunk.  `TwinPlan` does the same in Python; tests hold the two equal.
+`ReadPlan` reads a call's runs without the interpreter's lock and without an object for each chunk.  It is native, and
+None where it was not built: then chunks are asked of the engine.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Final
 
-from lakefs.hot_table_format import PLACE, SEGMENT_TIER, SLAB_TIER, unpack_place
-from lakefs.ids import ChunkKind
-from lakefs.limits import GRANULE_BYTES, KIB
-from lakefs.page_cache import is_cached
-from lakefs.slabs import generation_number
+from lakefs.limits import KIB
 
 RUN_BYTES_MAX: Final = 512 * KIB
 """Of chunks that lie side by side, read by one call: so much is still worth to be shared between threads."""
@@ -32,184 +26,19 @@ SEGMENTS_MAX: Final = 512
 """Of one plan; as many as a client holds descriptors of."""
 ASK_FROM_BYTES: Final = 256 * KIB
 """A chunk so long is read only when the page cache says that it has it: else the kernel begins to fetch its pages."""
-_DATA: Final = bytes([ChunkKind.DATA])
 
 Arrived = tuple[int, int, int]
 """A chunk's number among those that were asked for, its length, and its CRC32C or that of its vector."""
 Descriptor = tuple[int, int]
 """Of a segment, and the flags to read it with."""
 
-
-class _Run(NamedTuple):
-    segment: int
-    offset: int
-    numbers: list[int]
-    lengths: list[int]
-
-
-class TwinPlan:
-    """What can be read of `chunks` into `targets`, by `places`: a `PLACE` for each, one behind the other.
-
-    Chunks longer than `longest` are left out.  The targets stay lent until the plan is gone.  ValueError: these do
-    not go together.  BufferError: a target is no writable memory.
-    """
-
-    def __init__(
-        self, chunks: list[bytes], targets: list[memoryview], places: bytes | bytearray, longest: int
-    ) -> None:
-        if len(targets) != len(chunks) or len(places) < len(chunks) * PLACE.size:
-            raise ValueError("chunks, targets and places do not go together")
-        self.segments: list[int] = []
-        """Whose descriptors `read` needs, in this order."""
-        self._places = [PLACE.unpack_from(places, at * PLACE.size) for at in range(len(chunks))]
-        self._targets = targets
-        self._runs: list[_Run] = []
-        self._in_slots = [
-            number
-            for number, (_, _, length, _, tier) in enumerate(self._places)
-            if tier == SLAB_TIER and chunks[number][:1] == _DATA and 0 < length <= longest
-        ]
-        known: dict[int, int] = {}
-        last, end, room = -1, -1, 0
-        for number, (chunk, target) in enumerate(zip(chunks, targets, strict=True)):
-            segment, offset, length, _, tier = self._places[number]
-            if tier != SEGMENT_TIER or chunk[:1] != _DATA or not 0 < length <= longest:
-                continue
-            if target.readonly:
-                raise BufferError("a target is read-only")
-            if length > len(target) or (segment not in known and len(known) == SEGMENTS_MAX):
-                continue
-            index = known.setdefault(segment, len(known))
-            joins = number == last + 1 and bool(self._runs) and self._runs[-1].segment == index
-            if joins and offset == end and length <= min(room, GRANULE_BYTES):
-                self._runs[-1].numbers.append(number)
-                self._runs[-1].lengths.append(length)
-            else:
-                self._runs.append(_Run(index, offset, [number], [length]))
-                room = RUN_BYTES_MAX
-            is_full = length > GRANULE_BYTES or len(self._runs[-1].numbers) == RUN_CHUNKS_MAX
-            last, end, room = number, -1 if is_full else offset + length, room - length
-        self.segments.extend(known)
-
-    @property
-    def runs(self) -> int:
-        """How many there are."""
-        return len(self._runs)
-
-    @property
-    def others(self) -> list[int]:
-        """Numbers of chunks whose place is known, and which are in no run, and not for `copy`."""
-        planned = {number for run in self._runs for number in run.numbers} | set(self._in_slots)
-        return [number for number, place in enumerate(self._places) if place[4] and number not in planned]
-
-    @property
-    def slots(self) -> int:
-        """How many chunks are for `copy`: told to be in the DRAM tier, and no longer than `longest`."""
-        return len(self._in_slots)
-
-    def copy(
-        self,
-        first: int,
-        stop: int,
-        generations: memoryview,
-        slabs: Mapping[int, memoryview],
-        slab_bytes: int,
-    ) -> list[Arrived]:
-        """Copy those of the chunks [first, stop) that are in slots; what a slot held before and after is told.
-
-        `generations` and `slabs` as `lakefs.slabs.Slabs` has them.  What is in a slab that is not there is left out.
-        """
-        arrived: list[Arrived] = []
-        for number in self._in_slots:
-            if not first <= number < stop:
-                continue
-            place, offset, length, crc, _ = self._places[number]
-            slab, generation = unpack_place(place)
-            memory, at = slabs.get(slab), generation_number(slab, offset, slab_bytes)
-            if memory is None or generation & 1 or at >= len(generations) or offset + length > len(memory):
-                continue
-            if length > len(self._targets[number]) or generations[at] != generation:
-                continue
-            self._targets[number][:length] = memory[offset : offset + length]
-            if generations[at] == generation:
-                arrived.append((number, length, crc))
-        return arrived
-
-    def parts(self, part_bytes: int) -> list[tuple[int, int]]:
-        """The runs in parts of at most so many bytes, or one run: the first of each, and that behind its last."""
-        parts: list[tuple[int, int]] = []
-        first = size = 0
-        for at, run in enumerate(self._runs):
-            if at > first and size + sum(run.lengths) > part_bytes:
-                parts.append((first, at))
-                first, size = at, 0
-            size += sum(run.lengths)
-        return [*parts, (first, len(self._runs))] if self._runs else []
-
-    def read(self, first: int, stop: int, descriptors: Sequence[Descriptor | None]) -> list[Arrived]:
-        """Read the runs [first, stop) by the descriptors of `segments`; whose bytes have come, unchecked.
-
-        Runs of a segment without a descriptor are not read.  IndexError: there are no such runs.
-        """
-        if not 0 <= first <= stop <= len(self._runs) or len(descriptors) != len(self.segments):
-            raise IndexError("no such runs, or not a descriptor for each segment")
-        arrived: list[Arrived] = []
-        for run in self._runs[first:stop]:
-            held = descriptors[run.segment]
-            left = 0 if held is None else self._read_run(run, *held)
-            for number, length in zip(run.numbers, run.lengths, strict=True):
-                left -= length
-                if left < 0:
-                    break
-                arrived.append((number, length, self._places[number][3]))
-        return arrived
-
-    def read_lengths(
-        self, first: int, stop: int, descriptors: Sequence[Descriptor | None], lengths: list[int]
-    ) -> None:
-        """As `read`; the lengths of what has come go to their numbers among `lengths`, which are as many as chunks.
-
-        ValueError: they are not.
-        """
-        if len(lengths) != len(self._places):
-            raise ValueError("chunks and lengths do not go together")
-        for number, length, _ in self.read(first, stop, descriptors):
-            lengths[number] = length
-
-    def _read_run(self, run: _Run, descriptor: int, flags: int) -> int:
-        """Bytes that came; -1: none."""
-        if run.lengths[0] >= ASK_FROM_BYTES and is_cached(descriptor, run.offset, run.lengths[0]) is False:
-            return -1
-        into = [
-            self._targets[number][:length] for number, length in zip(run.numbers, run.lengths, strict=True)
-        ]
-        try:
-            return os.preadv(descriptor, into, run.offset, flags)
-        except OSError:
-            return -1  # not in the page cache, or not to be had
-
-
-def twin_are_bytes(targets: list[Any]) -> TypeGuard[list[memoryview]]:
-    """Whether all are views of writable bytes, one behind the other, as `ReadPlan` and checks take them."""
-    return all(
-        type(view) is memoryview
-        and view.format == "B"
-        and view.ndim == 1
-        and not view.readonly
-        and view.contiguous
-        for view in targets
-    )
-
-
 if TYPE_CHECKING:
     from lakefs._plain_reads import ReadPlan as ReadPlan, are_bytes as are_bytes
 
-    IS_NATIVE: bool
+    IS_BUILT: bool
 else:
     try:
         from lakefs._plain_reads import ReadPlan, are_bytes
-
-        IS_NATIVE = True
-    except ImportError:  # not built: no compiler
-        ReadPlan, are_bytes = TwinPlan, twin_are_bytes
-        IS_NATIVE = False
+    except ImportError:
+        ReadPlan = are_bytes = None
+    IS_BUILT = ReadPlan is not None

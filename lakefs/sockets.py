@@ -1,29 +1,23 @@
 """What the trio network and the blocking client share about sockets: options, descriptors, gathered sends.
 
-Imports no trio.  Nothing here waits unless the socket it is given blocks, but `close_all` of files of strangers: theirs
-is `let_go`.  Received descriptors are close-on-exec
-and belong to the caller; when the kernel could not hand over all of them, none is kept.
+Imports no trio.  Nothing here waits unless the socket it is given blocks.  Received descriptors are close-on-exec and
+belong to the caller; when the kernel could not hand over all of them, none is kept.
 """
 
 from __future__ import annotations
 
 import array
 import errno
-import fcntl
-import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from threading import Thread
+from collections.abc import Sequence
 from typing import Final
 
-from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, PermissionDenied
+from lakefs.descriptors import let_go
+from lakefs.errors import EngineUnreachable, LakeError, PermissionDenied
 from lakefs.ids import Buffer
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX, SOCKET_BUFFER_BYTES
 from lakefs.net_address import Address, UnixAddress
 
-CLOSER: Final = "lake-let-go"
-"""The name of threads that close what may take its time."""
 _PARTS_MAX: Final = 1024
 """IOV_MAX: buffers that one sendmsg takes."""
 _SO_SNDBUFFORCE: Final = 32  # linux/socket.h; not in the socket module
@@ -101,68 +95,6 @@ def send_some(
     if len(parts) == 1:
         return sock.send(parts[0], _SEND_FLAGS | flags)
     return sock.sendmsg(parts[:_PARTS_MAX], (), _SEND_FLAGS | flags)
-
-
-def after(parts: Sequence[Buffer], count: int) -> list[Buffer]:
-    """What is left of the parts behind their first `count` bytes; nothing is copied."""
-    left: list[Buffer] = []
-    for part in parts:
-        if count >= len(part):
-            count -= len(part)
-        else:
-            left.append(memoryview(part)[count:] if count else part)
-            count = 0
-    return left
-
-
-def close_all(descriptors: Iterable[int]) -> None:
-    """Close descriptors that nobody wants."""
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
-def let_go(descriptors: Iterable[int]) -> None:
-    """Close descriptors that a peer handed over; waits for nobody.
-
-    close(2) has a file system flush, and one that a process serves answers when that process likes: a mount of the lake
-    stores what was written to the file then, and waits for the engine.
-    """
-    others: list[int] = []
-    for descriptor in descriptors:
-        if is_memory(descriptor):
-            os.close(descriptor)
-        else:
-            others.append(descriptor)
-    if others:
-        aside(partial(close_all, others))
-
-
-def aside(close: Callable[[], None]) -> None:
-    """Let a thread close what may take its time; waits for it only when there is no thread to be had."""
-    try:
-        Thread(target=close, name=CLOSER, daemon=True).start()
-    except RuntimeError:
-        close()
-
-
-def is_memory(descriptor: int) -> bool:
-    """Whether it is a file on tmpfs or hugetlbfs, memfds among them; the kernel says so without asking anybody."""
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-    except OSError:
-        return False
-    return True
-
-
-def duplicates(descriptors: Iterable[int]) -> list[int]:
-    """Descriptors for the same files, all or none.  EngineBusy when there are none to be had."""
-    copies: list[int] = []
-    try:
-        copies.extend(os.dup(descriptor) for descriptor in descriptors)
-    except OSError as error:
-        close_all(copies)
-        raise EngineBusy("out of descriptors; try again, or raise the limit of open files") from error
-    return copies
 
 
 def _set_buffer(sock: socket.socket, forced: int, plain: int) -> None:

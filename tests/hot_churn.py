@@ -13,9 +13,11 @@ import select
 import sys
 from typing import Final
 
-from lakefs import hot_table
+from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import Found, table_bytes
+from tests.oracles.hot_table import TwinTable
 
+TABLES: Final = {kind.__name__: kind for kind in (HotTable, TwinTable)}
 CAPACITY: Final = 1024
 STEADY: Final = 350
 _COMING_AND_GOING: Final = 420
@@ -37,7 +39,7 @@ def place_of(number: int, turn: int) -> Found:
 def main() -> None:
     """Change until the input ends."""
     descriptor, name = int(sys.argv[1]), sys.argv[2]
-    table = getattr(hot_table, name)(mmap.mmap(descriptor, table_bytes(CAPACITY)), CAPACITY)
+    table = TABLES[name](mmap.mmap(descriptor, table_bytes(CAPACITY)), CAPACITY)
     chunks = [key_at(number) for number in range(STEADY + _COMING_AND_GOING)]
     for number in range(STEADY):
         assert table.put(chunks[number], *place_of(number, 0))

@@ -172,4 +172,4 @@ async def tamper(store: Store, alter: Callable[[Transaction], object]) -> None:
 
 def in_flight(store: Store) -> int:
     """Extents given out and not settled."""
-    return sum(store.segments.inflight(segment) for segment in store.segments.all_ids())
+    return sum(store.segments.in_flight.count(segment) for segment in store.segments.register.ids())

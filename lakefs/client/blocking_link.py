@@ -20,18 +20,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from lakefs.client.blocking_socket import connected_socket
+from lakefs.descriptors import after, close_all
 from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError, ProtocolError
 from lakefs.ids import Buffer
 from lakefs.limits import HELLO_TIMEOUT_S
 from lakefs.net_address import parse_address
 from lakefs.service import Body, Reply
-from lakefs.sockets import (
-    after,
-    close_all,
-    lost_error,
-    receive_with_descriptors,
-    send_some,
-)
+from lakefs.sockets import lost_error, receive_with_descriptors, send_some
 from lakefs.wire.connection import (
     ClientConnection,
     ClientEvent,

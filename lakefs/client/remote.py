@@ -23,6 +23,7 @@ from typing import Final, NoReturn
 import outcome
 import trio
 
+from lakefs.descriptors import close_all
 from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError
 from lakefs.frame_receiver import FrameReceiver
 from lakefs.frame_sender import FrameSender
@@ -31,7 +32,7 @@ from lakefs.limits import FRAME_TIMEOUT_S, HELLO_TIMEOUT_S, WATCH_QUEUE_MAX
 from lakefs.net import TrioNetwork
 from lakefs.ports import Network, Stream
 from lakefs.service import Body, Reply
-from lakefs.sockets import close_all, lost_error
+from lakefs.sockets import lost_error
 from lakefs.wire.connection import (
     ClientConnection,
     ClientEvent,

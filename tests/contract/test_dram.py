@@ -160,7 +160,7 @@ def test_what_a_read_has_just_brought_comes_in_without_another_read(
 
         contents = [os.urandom(length) for _ in range(2)]  # the first one needs a slab
         with monkeypatch.context() as strict:
-            strict.setattr(world.store.segments, "read_chunk", refuse)
+            strict.setattr(world.store.segments.reader, "read_chunk", refuse)
             async with world.lake(descriptors=False) as lake:
                 for number, content in enumerate(contents):
                     await lake.run(lake.steps.put(f"bkt/{number}", content))
@@ -364,7 +364,7 @@ def test_a_machine_that_is_short_of_memory_costs_a_place_in_the_tier_and_not_the
 
         content = os.urandom(64 * KIB)
         with monkeypatch.context() as short:
-            short.setattr(world.store.segments, "read_chunk", fail)
+            short.setattr(world.store.segments.reader, "read_chunk", fail)
             async with world.lake() as lake:
                 await lake.run(lake.steps.put("bkt/object", content))
                 for _ in range(2):

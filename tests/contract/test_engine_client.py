@@ -18,13 +18,13 @@ from engine.server import Server
 from lakefs.client.blocking_remote import connect_blocking
 from lakefs.client.reconnecting import connect_reconnecting
 from lakefs.client.remote import connect_engine
+from lakefs.descriptors import close_all
 from lakefs.errors import BucketNotFound, ChunkNotFound, InternalError, InvalidArgument
 from lakefs.ids import Buffer, data_chunk_id
 from lakefs.limits import INFLIGHT_PER_CONNECTION
 from lakefs.net import TrioNetwork
 from lakefs.ports import Network
 from lakefs.service import EngineClient
-from lakefs.sockets import close_all
 from lakefs.wire.messages import (
     BucketRemove,
     Done,

@@ -10,10 +10,10 @@ import trio
 
 from engine.hot_index import HotIndex
 from engine.hot_index_life import run_hot_index
+from lakefs.descriptors import close_all
 from lakefs.errors import InvalidArgument, PermissionDenied, UnsupportedVersion
 from lakefs.hot_index import HotIndexReader
 from lakefs.ids import data_chunk_id
-from lakefs.sockets import close_all
 from lakefs.wire import messages as m
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused

@@ -98,7 +98,7 @@ def test_a_place_that_was_given_back_under_way_is_not_taken_from_the_hot_index(
             original = SlotReader.read_cached_run
 
             def read_later(*arguments: Any, **named: Any) -> bool:
-                store.segments.punch_count += 1
+                store.segments.room.punch_count += 1
                 return original(*arguments, **named)
 
             monkeypatch.setattr(SlotReader, "read_cached_run", read_later)

@@ -263,16 +263,16 @@ def before_reads(monkeypatch: pytest.MonkeyPatch, *steps: object) -> None:
 async def move(store: Store, chunk: bytes) -> None:
     """Store the chunk at another place, and give the old one back, as compaction does."""
     before = records(store)[ChunkId(chunk)]
-    payload = await store.segments.read_chunk(before)
+    payload = await store.segments.reader.read_chunk(before)
     area = memoryview(mmap.mmap(-1, large_extent_bytes(len(payload))))
     area[: len(payload)] = payload
     assert seal_payload(area, len(payload)) == before.crc
-    (place,) = await store.segments.write_large([(area, len(payload))])
-    await store.segments.sync({place.segment})
+    (place,) = await store.segments.large.write([(area, len(payload))])
+    await store.segments.large.sync({place.segment})
     after = msgspec.structs.replace(before, segment=place.segment, offset=place.offset)
     await tamper(store, lambda txn: txn.put(Table.CHUNKS, chunk_key(ChunkId(chunk)), after.pack()))
-    store.segments.settle(place)
-    await store.segments.punch([(before.segment, before.offset, before.extent_bytes)])
+    store.segments.in_flight.settle(place)
+    await store.segments.room.punch([(before.segment, before.offset, before.extent_bytes)])
 
 
 def test_a_chunk_that_moves_while_it_is_read_is_loaded_from_its_new_place(

@@ -18,10 +18,10 @@ import trio.testing
 from engine import lendings, lent_memory
 from engine.holds import Client
 from engine.lent_memory import LentMemory, put_into, read_into
+from lakefs.descriptors import close_all
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, SessionLost, SourceChanged
 from lakefs.limits import LENT_MEMORIES_PER_CONNECTION_MAX
 from lakefs.service import EngineClient
-from lakefs.sockets import close_all
 from lakefs.wire import messages as m
 from tests.contract.engines import MEMORY_FOLDER, Body, Engine, Kind
 from tests.contract.test_requests_chunks import refused

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from lakefs.descriptors import close_all
 from lakefs.errors import (
     BucketNotFound,
     ChunkNotFound,
@@ -31,7 +32,6 @@ from lakefs.manifest import CutKind, build
 from lakefs.movers import Check, check_granules, fetch_into
 from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.service import EngineClient
-from lakefs.sockets import close_all
 from lakefs.wire import messages as m
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused

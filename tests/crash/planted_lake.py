@@ -74,15 +74,19 @@ def _reuse_freed_room() -> None:
     from engine.format import SegmentKind
     from engine.large_segments import Coming, IsLast, LargeWriter, not_last
     from engine.segment_files import segment_path
-    from engine.segments import Segments
+    from engine.segment_room import SegmentRoom
 
     freed: list[Extent] = []
-    punch, write = Segments.punch, LargeWriter.write
+    punch, write = SegmentRoom.punch, LargeWriter.write
 
-    async def noted(segments: Segments, extents: Iterable[Extent]) -> None:
+    async def noted(room: SegmentRoom, extents: Iterable[Extent]) -> None:
         given_back = list(extents)
-        await punch(segments, given_back)
-        freed.extend(e for e in given_back if segments.has(e[0]) and segments.kind(e[0]) is SegmentKind.LARGE)
+        await punch(room, given_back)
+        freed.extend(
+            e
+            for e in given_back
+            if room._register.has(e[0]) and room._register.kind(e[0]) is SegmentKind.LARGE
+        )
 
     async def reusing(
         writer: LargeWriter,
@@ -108,7 +112,7 @@ def _reuse_freed_room() -> None:
                 return [place]
         return await write(writer, run, coming, is_last)
 
-    Segments.punch = noted  # type: ignore[method-assign,assignment]
+    SegmentRoom.punch = noted  # type: ignore[method-assign,assignment]
     LargeWriter.write = reusing  # type: ignore[method-assign,assignment]
 
 
@@ -127,7 +131,7 @@ def _free_before_move() -> None:
 
     async def freed_first(compactor: Compactor, copies: Any, report: Any) -> int:
         items = [item for item, _ in copies.values()]
-        await compactor._segments.punch(
+        await compactor._segments.room.punch(
             [(item.record.segment, item.record.offset, item.record.extent_bytes) for item in items]
         )
         return await record(compactor, copies, report)

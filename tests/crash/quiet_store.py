@@ -49,8 +49,8 @@ def inspect(data: Path) -> Inspection:
             return Inspection(
                 report,
                 await store.check(full=True),
-                len(store.segments.all_ids()),
-                await store.segments.allocated_bytes(),
+                len(store.segments.register.ids()),
+                await store.segments.room.allocated_bytes(),
             )
 
     return trio.run(look)

@@ -11,7 +11,7 @@ import pytest
 
 from engine.extents import Extent, Span
 from engine.format import SegmentKind
-from engine.segments import Segments
+from engine.segment_room import SegmentRoom
 from lakefs.ids import SegmentId
 from tests.crash.cycles import Cycles
 from tests.crash.small_engine import PLANTED_LAKE
@@ -31,25 +31,25 @@ def test_an_engine_that_answers_before_its_journal_is_caught(bug: str) -> None:
 @pytest.mark.slow
 def test_a_gc_that_forgets_large_segments_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the gc of the look that has the bug, on what kills have left."""
-    punch, punch_gaps, remove = Segments.punch, Segments.punch_gaps, Segments.remove
+    punch, punch_gaps, remove = SegmentRoom.punch, SegmentRoom.punch_gaps, SegmentRoom.remove
 
-    def is_forgotten(segments: Segments, segment: SegmentId) -> bool:
-        return segments.has(segment) and segments.kind(segment) is SegmentKind.LARGE
+    def is_forgotten(room: SegmentRoom, segment: SegmentId) -> bool:
+        return room._register.has(segment) and room._register.kind(segment) is SegmentKind.LARGE
 
-    async def some(segments: Segments, extents: Iterable[Extent]) -> None:
-        await punch(segments, [extent for extent in extents if not is_forgotten(segments, extent[0])])
+    async def some(room: SegmentRoom, extents: Iterable[Extent]) -> None:
+        await punch(room, [extent for extent in extents if not is_forgotten(room, extent[0])])
 
-    async def gaps(segments: Segments, segment: SegmentId, live: Sequence[Span]) -> None:
-        if not is_forgotten(segments, segment):
-            await punch_gaps(segments, segment, live)
+    async def gaps(room: SegmentRoom, segment: SegmentId, live: Sequence[Span]) -> None:
+        if not is_forgotten(room, segment):
+            await punch_gaps(room, segment, live)
 
-    async def most(segments: Segments, segment: SegmentId) -> bool:
-        return not is_forgotten(segments, segment) and await remove(segments, segment)
+    async def most(room: SegmentRoom, segment: SegmentId) -> bool:
+        return not is_forgotten(room, segment) and await remove(room, segment)
 
     with TemporaryDirectory(prefix="lake-") as name, Cycles(Path(name), "planted") as cycles:
-        monkeypatch.setattr(Segments, "punch", some)
-        monkeypatch.setattr(Segments, "punch_gaps", gaps)
-        monkeypatch.setattr(Segments, "remove", most)
+        monkeypatch.setattr(SegmentRoom, "punch", some)
+        monkeypatch.setattr(SegmentRoom, "punch_gaps", gaps)
+        monkeypatch.setattr(SegmentRoom, "remove", most)
         with pytest.raises(AssertionError, match=r"^cycle \d+:.*Inspection"):
             cycles.run(CYCLES, look_every=1)
         sys.stdout.write(f"caught in cycle {cycles.tally.cycles + 1}\n")

@@ -115,7 +115,7 @@ def test_a_batch_of_cold_objects_comes_inline(way: str, folder: Path, payloads: 
                 body = b"".join(bytes(part) for part in reply.body.parts)
                 assert body == b"".join(payloads[:count])
                 assert [result.failure for result in reply.message.results] == [None] * count
-            assert store.segments.read_statistics()["threads"] == 0
+            assert store.segments.batches.statistics()["threads"] == 0
 
     trio.run(main)
 
@@ -189,7 +189,7 @@ def test_what_rotted_in_the_page_cache_only_is_read_past_it(
             assert found == payloads[2]
             assert piece.failure is None
             assert checks == [len(payloads[2])]
-            assert store.segments.read_statistics()["threads"] == 1
+            assert store.segments.batches.statistics()["threads"] == 1
 
     trio.run(main)
 

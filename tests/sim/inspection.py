@@ -118,9 +118,9 @@ async def check_tidy(store: Store) -> None:
             end = record.offset + record.extent_bytes
             first, last = record.offset // PAGE_BYTES, -(-end // PAGE_BYTES)
             pages.update((record.segment, page) for page in range(first, last))
-    segments = store.segments.all_ids()
+    segments = store.segments.register.ids()
     bound = (len(pages) + 2 * len(segments)) * PAGE_BYTES
-    taken = await store.segments.allocated_bytes()
+    taken = await store.segments.room.allocated_bytes()
     if taken > bound:
-        kinds = [SegmentKind(store.segments.kind(segment)).name for segment in segments]
+        kinds = [SegmentKind(store.segments.register.kind(segment)).name for segment in segments]
         raise SimFailure(f"segments take {taken} bytes, live extents need {bound}; {kinds}")

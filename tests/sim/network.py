@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import trio
 
+from lakefs.descriptors import after
 from lakefs.errors import AddressInUse, EngineUnreachable
 from lakefs.ids import Buffer
 from lakefs.ports import Listener, Stream
-from lakefs.sockets import after
 from tests.sim.sim_time import pause
 
 

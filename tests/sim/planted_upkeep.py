@@ -17,7 +17,7 @@ from engine.gc import Collector, _Cycle
 from engine.holds import Holds, Session
 from engine.pins import Pins
 from engine.scrub import Scrubber
-from engine.segments import Segments
+from engine.segment_room import SegmentRoom
 from engine.upload_expiry import UploadExpiry
 from engine.uploads import unpack_upload
 from lakefs.ids import Birth, Sequence
@@ -36,12 +36,12 @@ def punch_a_live_extent() -> AbstractContextManager[Any]:
 
 def punch_too_much() -> AbstractContextManager[Any]:
     """A freed extent takes the page behind it along."""
-    original = Segments.punch
+    original = SegmentRoom.punch
 
-    async def punch(self: Segments, extents: Iterable[Extent]) -> None:
+    async def punch(self: SegmentRoom, extents: Iterable[Extent]) -> None:
         await original(self, [(segment, offset, length + 4096) for segment, offset, length in extents])
 
-    return mock.patch.object(Segments, "punch", punch)
+    return mock.patch.object(SegmentRoom, "punch", punch)
 
 
 def forget_session_holds() -> AbstractContextManager[Any]:
@@ -88,7 +88,7 @@ def forget_parts() -> AbstractContextManager[Any]:
 
 def free_the_old_place_at_once() -> AbstractContextManager[Any]:
     async def free(self: Compactor, moved: Any, sequence: Sequence) -> None:
-        await self._segments.punch(
+        await self._segments.room.punch(
             [(item.record.segment, item.record.offset, item.record.extent_bytes) for item in moved]
         )
 
@@ -114,7 +114,7 @@ def name_the_copy_before_it_is_written() -> AbstractContextManager[Any]:
         async def no_sync(segments: Any) -> None:
             await trio.lowlevel.checkpoint()
 
-        with mock.patch.object(self._segments, "sync", no_sync):
+        with mock.patch.object(self._segments.large, "sync", no_sync):
             return await original(self, copies, report)
 
     return mock.patch.object(Compactor, "_record", record)

@@ -13,10 +13,12 @@ from dataclasses import replace
 import trio
 from crc32c import crc32c
 
+from engine.checksums import seal_payload
 from engine.extents import Place
 from engine.format import ChunkRecord, SegmentKind, StoreIdentity
 from engine.large_segments import IsLast, not_last
-from engine.segments import Segments, SegmentSizes, seal_payload
+from engine.segments import Segments
+from engine.sizes import SegmentSizes
 from lakefs.buffers import BufferPool
 from lakefs.ids import Birth, BootId, SegmentId
 from lakefs.limits import KIB, MIB
@@ -86,27 +88,27 @@ class World:
 
     async def store_small(self, payloads: Sequence[bytes]) -> list[ChunkRecord]:
         """Append payloads, record and settle them."""
-        places = await self.segments.place_small(payloads)
+        places = await self.segments.small.place(payloads)
         try:
             await self.segments.small.sync()
         except BaseException:
             for place in places:
-                self.segments.settle(place)
+                self.segments.in_flight.settle(place)
             raise
         records = []
         for place, payload in zip(places, payloads, strict=True):
             records.append(self.record(place, len(payload), crc32c(payload)))
             self.stored[records[-1]] = payload
-            self.segments.settle(place)
+            self.segments.in_flight.settle(place)
         return records
 
     async def store_large(self, payload: bytes) -> ChunkRecord:
         """Write, sync, record and settle a payload."""
         place, crc = await self.write_large(payload)
         try:
-            await self.segments.sync({place.segment})
+            await self.segments.large.sync({place.segment})
         finally:
-            self.segments.settle(place)
+            self.segments.in_flight.settle(place)
         record = self.record(place, len(payload), crc)
         self.stored[record] = payload
         return record
@@ -117,7 +119,7 @@ class World:
         try:
             buffer.view[: len(payload)] = payload
             crc = seal_payload(buffer.view, len(payload))
-            (place,) = await self.segments.write_large([(buffer.view, len(payload))], is_last=is_last)
+            (place,) = await self.segments.large.write([(buffer.view, len(payload))], is_last=is_last)
             return place, crc
         finally:
             buffer.release()
@@ -128,23 +130,23 @@ class World:
 
     async def collect(self) -> None:
         """What gc does when nothing is being freed: gaps punched, empty segments removed."""
-        for segment in self.segments.sealed():
-            if self.segments.inflight(segment):
+        for segment in self.segments.room.sealed():
+            if self.segments.in_flight.count(segment):
                 continue
             live = self.live(segment)
             if live:
-                await self.segments.punch_gaps(segment, live)
+                await self.segments.room.punch_gaps(segment, live)
             else:
-                await self.segments.remove(segment)
+                await self.segments.room.remove(segment)
 
     async def check(self) -> None:
         """Every payload stored is there; no two extents overlap; each lies where its kind of segment allows."""
         for record, payload in self.stored.items():
-            found = await self.segments.read_chunk(record)
+            found = await self.segments.reader.read_chunk(record)
             assert found == payload, f"{record} reads as other bytes"
-            if self.segments.kind(record.segment) is SegmentKind.LARGE:
+            if self.segments.register.kind(record.segment) is SegmentKind.LARGE:
                 assert record.offset % 4096 == 0
-        for segment in self.segments.all_ids():
+        for segment in self.segments.register.ids():
             end = 4096
             for offset, length in self.live(segment):
                 assert offset >= end, "two extents overlap, or one lies in the header"

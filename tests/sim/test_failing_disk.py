@@ -45,12 +45,12 @@ def test_gc_frees_no_room_that_a_gc_before_it_has_freed_only_in_memory() -> None
     async def collect_twice() -> None:
         async with opened(disk) as (store, lake):
             await lake.run(lake.steps.remove_many([Name("b", str(number)) for number in range(5)]))
-            before = await store.segments.allocated_bytes()
+            before = await store.segments.room.allocated_bytes()
             disk.fail_next("sync_data", DiskFailed("planted"), path="journal/")
             for _ in range(2):
                 with pytest.raises(StoreReadOnly):
                     await store.collector.run()
-            assert await store.segments.allocated_bytes() == before
+            assert await store.segments.room.allocated_bytes() == before
 
     async def look() -> None:
         async with opened(disk) as (store, _):

@@ -10,7 +10,7 @@ import random
 import pytest
 import trio
 
-from engine.segments import SegmentSizes
+from engine.sizes import SegmentSizes
 from lakefs.errors import DiskFailed, LakeError, StoreFull
 from lakefs.limits import KIB, MIB
 from tests.sim.determinism import run_seeded
@@ -45,7 +45,7 @@ async def _writer(world: World, rng: random.Random) -> None:
                     await world.store_large(world.payload(rng.choice([65_536, 70_000, 200_000, 300_001])))
                 elif choice == 8:
                     place, _ = await world.write_large(world.payload(65_536))
-                    world.segments.settle(place)
+                    world.segments.in_flight.settle(place)
                 else:
                     await _free_some(world, rng)
         except (StoreFull, DiskFailed):
@@ -58,7 +58,7 @@ async def _free_some(world: World, rng: random.Random) -> None:
     freed = [record for record in list(world.stored) if rng.randrange(3) == 0]
     for record in freed:
         del world.stored[record]
-    await world.segments.punch([(r.segment, r.offset, r.extent_bytes) for r in freed])
+    await world.segments.room.punch([(r.segment, r.offset, r.extent_bytes) for r in freed])
 
 
 def _plant_faults(disk: SimDisk, rng: random.Random) -> None:
@@ -77,9 +77,9 @@ async def _boot(world: World, rng: random.Random) -> None:
     async with trio.open_nursery() as nursery:
         for _ in range(WRITERS):
             nursery.start_soon(_writer, world, random.Random(rng.random()))
-    assert not any(world.segments.inflight(segment) for segment in world.segments.all_ids())
+    assert not any(world.segments.in_flight.count(segment) for segment in world.segments.register.ids())
     await world.check()
-    if not world.segments.failed:
+    if not world.segments.gate.failed:
         await world.collect()
         await world.check()
     await world.segments.close()

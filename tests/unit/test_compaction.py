@@ -94,11 +94,11 @@ def test_one_cycle_gives_back_at_least_0_95_of_what_is_dead_in_a_store_of_mixed_
             gone = [key for key in contents if rng.random() < share_removed]
             await delete(client_of(store), *gone)
         async with simulated_store(disk) as store:
-            before = await store.segments.allocated_bytes()
+            before = await store.segments.room.allocated_bytes()
             report = await store.collect(COMPACT_SHARE_MOST)
             assert report.compaction.stopped == ""
         async with simulated_store(disk) as store:
-            reclaimed = before - await store.segments.allocated_bytes()
+            reclaimed = before - await store.segments.room.allocated_bytes()
             assert reclaimed >= 0.95 * report.freed_bytes, (reclaimed, report)
             await check(store, {key: content for key, content in contents.items() if key not in gone})
 
@@ -110,7 +110,7 @@ def test_chunks_keep_their_births_and_get_places_in_segments_of_new_ids() -> Non
         disk = SimDisk()
         contents = await sparse(disk)
         async with simulated_store(disk, sizes=EAGER) as store:
-            before, segments = records(store), store.segments.all_ids()
+            before, segments = records(store), store.segments.register.ids()
             report = await collected(store)
             assert (report.moved_chunks, report.removed_segments) == (len(contents), 1)
             for chunk, record in records(store).items():
@@ -209,7 +209,7 @@ def test_an_old_place_is_stale_and_a_file_kept_open_shows_zeros() -> None:
             kept_open = disk.open(segment_path(old.segment, SegmentKind.SMALL), read_only=True)
             await collected(store)
             with pytest.raises(StaleGrant):
-                await store.segments.read_chunk(old)
+                await store.segments.reader.read_chunk(old)
             found = bytearray(old.stored_bytes)
             kept_open.pread_into(memoryview(found), old.offset)
             kept_open.close()
@@ -291,11 +291,11 @@ def test_a_disk_with_room_for_a_few_chunks_is_emptied_in_steps_that_give_back_wh
         contents = await sparse(disk, count=70, kept=2)
         async with simulated_store(disk, sizes=EAGER) as store:
             await store.collector.run()
-            room = await store.segments.free_bytes(into_headroom=True)
+            room = await store.segments.room.free_bytes(into_headroom=True)
             disk.capacity_bytes -= room - 24 * KIB  # 35 chunks of 3,000 bytes live
             report = await collected(store)
             assert (report.moved_chunks, report.removed_segments, report.stopped) == (len(contents), 1, "")
-            assert await store.segments.free_bytes(into_headroom=True) > 64 * KIB
+            assert await store.segments.room.free_bytes(into_headroom=True) > 64 * KIB
             await check(store, contents)
         async with simulated_store(disk, sizes=EAGER) as store:
             await check(store, contents)
@@ -425,7 +425,7 @@ def test_cancelled_at_any_step_it_leaves_nothing_but_garbage_for_gc() -> None:
             await check(store, contents)
         async with simulated_store(disk, sizes=EAGER) as store:
             await collected(store)
-            assert await store.segments.allocated_bytes() < 64 * KIB + 4 * 8 * KIB
+            assert await store.segments.room.allocated_bytes() < 64 * KIB + 4 * 8 * KIB
             await check(store, contents)
 
     while is_cancelled:

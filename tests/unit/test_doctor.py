@@ -20,11 +20,22 @@ def test_it_looks_for_every_dependency_and_every_native_module() -> None:
     assert sorted(NATIVE_MODULES) == sorted(modules)
 
 
-def test_a_native_module_that_was_not_built_is_a_warning_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("module", "verdict", "effect"),
+    [
+        ("lakefs._plain_reads", "warn", "reads are slower"),
+        ("engine._ring", "warn", "reads are slower"),
+        ("engine._granules", "fail", "the engine does not start"),
+        ("lakefs._hot_table", "fail", "the engine does not start"),
+    ],
+)
+def test_a_native_module_that_was_not_built_is_named_with_what_follows(
+    monkeypatch: pytest.MonkeyPatch, module: str, verdict: str, effect: str
+) -> None:
     def found(name: str) -> object:
-        return None if name == "lakefs._plain_reads" else find_spec("sys")
+        return None if name == module else find_spec("sys")
 
     monkeypatch.setattr("cli.doctor.find_spec", found)
     finding = _native_modules()
-    assert finding.verdict == "warn"
-    assert finding.detail.startswith("lakefs._plain_reads: not built")
+    assert finding.verdict == verdict
+    assert finding.detail.startswith(f"{module}: not built, {effect}")

@@ -176,7 +176,7 @@ def test_a_manifest_that_cannot_be_read_stops_the_cycle_before_anything_is_freed
         async with simulated_store(disk) as store:
             client = client_of(store)
             record = records(store)[ChunkId(blob)]
-            path = segment_path(record.segment, store.segments.kind(record.segment))
+            path = segment_path(record.segment, store.segments.register.kind(record.segment))
             disk.flip_bit(path, record.offset + 40, 3)
             with pytest.raises(ChunkDamaged):
                 await gc(client)
@@ -457,7 +457,7 @@ def test_a_chunk_freed_and_stored_again_has_another_place() -> None:
             after = records(store)[data_chunk_id(LARGE)]
             assert (before.segment, before.offset) != (after.segment, after.offset)
             assert after.birth > before.birth
-            assert await store.segments.read(before.segment, before.offset, 4096) == bytes(4096)
+            assert await store.segments.reader.read(before.segment, before.offset, 4096) == bytes(4096)
             assert await read(client, data_chunk_id(LARGE)) == LARGE
 
     run(main)
@@ -476,15 +476,15 @@ def test_a_segment_in_which_nothing_lives_is_removed() -> None:
             await delete(client, "x")
         async with simulated_store(disk) as store:
             client = client_of(store)
-            old = store.segments.all_ids()
+            old = store.segments.register.ids()
             report = await gc(client)
             assert report["removed_segments"] == 1
             assert report["disk_bytes_after"] < report["disk_bytes_before"]
-            (left,) = store.segments.all_ids()
+            (left,) = store.segments.register.ids()
             assert left in old
-            assert store.segments.kind(left) is SegmentKind.SMALL
+            assert store.segments.register.kind(left) is SegmentKind.SMALL
         async with simulated_store(disk) as store:
-            assert store.segments.all_ids() == [left]
+            assert store.segments.register.ids() == [left]
             assert await read(client_of(store), data_chunk_id(SMALL)) == SMALL
 
     run(main)

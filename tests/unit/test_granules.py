@@ -9,13 +9,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from engine import granules
+from engine._granules import granule_crcs, granule_crcs_by_tables, read_granules
 from engine.checksums import vector_of
 from lakefs.limits import GRANULE_BYTES, MIB
+from tests.oracles.granules import twin_granule_crcs, twin_read_granules
 
 KINDS = [
-    (granules.twin_granule_crcs, granules.twin_read_granules),
-    (granules.granule_crcs, granules.read_granules),
+    (twin_granule_crcs, twin_read_granules),
+    (granule_crcs, read_granules),
 ]
 LENGTHS = [0, 1, 7, 8, 4093, 65_535, 65_536, 65_537, 3 * 65_536, 4 * 65_536, 9 * 65_536 + 5, MIB, 3 * MIB - 1]
 
@@ -34,18 +35,19 @@ def memory_with(content: bytes) -> Iterator[int]:
 @pytest.mark.parametrize("where", [0, 3])
 def test_the_checksums_of_memory_are_the_twins(length: int, where: int) -> None:
     content = random.Random(length).randbytes(where + length)
-    wanted = granules.twin_granule_crcs(content[where:])
+    wanted = twin_granule_crcs(content[where:])
     assert len(wanted) == 4 * -(-length // GRANULE_BYTES)
-    assert granules.granule_crcs(memoryview(content)[where:]) == wanted
+    assert granule_crcs(memoryview(content)[where:]) == wanted
+    assert granule_crcs_by_tables(memoryview(content)[where:]) == wanted
     assert vector_of(bytearray(content)[where:]) == wanted
 
 
 def test_a_bit_that_turns_over_is_seen_in_its_granule_only() -> None:
     content = bytearray(random.Random(1).randbytes(6 * GRANULE_BYTES + 100))
-    before = granules.granule_crcs(content)
+    before = granule_crcs(content)
     for granule in range(7):
         content[granule * GRANULE_BYTES + 99] ^= 4
-        after = granules.granule_crcs(content)
+        after = granule_crcs(content)
         content[granule * GRANULE_BYTES + 99] ^= 4
         assert [at // 4 for at in range(0, 28, 4) if before[at : at + 4] != after[at : at + 4]] == [granule]
 
@@ -59,7 +61,7 @@ def test_what_is_read_is_what_lies_there_with_its_checksums(length: int) -> None
             crcs = read(descriptor, 4999, target[:length])
             assert target[:length] == content[4999 : 4999 + length]
             assert target[length] == 0, "nothing behind the end is touched"
-            assert crcs == granules.twin_granule_crcs(target[:length])
+            assert crcs == twin_granule_crcs(target[:length])
 
 
 def test_a_file_that_ends_before_is_an_error_and_so_is_what_cannot_be_read() -> None:

@@ -75,10 +75,10 @@ def test_what_the_hot_index_knows_is_not_looked_for_in_the_store(monkeypatch: py
         looked_up: list[object] = []
         monkeypatch.setattr(chunk_reads, "find_chunk", lambda *found: looked_up.append(found))
         assert await streamed(client) == PAYLOADS
-        before = store.segments.read_statistics()["queue"]
+        before = store.segments.batches.statistics()["queue"]
         assert await streamed(client, SHORT) == PAYLOADS[:SHORT]
         assert await streamed(client, SHORT, 0, 1) == PAYLOADS[:SHORT]
-        assert store.segments.read_statistics()["queue"] == int(before) + 2 * SHORT
+        assert store.segments.batches.statistics()["queue"] == int(before) + 2 * SHORT
         assert looked_up == []
 
     drive(body)
@@ -103,9 +103,9 @@ def test_what_is_read_again_comes_into_the_dram_tier_and_then_from_there() -> No
             assert await streamed(client, SHORT) == PAYLOADS[:SHORT]
             await trio.testing.wait_all_tasks_blocked()
         assert [chunk in tier for chunk in CHUNKS[:SHORT]] == [False, True, True, True]
-        before = store.segments.read_statistics()["queue"]
+        before = store.segments.batches.statistics()["queue"]
         assert await streamed(client, SHORT) == PAYLOADS[:SHORT]
-        assert store.segments.read_statistics()["queue"] == int(before) + 1
+        assert store.segments.batches.statistics()["queue"] == int(before) + 1
 
     drive(body, tier)
 

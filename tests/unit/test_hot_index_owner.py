@@ -124,7 +124,7 @@ def test_freed_chunks_are_gone_from_it_before_their_places_are_punched(
             for payload in (b"stays", b"goes" * 30_000, b"one too"):
                 await put(client, payload[:5].decode(), payload)
             await _filled(index)
-            punch = store.segments.punch
+            punch = store.segments.room.punch
             punched: list[int] = []
 
             async def looked_at(extents: list[Extent]) -> None:
@@ -133,7 +133,7 @@ def test_freed_chunks_are_gone_from_it_before_their_places_are_punched(
                 punched.append(len(extents))
                 await punch(extents)
 
-            monkeypatch.setattr(store.segments, "punch", looked_at)
+            monkeypatch.setattr(store.segments.room, "punch", looked_at)
             await delete(client, "goesg", "one t")
             await gc(client)
             assert sum(punched) == 2

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lakefs.errors import StoreDamaged
-from lakefs.hot_table import HotTable, TwinTable
+from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import (
     DEAD,
     ENTRIES_OFFSET,
@@ -37,6 +37,7 @@ from lakefs.hot_table_format import (
 )
 from lakefs.wire.grants import Grant
 from tests.hot_churn import CAPACITY, STEADY, key_at, place_of
+from tests.oracles.hot_table import TwinTable
 from tests.style.source_tree import ROOT
 
 Table = HotTable | TwinTable

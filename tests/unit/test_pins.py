@@ -60,7 +60,7 @@ async def pinned(client: EmbeddedEngine, contents: Sequence[bytes]) -> list[m.Gr
 
 async def lies_there(store: Store, grant: m.Grant) -> bytes:
     """What a mapping of the place shows."""
-    return await store.segments.read(SegmentId(grant.segment), grant.offset, grant.stored_bytes)
+    return await store.segments.reader.read(SegmentId(grant.segment), grant.offset, grant.stored_bytes)
 
 
 def test_what_is_pinned_stays_though_its_name_goes_and_is_freed_by_the_cycle_after() -> None:
@@ -75,12 +75,12 @@ def test_what_is_pinned_stays_though_its_name_goes_and_is_freed_by_the_cycle_aft
             assert report["freed_chunks"] == len(contents)
             assert [await lies_there(store, grant) for grant in grants] == kept
             pages = sum(grant.stored_bytes for grant in grants)
-            held = await store.segments.allocated_bytes()
+            held = await store.segments.room.allocated_bytes()
             assert pages <= held < 3 * pages
             assert (await fsck(client))["damage"] == 0
             await ask(reader, m.UnpinChunks([data_chunk_id(content) for content in kept]), m.Done)
             assert (await gc(client))["removed_segments"] == 2
-            assert await store.segments.allocated_bytes() == 0
+            assert await store.segments.room.allocated_bytes() == 0
             assert (await store.status())["pins"] == {"chunks": 0, "bytes": 0, "segments": 0}
 
     run(main)
@@ -98,7 +98,7 @@ def test_compaction_leaves_segments_alone_in_which_something_is_pinned() -> None
             assert await pinned(reader, [contents["k0"]]) == grants
             await reader.aclose()
             assert (await store.collect(COMPACT_SHARE_MOST)).compaction.moved_chunks == 3
-            assert not store.segments.has(SegmentId(kept.segment))
+            assert not store.segments.register.has(SegmentId(kept.segment))
             for content in stays.values():
                 assert await read(client, data_chunk_id(content)) == content
 
@@ -128,7 +128,7 @@ def test_a_pin_that_comes_while_compaction_moves_the_chunk_keeps_the_old_place(k
             for _ in range(2):
                 await ask(reader, m.UnpinChunks([data_chunk_id(contents[key])]), m.Done)
             await gc(client)
-            assert not store.segments.has(SegmentId(taken[0].segment))
+            assert not store.segments.register.has(SegmentId(taken[0].segment))
             assert await read(client, data_chunk_id(contents[key])) == contents[key]
 
     run(main)
@@ -148,10 +148,10 @@ def test_pins_are_counted_and_end_with_their_connection() -> None:
             assert store.segments.pins.statistics()["chunks"] == 1
             await delete(client, *contents)
             await gc(client)
-            assert len(store.segments.all_ids()) == 1
+            assert len(store.segments.register.ids()) == 1
             await first.aclose()
             await gc(client)
-            assert store.segments.all_ids() == []
+            assert store.segments.register.ids() == []
 
     run(main)
 

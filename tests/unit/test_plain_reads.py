@@ -18,9 +18,9 @@ from lakefs.plain_reads import (
     RUN_BYTES_MAX,
     RUN_CHUNKS_MAX,
     SEGMENTS_MAX,
-    TwinPlan,
 )
 from lakefs.slabs import UNIT_BYTES, generation_number
+from tests.oracles.plain_reads import TwinPlan, twin_are_bytes
 
 ReadPlan = plain_reads.ReadPlan
 Plan = ReadPlan | TwinPlan
@@ -188,7 +188,7 @@ def test_targets_stay_lent_while_there_is_a_plan(kind: type[Plan], file: int) ->
     memory.append(0)
 
 
-@pytest.mark.parametrize("are_bytes", [plain_reads.are_bytes, plain_reads.twin_are_bytes])
+@pytest.mark.parametrize("are_bytes", [plain_reads.are_bytes, twin_are_bytes])
 def test_only_views_of_writable_bytes_are_taken_as_they_are(are_bytes: Callable[[list[Any]], bool]) -> None:
     memory = memoryview(bytearray(64))
     assert are_bytes([])

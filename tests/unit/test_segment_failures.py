@@ -39,17 +39,17 @@ def test_after_a_failed_sync_nothing_is_written_and_nothing_is_retried() -> None
         place, _ = await world.write_large(world.payload(70_000))
         disk.fail_next("sync_data", DiskFailed("planted"), path="large")
         with pytest.raises(DiskFailed, match="planted"):
-            await world.segments.sync({place.segment})
-        assert world.segments.failed
+            await world.segments.large.sync({place.segment})
+        assert world.segments.gate.failed
         before = disk.operation_count
         with pytest.raises(StoreReadOnly, match="planted"):
-            await world.segments.sync({place.segment})
+            await world.segments.large.sync({place.segment})
         with pytest.raises(StoreReadOnly):
             await world.store_large(world.payload(70_000))
         with pytest.raises(StoreReadOnly):
             await world.store_small([b"x"])
         assert disk.operation_count == before
-        assert await world.segments.read_chunk(kept) == world.stored[kept], "reading goes on"
+        assert await world.segments.reader.read_chunk(kept) == world.stored[kept], "reading goes on"
         await world.segments.close()
 
     drive(body)
@@ -62,13 +62,13 @@ def test_a_read_that_the_disk_fails_once_gives_the_payload_and_one_that_it_fails
         (small,) = await world.store_small([b"small"])
         large = await world.store_large(world.payload(70_000))
         for record in (small, large):
-            path = segment_path(record.segment, world.segments.kind(record.segment))
+            path = segment_path(record.segment, world.segments.register.kind(record.segment))
             disk.fail_next("pread_into", DiskFailed("planted"), path=path)
-            assert await world.segments.read_chunk(record) == world.stored[record]
+            assert await world.segments.reader.read_chunk(record) == world.stored[record]
             for _ in range(2):
                 disk.fail_next("pread_into", DiskFailed("planted"), path=path)
             with pytest.raises(DiskFailed, match="planted"):
-                await world.segments.read_chunk(record)
+                await world.segments.reader.read_chunk(record)
 
     drive(body)
 
@@ -93,7 +93,7 @@ def test_all_who_shared_a_failed_group_are_told() -> None:
         assert len(errors) == 10
         assert len({id(error) for error in errors}) == 10
         assert any(isinstance(error, DiskFailed) for error in errors)
-        assert not any(world.segments.inflight(segment) for segment in world.segments.all_ids())
+        assert not any(world.segments.in_flight.count(segment) for segment in world.segments.register.ids())
         await world.check()
 
     drive(body)
@@ -107,7 +107,7 @@ def test_a_failed_write_gives_its_extent_up_and_shuts_the_store_for_writing() ->
         disk.fail_next("pwrite", DiskFailed("planted"), path="large")
         with pytest.raises(DiskFailed):
             await world.store_large(world.payload(70_000))
-        assert not any(world.segments.inflight(segment) for segment in world.segments.all_ids())
+        assert not any(world.segments.in_flight.count(segment) for segment in world.segments.register.ids())
         with pytest.raises(StoreReadOnly):
             await world.store_large(world.payload(70_000))
 
@@ -132,10 +132,10 @@ def test_a_full_disk_refuses_payload_keeps_the_headroom_and_works_again_after_re
             assert disk.free_bytes() >= headroom
         assert 0 < refused < 100
         assert disk.free_bytes() < headroom + 200_000, "smaller steps are tried before a payload is refused"
-        assert not any(world.segments.inflight(segment) for segment in world.segments.all_ids())
+        assert not any(world.segments.in_flight.count(segment) for segment in world.segments.register.ids())
         await world.check()
         for record in list(world.stored):
-            if record.segment in world.segments.sealed():
+            if record.segment in world.segments.room.sealed():
                 del world.stored[record]
         await world.collect()
         await world.store_large(world.payload(150_000))
@@ -158,7 +158,7 @@ def test_a_disk_that_runs_full_in_the_middle_of_filling_loses_nothing() -> None:
                 with suppress(StoreFull):
                     await world.store_large(world.payload(150_000, tag))
             await world.check()
-        assert not world.segments.failed
+        assert not world.segments.gate.failed
 
     drive(body)
 
@@ -205,7 +205,7 @@ def test_a_failed_append_shuts_the_store_for_writing_and_nothing_is_trimmed() ->
         disk = world.disk
         assert isinstance(disk, SimDisk)
         record = (await world.store_small([b"first"]))[0]
-        size = await world.segments.size(record.segment)
+        size = await world.segments.room.size(record.segment)
         disk.fail_next("pwrite", DiskFailed("planted"), path="small")
         with pytest.raises(DiskFailed):
             await world.store_small([b"second"])
@@ -213,7 +213,7 @@ def test_a_failed_append_shuts_the_store_for_writing_and_nothing_is_trimmed() ->
             await world.store_small([b"third"])
         await world.segments.close()
         await world.reopen()
-        assert await world.segments.size(record.segment) == size
+        assert await world.segments.room.size(record.segment) == size
         await world.check()
 
     drive(body)
@@ -228,10 +228,10 @@ def test_a_removal_that_fails_can_be_tried_again() -> None:
         await world.reopen()
         disk.fail_next("unlink", DiskFailed("planted"))
         with pytest.raises(DiskFailed):
-            await world.segments.remove(record.segment)
-        assert world.segments.all_ids() == [record.segment]
-        await world.segments.remove(record.segment)
-        assert world.segments.all_ids() == []
+            await world.segments.room.remove(record.segment)
+        assert world.segments.register.ids() == [record.segment]
+        await world.segments.room.remove(record.segment)
+        assert world.segments.register.ids() == []
 
     drive(body)
 
@@ -260,11 +260,11 @@ def test_a_flipped_bit_anywhere_in_payload_or_vector_is_found() -> None:
         large = await world.store_large(world.payload(2 * GRANULE_BYTES + 50))
         small = (await world.store_small([world.payload(500)]))[0]
         for record in (large, small):
-            path = segment_path(record.segment, world.segments.kind(record.segment))
+            path = segment_path(record.segment, world.segments.register.kind(record.segment))
             for at in (0, record.stored_bytes // 2, record.stored_bytes - 1, record.extent_bytes - 1):
                 disk.flip_bit(path, record.offset + at, 3)
                 with pytest.raises(ChunkDamaged) as caught:
-                    await world.segments.read_chunk(record)
+                    await world.segments.reader.read_chunk(record)
                 assert f"{record.segment:016x}" in caught.value.message
                 assert str(record.offset) in caught.value.message
                 disk.flip_bit(path, record.offset + at, 3)
@@ -284,9 +284,9 @@ def test_sound_bytes_of_another_chunk_are_not_taken_for_this_one() -> None:
                 mine.birth, other.segment, other.offset, mine.stored_bytes, mine.logical_bytes, mine.crc
             )
             with pytest.raises(ChunkDamaged):
-                await world.segments.read_chunk(mixed_up)
+                await world.segments.reader.read_chunk(mixed_up)
             with pytest.raises(ChunkDamaged):
-                await world.segments.read_range(mixed_up, 0, 1)
+                await world.segments.reader.read_range(mixed_up, 0, 1)
 
     drive(body)
 
@@ -298,13 +298,13 @@ def test_a_range_is_refused_only_when_its_own_granules_or_the_vector_are_damaged
         record = await world.store_large(world.payload(3 * GRANULE_BYTES))
         path = segment_path(record.segment, SegmentKind.LARGE)
         disk.flip_bit(path, record.offset + GRANULE_BYTES + 1, 0)
-        await world.segments.read_range(record, 0, GRANULE_BYTES)
+        await world.segments.reader.read_range(record, 0, GRANULE_BYTES)
         with pytest.raises(ChunkDamaged):
-            await world.segments.read_range(record, 0, GRANULE_BYTES + 1)
+            await world.segments.reader.read_range(record, 0, GRANULE_BYTES + 1)
         disk.flip_bit(path, record.offset + GRANULE_BYTES + 1, 0)
         disk.flip_bit(path, record.offset + record.stored_bytes + 11, 0)
         with pytest.raises(ChunkDamaged):
-            await world.segments.read_range(record, 0, 10)
+            await world.segments.reader.read_range(record, 0, 10)
 
     drive(body)
 
@@ -324,10 +324,12 @@ def test_rot_in_memory_is_healed_by_a_read_past_the_cache(
             return count
 
         monkeypatch.setattr("tests.sim.disk.SimFile.pread_into", rotten)
-        assert await world.segments.read_chunk(record) == world.stored[record]
-        assert await world.segments.read_chunk(small) == world.stored[small]
-        assert (await world.segments.read_range(record, 5, 5))[1] == world.stored[record][:GRANULE_BYTES]
-        assert world.segments.healed_reads == 3
+        assert await world.segments.reader.read_chunk(record) == world.stored[record]
+        assert await world.segments.reader.read_chunk(small) == world.stored[small]
+        assert (await world.segments.reader.read_range(record, 5, 5))[1] == world.stored[record][
+            :GRANULE_BYTES
+        ]
+        assert world.segments.reader.healed_reads == 3
 
     drive(body)
 
@@ -338,10 +340,10 @@ def test_each_payload_of_a_batch_comes_or_says_why_not() -> None:
         assert isinstance(disk, SimDisk)
         records = await world.store_small([b"good", b"rotten", b"good too"])
         disk.flip_bit(segment_path(records[1].segment, SegmentKind.SMALL), records[1].offset, 0)
-        found = await world.segments.read_small(records)
+        found = await world.segments.batches.read_small(records)
         assert (found[0], found[2]) == (b"good", b"good too")
         assert isinstance(found[1], ChunkDamaged)
-        assert await world.segments.read_small([]) == []
+        assert await world.segments.batches.read_small([]) == []
 
     drive(body)
 
@@ -350,12 +352,12 @@ def test_reading_past_the_end_or_from_a_missing_file_is_damage() -> None:
     async def body(world: World) -> None:
         record = (await world.store_small([b"hello"]))[0]
         with pytest.raises(StoreDamaged, match="ends at"):
-            await world.segments.read(record.segment, 1 << 30, 10)
+            await world.segments.reader.read(record.segment, 1 << 30, 10)
         await world.segments.close()
         world.disk.unlink(segment_path(record.segment, SegmentKind.SMALL))
         await world.reopen()
         with pytest.raises(StaleGrant):
-            await world.segments.read_chunk(record)
+            await world.segments.reader.read_chunk(record)
 
     drive(body)
 
@@ -365,7 +367,7 @@ def test_a_file_taken_away_from_a_running_store_is_damage() -> None:
         record = (await world.store_small([b"hello"]))[0]
         world.disk.unlink(segment_path(record.segment, SegmentKind.SMALL))
         with pytest.raises(StoreDamaged, match="missing"):
-            await world.segments.read_chunk(record)
+            await world.segments.reader.read_chunk(record)
 
     drive(body)
 
@@ -392,7 +394,7 @@ def test_a_sound_header_of_another_store_segment_or_version_is_refused(
         file.pwrite(header, 0)
         file.close()
         with pytest.raises(error):
-            await world.segments.read_chunk(record)
+            await world.segments.reader.read_chunk(record)
 
     drive(body)
 
@@ -403,6 +405,6 @@ def test_a_rotten_header_is_noted_and_the_payloads_are_read_all_the_same() -> No
         assert isinstance(world.disk, SimDisk)
         world.disk.flip_bit(segment_path(record.segment, SegmentKind.SMALL), 20, 1)
         await world.check()
-        assert world.segments.damaged_headers == {record.segment}
+        assert world.segments.files.damaged_headers == {record.segment}
 
     drive(body)

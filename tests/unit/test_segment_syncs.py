@@ -41,7 +41,7 @@ def test_writers_of_large_payloads_share_syncs_that_began_after_their_writes() -
         before = world.disk.operation_count
         async with trio.open_nursery() as nursery:
             for place in places:
-                nursery.start_soon(world.segments.sync, {place.segment})
+                nursery.start_soon(world.segments.large.sync, {place.segment})
         assert world.disk.operation_count == before + 1
 
     drive(body)
@@ -70,17 +70,17 @@ def test_a_sync_that_began_before_a_write_ended_does_not_count_for_it() -> None:
         await world.segments.open()
         first, _ = await world.write_large(world.payload(70_000))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.segments.sync, {first.segment})
+            nursery.start_soon(world.segments.large.sync, {first.segment})
             await trio.testing.wait_all_tasks_blocked()
             assert offload.syncs == 1
             late = await world.write_large(world.payload(70_000))
             for _ in range(2):
-                nursery.start_soon(world.segments.sync, {late[0].segment})
+                nursery.start_soon(world.segments.large.sync, {late[0].segment})
             await trio.testing.wait_all_tasks_blocked()
             assert offload.syncs == 1, "one at a time"
             offload.go_on.set()
         assert offload.syncs == 2, "the late write had a sync of its own, and its callers shared it"
-        await world.segments.sync({first.segment})
+        await world.segments.large.sync({first.segment})
         assert offload.syncs == 2, "nothing was written since"
 
     trio.run(main)
@@ -110,7 +110,7 @@ async def syncs_of(world: World, place: Place) -> int:
     """How many syncs it takes until what was written to the place's segment is durable."""
     assert isinstance(world.disk, SimDisk)
     before = world.disk.operation_count
-    await world.segments.sync({place.segment})
+    await world.segments.large.sync({place.segment})
     return world.disk.operation_count - before
 
 
@@ -166,7 +166,7 @@ def test_a_write_whose_own_sync_fails_is_given_up_and_shuts_the_store_for_writin
         world.disk.fail_next("sync_data", StoreFull("planted"), path="large")
         with pytest.raises(StoreFull):
             await world.write_large(world.payload(70_000), is_last=lambda: True)
-        assert not any(world.segments.inflight(segment) for segment in world.segments.all_ids())
+        assert not any(world.segments.in_flight.count(segment) for segment in world.segments.register.ids())
         with pytest.raises(StoreReadOnly):
             await world.write_large(world.payload(70_000))
 

@@ -79,12 +79,12 @@ def test_a_batch_larger_than_a_segment_goes_on_in_the_next() -> None:
 def test_the_file_holds_what_the_format_says() -> None:
     async def body(world: World) -> None:
         record = await world.store_large(world.payload(64 * KIB + 100))
-        raw = await world.segments.read(record.segment, record.offset, 72 * KIB)
+        raw = await world.segments.reader.read(record.segment, record.offset, 72 * KIB)
         assert raw[: record.stored_bytes] == world.stored[record]
         assert raw[record.stored_bytes + 8 :] == bytes(72 * KIB - record.stored_bytes - 8)
         small = (await world.store_small([b"first", b"second"]))[1]
         assert small.offset == PAGE + 5, "packed without gaps"
-        assert await world.segments.read(small.segment, PAGE, 11) == b"firstsecond"
+        assert await world.segments.reader.read(small.segment, PAGE, 11) == b"firstsecond"
 
     drive(body)
 
@@ -93,14 +93,14 @@ def test_ranges_come_widened_to_granules_with_their_checksums() -> None:
     async def body(world: World) -> None:
         record = await world.store_large(world.payload(3 * GRANULE_BYTES + 10))
         payload = world.stored[record]
-        start, found, crcs = await world.segments.read_range(record, GRANULE_BYTES + 5, GRANULE_BYTES)
+        start, found, crcs = await world.segments.reader.read_range(record, GRANULE_BYTES + 5, GRANULE_BYTES)
         assert start == GRANULE_BYTES
         assert found == payload[GRANULE_BYTES : 3 * GRANULE_BYTES]
         assert len(crcs) == 8
-        start, found, crcs = await world.segments.read_range(record, 3 * GRANULE_BYTES + 9, 1)
+        start, found, crcs = await world.segments.reader.read_range(record, 3 * GRANULE_BYTES + 9, 1)
         assert (start, bytes(found), len(crcs)) == (3 * GRANULE_BYTES, payload[3 * GRANULE_BYTES :], 4)
         small = (await world.store_small([b"hello"]))[0]
-        start, found, crcs = await world.segments.read_range(small, 1, 2)
+        start, found, crcs = await world.segments.reader.read_range(small, 1, 2)
         assert (start, bytes(found), crcs) == (0, b"hello", small.crc.to_bytes(4, "little"))
 
     drive(body, sizes=BIG_SIZES)
@@ -111,7 +111,7 @@ def test_a_chunk_can_be_read_into_memory_of_the_caller() -> None:
         record = await world.store_large(world.payload(100_000))
         buffer = world.pool.try_acquire()
         assert buffer is not None
-        found = await world.segments.read_chunk(record, buffer.view)
+        found = await world.segments.reader.read_chunk(record, buffer.view)
         assert found == world.stored[record]
         assert buffer.view[:100_000] == world.stored[record]
 
@@ -134,7 +134,7 @@ async def _script(world: World) -> None:
             nursery.start_soon(writer, tag)
     for record in list(world.stored)[::3]:
         del world.stored[record]
-        await world.segments.punch([(record.segment, record.offset, record.extent_bytes)])
+        await world.segments.room.punch([(record.segment, record.offset, record.extent_bytes)])
     await world.collect()
     await world.segments.close()
 
@@ -187,7 +187,7 @@ def test_payload_that_was_not_synced_may_be_lost_but_is_never_mistaken() -> None
             assert isinstance(world.disk, SimDisk)
             await world.reopen(world.disk.crash())
             try:
-                found = await world.segments.read_chunk(world.record(place, len(payload), crc))
+                found = await world.segments.reader.read_chunk(world.record(place, len(payload), crc))
             except ChunkDamaged as error:
                 outcomes.add("lost" if f"{place.segment:016x}" in error.message else error.message)
             else:
@@ -206,10 +206,10 @@ def test_a_segment_removed_stays_removed_after_power_loss() -> None:
             await world.segments.close()
             await world.reopen()
             del world.stored[record]
-            await world.segments.remove(record.segment)
+            await world.segments.room.remove(record.segment)
             assert isinstance(world.disk, SimDisk)
             await world.reopen(world.disk.crash())
-            assert world.segments.all_ids() == []
+            assert world.segments.register.ids() == []
 
         drive(body, seed=seed)
 
@@ -232,12 +232,12 @@ def test_an_extent_that_is_freed_before_its_owner_has_settled_it_is_left_for_the
     async def body(world: World) -> None:
         place, _ = await world.write_large(world.payload(100_000))
         await world.store_large(world.payload(70_000))
-        before = await world.segments.allocated_bytes()
-        await world.segments.punch([(place.segment, place.offset, 100_000)])
-        assert await world.segments.allocated_bytes() == before
-        world.segments.settle(place)
-        await world.segments.punch([(place.segment, place.offset, 100_000)])
-        assert await world.segments.allocated_bytes() == before - 102_400
+        before = await world.segments.room.allocated_bytes()
+        await world.segments.room.punch([(place.segment, place.offset, 100_000)])
+        assert await world.segments.room.allocated_bytes() == before
+        world.segments.in_flight.settle(place)
+        await world.segments.room.punch([(place.segment, place.offset, 100_000)])
+        assert await world.segments.room.allocated_bytes() == before - 102_400
         await world.check()
 
     drive(body)
@@ -266,7 +266,9 @@ def test_callers_cancelled_at_any_checkpoint_leave_nothing_in_flight_and_harm_no
                 scopes[after % 3].cancel()
                 scopes[(after + 1) % 3].cancel()
             assert len(world.stored) >= 3 + 3
-            assert not any(world.segments.inflight(segment) for segment in world.segments.all_ids())
+            assert not any(
+                world.segments.in_flight.count(segment) for segment in world.segments.register.ids()
+            )
             await world.check()
             await world.segments.close()
 
@@ -303,7 +305,7 @@ def test_files_of_full_segments_do_not_stay_open() -> None:
             await world.store_small([world.payload(60_000, tag)])
             await world.store_large(world.payload(300_000, tag))
         assert isinstance(world.disk, SimDisk)
-        assert len(world.segments.all_ids()) > 15
+        assert len(world.segments.register.ids()) > 15
         assert world.disk.open_files <= 3
 
     drive(body)

@@ -1,38 +1,16 @@
-"""How often chunks were read lately: a count-min sketch with conservative update, halved now and then.
-
-Here is the twin in Python; `engine._frequency` is the same in C, ten times as fast, and is used where it was built.
-
-An estimate may be too high, when chunks share counters, and is never too low until counts are halved.  A row takes
-eight bytes of the digest as they are: digests are uniform.
-"""
+"""The count-min sketch in Python: the same counts as `engine._frequency.Sketch`."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 ROWS: Final = 4
 COUNT_MAX: Final = 15
 """As counters of four bits would have; a byte each here, which costs less than taking them apart."""
 _HALVES: Final = bytes(count >> 1 for count in range(256))
 _EIGHTHS: Final = struct.Struct("<4Q")
-
-
-class FrequencySketch(Protocol):
-    """What both of them do."""
-
-    def note(self, chunk: bytes) -> int:
-        """Count a read of the chunk with that id; about how many there were lately: 1 to 15."""
-        ...
-
-    def note_many(self, chunks: Sequence[bytes]) -> bytes:
-        """`note` of each of a list, in order; a byte for each."""
-        ...
-
-    def estimate(self, chunk: bytes) -> int:
-        """About how many reads of the chunk there were lately: 0 to 15."""
-        ...
 
 
 class TwinSketch:
@@ -47,7 +25,7 @@ class TwinSketch:
         self._counted = 0
 
     def note(self, chunk: bytes) -> int:
-        """See `FrequencySketch`."""
+        """See `engine._frequency.Sketch`."""
         cells = self._cells(chunk)
         counts = [row[cell] for row, cell in zip(self._rows, cells, strict=True)]
         estimate = min(counts)
@@ -62,11 +40,11 @@ class TwinSketch:
         return estimate
 
     def note_many(self, chunks: Sequence[bytes]) -> bytes:
-        """See `FrequencySketch`."""
+        """See `engine._frequency.Sketch`."""
         return bytes(map(self.note, chunks))
 
     def estimate(self, chunk: bytes) -> int:
-        """See `FrequencySketch`."""
+        """See `engine._frequency.Sketch`."""
         return min(row[cell] for row, cell in zip(self._rows, self._cells(chunk), strict=True))
 
     def _cells(self, chunk: bytes) -> tuple[int, int, int, int]:
@@ -80,14 +58,3 @@ class TwinSketch:
         for row in self._rows:
             row[:] = row.translate(_HALVES)
         self._counted //= 2
-
-
-try:
-    from engine._frequency import Sketch
-except ImportError:  # not built here
-    Sketch = TwinSketch  # type: ignore[assignment, misc]
-
-
-def new_sketch(width: int, sample: int) -> FrequencySketch:
-    """The fastest one that there is."""
-    return Sketch(width, sample)

@@ -1,9 +1,4 @@
-"""CRC32C of every granule (64 KiB) of a payload: of bytes in memory, and of bytes on their way into it.
-
-Here are the twins in Python; `engine._granules` is the same in C and is used where it was built.  It gives the
-interpreter's lock up once for a whole payload: once for each granule, threads that hash and write side by side spend
-more on handing it to each other than on the checksums.
-"""
+"""CRC32C of granules in Python: the same as `engine._granules`."""
 
 from __future__ import annotations
 
@@ -35,11 +30,3 @@ def twin_read_granules(descriptor: int, offset: int, target: memoryview) -> byte
             raise EOFError("the file ends before")
         done += count
     return twin_granule_crcs(target)
-
-
-try:
-    from engine._granules import granule_crcs, read_granules
-except ImportError:  # not built here, or for another processor
-    granule_crcs, read_granules = twin_granule_crcs, twin_read_granules
-
-__all__ = ["granule_crcs", "read_granules", "twin_granule_crcs", "twin_read_granules"]

@@ -8,21 +8,21 @@ from collections.abc import Iterable
 
 import pytest
 
-from lakefs import sockets
+from lakefs import descriptors
 
 
 def test_what_is_no_memory_is_closed_beside_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_close, closed, close_all = threading.Event(), threading.Event(), sockets.close_all
+    may_close, closed, close_all = threading.Event(), threading.Event(), descriptors.close_all
 
     def slowly(descriptors: Iterable[int]) -> None:
         assert may_close.wait(60)
         close_all(descriptors)
         closed.set()
 
-    monkeypatch.setattr(sockets, "close_all", slowly)
+    monkeypatch.setattr(descriptors, "close_all", slowly)
     receiver, sender = os.pipe()
     memory = os.memfd_create("of a client")
-    sockets.let_go([receiver, memory, sender])
+    descriptors.let_go([receiver, memory, sender])
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(memory)
     os.fstat(receiver)

@@ -1,0 +1,228 @@
+"""`python -m bench.doors`: how many files of the product one operation enters, and how often it goes from file to file.
+
+A put of 1 KB by the blocking client, a signed S3 GET of 1 KB, a read of 1 KB through the mount; each on a warm store, in
+every process that takes part, by `sys.setprofile`.  A call counts when caller and called stand in two files of the
+product; so does the resumption of a coroutine or generator.  Of several runs the one with the fewest calls is printed: the
+others met work that goes on beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import boto3
+from botocore.config import Config
+
+import lakefs
+from bench.process import ROOT, clean_environment
+
+PACKAGES: Final = ("lakefs", "engine", "gateway", "fuse", "cli")
+RUNS: Final = 5
+WARM_UP: Final = 3
+SETTLED_S: Final = 1.5
+"""What an operation has left to do behind its answer is done by then; what goes on by itself is rare enough."""
+_TRACED: Final = "from bench.doors import traced; traced()"
+
+Pair = tuple[str, str]
+
+
+class Doors:
+    """Calls between files of the product in this process, while it is open."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.calls: Counter[Pair] = Counter()
+        self._names: dict[str, str | None] = {}
+
+    def install(self) -> None:
+        """See the calls of this thread and of those that begin later."""
+        threading.setprofile(self._profile)
+        sys.setprofile(self._profile)
+
+    def _profile(self, frame: FrameType, event: str, _: Any) -> None:
+        if not self.is_open or event != "call":
+            return
+        called = self._name(frame.f_code.co_filename)
+        if called is None:
+            return
+        caller = frame.f_back
+        while caller is not None and (name := self._name(caller.f_code.co_filename)) is None:
+            caller = caller.f_back
+        self.calls[("" if caller is None else name or "", called)] += 1
+
+    def _name(self, path: str) -> str | None:
+        if path not in self._names:
+            inside = os.path.relpath(path, ROOT) if path.startswith(str(ROOT)) else ""
+            self._names[path] = inside if inside.split(os.sep)[0] in PACKAGES else None
+        return self._names[path]
+
+
+def traced() -> None:
+    """`lake` with its doors watched: SIGUSR1 opens them, SIGUSR2 writes what was seen to the file that is named first."""
+    target = Path(sys.argv.pop(1))
+    doors = Doors()
+
+    def begin(*_: Any) -> None:
+        doors.calls.clear()
+        doors.is_open = True
+
+    def end(*_: Any) -> None:
+        doors.is_open = False
+        partial = target.with_suffix(".partial")
+        partial.write_text(json.dumps([[*pair, count] for pair, count in doors.calls.items()]))
+        partial.rename(target)
+
+    signal.signal(signal.SIGUSR1, begin)
+    signal.signal(signal.SIGUSR2, end)
+    doors.install()
+    from cli.main import main
+
+    main()
+
+
+class Traced:
+    """A process of `lake` whose doors are watched."""
+
+    def __init__(self, folder: Path, ready: str, *arguments: str) -> None:
+        self._target = folder / f"{arguments[0]}.json"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _TRACED, str(self._target), *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=clean_environment(),
+        )
+        assert self._process.stdout is not None
+        self.printed: list[str] = []
+        for line in self._process.stdout:
+            self.printed.append(line.rstrip("\n"))
+            if ready in line:
+                return
+        raise RuntimeError(f"{arguments[0]} ended with {self._process.wait()}")
+
+    def begin(self) -> None:
+        """Count from here."""
+        self._process.send_signal(signal.SIGUSR1)
+        time.sleep(0.1)
+
+    def end(self) -> Counter[Pair]:
+        """Count to here."""
+        self._process.send_signal(signal.SIGUSR2)
+        while not self._target.exists():
+            time.sleep(0.01)
+        seen = json.loads(self._target.read_text())
+        self._target.unlink()
+        return Counter({(caller, called): count for caller, called, count in seen})
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.terminate()
+        assert self._process.stdout is not None
+        self._process.stdout.read()
+        self._process.wait()
+
+
+@contextmanager
+def running(folder: Path, ready: str, *arguments: str) -> Iterator[Traced]:
+    """A traced process for the time of the block."""
+    process = Traced(folder, ready, *arguments)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def counted(operation: Callable[[], object], processes: Sequence[Traced], own: Doors | None) -> Counter[Pair]:
+    """The calls between files that one operation makes, in the run that makes the fewest."""
+    for _ in range(WARM_UP):
+        operation()
+    found: list[Counter[Pair]] = []
+    for _ in range(RUNS):
+        time.sleep(SETTLED_S)
+        for process in processes:
+            process.begin()
+        if own is not None:
+            own.calls.clear()
+            own.is_open = True
+        operation()
+        if own is not None:
+            own.is_open = False
+        time.sleep(0.1)
+        seen = sum((process.end() for process in processes), Counter())
+        found.append(seen + own.calls if own is not None else seen)
+    return min(found, key=lambda calls: calls.total())
+
+
+def row(what: str, calls: Counter[Pair], *, shows_files: bool) -> str:
+    """One line of the table."""
+    between = sum(count for (caller, called), count in calls.items() if caller and caller != called)
+    files = {name for pair in calls for name in pair if name}
+    listed = "".join(f"\n    {name}" for name in sorted(files)) if shows_files else ""
+    return f"{what:<28} {len(files):>6} {between:>18}{listed}"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.doors", description=__doc__.split("\n")[0])
+    parser.add_argument("--files", action="store_true", help="list the files, too")
+    shows_files = parser.parse_args().files
+    own = Doors()
+    own.install()
+    content = os.urandom(1000)
+    print(f"{'operation':<28} {'files':>6} {'calls file to file':>18}")
+    with tempfile.TemporaryDirectory(dir=ROOT, prefix=".doors-") as name, ExitStack() as stack:
+        folder = Path(name)
+        socket = f"/tmp/lake-doors-{os.getpid()}.sock"
+        flags = (
+            "--data",
+            str(folder / "store"),
+            "--socket",
+            socket,
+            "--admin",
+            "off",
+            "--log-level",
+            "error",
+        )
+        engine = stack.enter_context(running(folder, "ready", "serve", *flags, "--s3", "127.0.0.1:0"))
+        server = f"unix:{socket}"
+        with lakefs.connect(server) as lake:
+            lake.create_bucket("doors")
+            numbers = iter(range(1 << 20))
+            puts = counted(lambda: lake.put(f"doors/{next(numbers)}", content), [engine], own)
+            print(row("put of 1 KB", puts, shows_files=shows_files))
+            key = lake.create_access_key()
+        address = next(line.split()[1] for line in engine.printed if line.startswith("s3 "))
+        s3 = boto3.client(
+            "s3",
+            endpoint_url=address,
+            region_name="us-east-1",
+            aws_access_key_id=key.access_key,
+            aws_secret_access_key=key.secret_key,
+            config=Config(retries={"max_attempts": 1}),
+        )
+        gets = counted(lambda: s3.get_object(Bucket="doors", Key="0")["Body"].read(), [engine], None)
+        print(row("S3 GET of 1 KB", gets, shows_files=shows_files))
+        point = folder / "lake"
+        point.mkdir()
+        mount_flags = ("--server", server, "mount", "--foreground", str(point))
+        mount = stack.enter_context(running(folder, str(point), *mount_flags))
+        reads = counted((point / "doors" / "0").read_bytes, [engine, mount], None)
+        print(row("read of 1 KB, mounted", reads, shows_files=shows_files))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Grants of chunks, made from their records."""
+
+from __future__ import annotations
+
+from engine.format import ChunkRecord
+from engine.hot_index import NO_GRANT
+from lakefs.wire import messages as m
+
+
+def grant_of(record: ChunkRecord | None) -> m.Grant:
+    """The read grant for a chunk's record; medium 0 when there is none."""
+    if record is None:
+        return NO_GRANT
+    return m.Grant(
+        1,
+        record.segment,
+        record.offset,
+        record.stored_bytes,
+        record.logical_bytes,
+        0,
+        record.crc,
+        record.birth,
+    )
+
+
+def inline_grant(record: ChunkRecord, offset: int, length: int) -> m.Grant:
+    """The grant for a payload that lies in the answer's body, `length` bytes from `offset`."""
+    return m.Grant(2, 0, offset, length, length, 0, record.crc, 0)

@@ -1,0 +1,80 @@
+"""Native modules that were not built: clients ask the engine instead, and an engine says what it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.served import Served, environment
+
+WITHOUT = """
+import sys
+for name in sys.argv[1].split(","):
+    sys.modules[name] = None  # an import of it fails, as where it was not built
+sys.argv[1:] = sys.argv[2:]
+"""
+CLIENT = (
+    WITHOUT
+    + """
+import lakefs, trio
+from lakefs.ids import data_chunk_id
+
+content = [bytes([number]) * 70_000 for number in range(8)]
+ids = [data_chunk_id(part) for part in content]
+with lakefs.connect() as lake:
+    for number, part in enumerate(content):
+        lake.put(f"b/{number}", part)
+    for _ in range(3):
+        assert lake.chunks.get_many(ids) == content
+        assert lake.get_many([f"b/{number}" for number in range(8)]) == content
+        with lake.pool(size_bytes=1 << 20) as pool:
+            lake.load_many(ids, pool, [100_000 * number for number in range(8)])
+            assert [bytes(pool.buffer[at : at + 70_000]) for at in range(0, 800_000, 100_000)] == content
+
+async def main():
+    async with lakefs.connect_trio() as lake:
+        assert await lake.chunks.get_many(ids) == content
+
+trio.run(main)
+"""
+)
+
+
+@pytest.mark.parametrize("names", ["lakefs._hot_table", "lakefs._plain_reads"])
+def test_a_client_without_native_modules_asks_the_engine(served: Served, names: str) -> None:
+    served.good("bucket", "create", f"b{names[-4:].strip('_')}")
+    client = CLIENT.replace("b/", f"b{names[-4:].strip('_')}/")
+    done = subprocess.run(
+        [sys.executable, "-c", client, names],
+        env=environment(served.server),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["engine._granules", "engine._frequency", "lakefs._hot_table"])
+def test_an_engine_does_not_start_without_its_native_modules_and_says_what_to_do(
+    tmp_path: Path, name: str
+) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"{WITHOUT}\nfrom cli.main import main\nmain()",
+            name,
+            *("serve", "--data", tmp_path / "data", "--socket", tmp_path / "socket", "--s3", "off"),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 78
+    assert done.stderr.startswith(f"lake: the native module {name} is not built")
+    assert "install a C compiler" in done.stderr
+    assert not (tmp_path / "data").exists()
