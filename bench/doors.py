@@ -1,8 +1,8 @@
-"""`python -m bench.doors`: how many files of the product one operation enters, and how often it goes from file to file.
+"""`python -m bench.doors`: how many files of the product one operation enters, and its calls from file to file.
 
-A put of 1 KB by the blocking client, a signed S3 GET of 1 KB, a read of 1 KB through the mount; each on a warm store, in
-every process that takes part, by `sys.setprofile`.  A call counts when caller and called stand in two files of the
-product; so does the resumption of a coroutine or generator.  Of several runs the one with the fewest calls is printed: the
+A put of 1 KB by the blocking client, a signed S3 GET of 1 KB, a read of 1 KB through the mount; each on a warm store,
+in every process that takes part, by `sys.setprofile`.  A call counts when caller and called stand in two files of the
+product; so does the resumption of a coroutine or generator.  The run with the fewest calls of several is printed: the
 others met work that goes on beside them.
 """
 
@@ -72,7 +72,7 @@ class Doors:
 
 
 def traced() -> None:
-    """`lake` with its doors watched: SIGUSR1 opens them, SIGUSR2 writes what was seen to the file that is named first."""
+    """Run `lake` with its doors watched: SIGUSR1 opens them, SIGUSR2 writes what was seen to the first argument's file."""
     target = Path(sys.argv.pop(1))
     doors = Doors()
 
