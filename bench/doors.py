@@ -72,7 +72,7 @@ class Doors:
 
 
 def traced() -> None:
-    """Run `lake` with its doors watched: SIGUSR1 opens them, SIGUSR2 writes what was seen to the first argument's file."""
+    """Run `lake` with its doors watched: SIGUSR1 opens them, SIGUSR2 writes what was seen to the first argument."""
     target = Path(sys.argv.pop(1))
     doors = Doors()
 
