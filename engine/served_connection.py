@@ -204,7 +204,9 @@ class ServedConnection:
             self._fail(stream_id, error)
             return False
         carried = self._stream.carries_descriptors
-        self._client = self._service.connected(self._stream.peer, descriptors=carried, trusted=self._trusted)
+        self._client = self._service.connected(
+            self._stream.peer, descriptors=carried, trusted=self._trusted, uid=self._stream.uid
+        )
         try:
             reply = await self._service.serve(self._client, hello, Body(), ())
         except LakeError as error:

@@ -115,9 +115,11 @@ class Service:
 
     # --- EngineService -----------------------------------------------------------------------------
 
-    def connected(self, peer: str, *, descriptors: bool, trusted: bool) -> ServedClient:
+    def connected(
+        self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None
+    ) -> ServedClient:
         """A connection has begun."""
-        return self._store.holds.connect(peer, descriptors=descriptors, trusted=trusted)
+        return self._store.holds.connect(peer, descriptors=descriptors, trusted=trusted, uid=uid)
 
     async def disconnected(self, client: ServedClient) -> None:
         """A connection has ended."""
