@@ -1,4 +1,4 @@
-"""Garbage collection: mark from sessions, names, uploads and leases, sweep what is old and unmarked, give the room back.
+"""Garbage collection: mark from sessions, names, uploads and leases, sweep what is old and unmarked, give back room.
 
 One cycle, beside readers and writers:
 
@@ -166,7 +166,7 @@ class Collector:
     # --- mark --------------------------------------------------------------------------------------
 
     async def _mark_held(self, cycle: _Cycle) -> None:
-        """Mark what sessions held when the barrier was set, which is in the same step; it marks what they hold later."""
+        """Mark what sessions held when the barrier was set, in the same step; it marks what they hold from then on."""
         for count, held in enumerate(self._holds.held_sets(), 1):
             cycle.marked.update(held)
             if count % self._batch == 0:

@@ -163,9 +163,11 @@ class Service:
 
     def watch(self, client: ServedClient, request: m.Watch) -> Watch:
         """Events of a bucket.  BucketNotFound, EngineBusy."""
+        assert isinstance(client, Client)
         with self._store.metadata.view() as view:
             find_bucket(view, request.bucket)
-        return self._store.watchers.subscribe(request.bucket, client if request.others_only else None)
+        left_out = client if request.others_only else None
+        return self._store.watchers.subscribe(request.bucket, left_out, client.user)
 
     # --- about the engine --------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ def test_memory_that_is_not_to_be_had_is_an_error_and_no_signal(monkeypatch: pyt
 def test_memory_that_no_engine_takes_is_refused_before_it_is_made(make: Callable[[int], object]) -> None:
     before = descriptor_count()
     for size in (300 << 30, LENT_MEMORY_BYTES_MAX + 1, 1 << 60):
-        with pytest.raises(InvalidArgument, match="can never be lent.*at most 256 GiB"):
+        with pytest.raises(InvalidArgument, match=r"can never be lent.*at most 256 GiB"):
             make(size)
     assert descriptor_count() == before
 
