@@ -158,11 +158,6 @@ class ServedConnection:
                 with trio.CancelScope(shield=True):
                     await self._service.disconnected(self._client)
 
-    @property
-    def uid(self) -> int | None:
-        """See `Stream`."""
-        return self._stream.uid
-
     def turn_out(self, error: LakeError) -> None:
         """End the connection now, and say why if that goes without waiting."""
         self._sender.send(farewell(error))

@@ -14,6 +14,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import structlog
@@ -131,16 +132,15 @@ class Server:
                 token=self._token,
                 trusted=trusted,
                 limits=self._limits,
-                let_in=self._let_in,
+                let_in=partial(self._let_in, user_of(stream.uid)),
             )
             self._connections[connection] = user
             if user is None:
                 self._let_wait(connection)
             nursery.start_soon(self._run, connection)
 
-    def _let_in(self, connection: ServedConnection) -> None:
+    def _let_in(self, user: str, connection: ServedConnection) -> None:
         """A stranger has shown the token: it takes a place of its user's.  EngineBusy when there is none."""
-        user = user_of(connection.uid)
         self._shares.take(user)
         self._connections[connection] = user
         self._strangers.pop(connection, None)

@@ -68,7 +68,7 @@ class SocketStream:
     def __init__(self, sock: socket.socket, peer: str, uid: int | None = None) -> None:
         self._sock = sock
         self._peer = peer
-        self._uid = uid
+        self.uid = uid
         self._unix = sock.family == socket.AF_UNIX
         self._descriptors: list[int] = []
         self._receives = 0
@@ -84,11 +84,6 @@ class SocketStream:
     def peer(self) -> str:
         """Credentials of a client, address of a server."""
         return self._peer
-
-    @property
-    def uid(self) -> int | None:
-        """Of a client on a Unix socket."""
-        return self._uid
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Bytes received, 0 at the end.  EngineUnreachable when the connection broke or was closed here."""
@@ -245,7 +240,6 @@ class SocketListener:
         return SocketStream(sock, peer, uid)
 
     def _peer_of(self, sock: socket.socket) -> tuple[str, int | None]:
-        """The client in words, and its user.  PermissionDenied."""
         if isinstance(self._address, TcpAddress):
             host, port = sock.getpeername()[:2]
             return str(TcpAddress(host, port)).removeprefix("tcp://"), None
