@@ -103,7 +103,7 @@ def test_every_error_is_documented() -> None:
         ("(4,096, CONNECTIONS_MAX)", limits.CONNECTIONS_MAX),
         ("64 (STRANGERS_MAX)", limits.STRANGERS_MAX),
         ("64 (SESSIONS_LINGERING_MAX)", limits.SESSIONS_LINGERING_MAX),
-        ("60 s (SESSION_LINGER_S)", limits.SESSION_LINGER_S),
+        ("60 s\n(SESSION_LINGER_S)", limits.SESSION_LINGER_S),
         ("4,096 (SESSIONS_PER_CONNECTION_MAX)", limits.SESSIONS_PER_CONNECTION_MAX),
         ("65,536 (SESSIONS_MAX)", limits.SESSIONS_MAX),
         ("4,096 (BATCH_MAX)", limits.BATCH_MAX),
