@@ -17,15 +17,21 @@ import trio
 
 import lakefs
 from lakefs.errors import EngineBusy
-from lakefs.limits import HELLO_TIMEOUT_S, SESSIONS_LINGERING_MAX, SESSIONS_PER_CONNECTION_MAX, STRANGERS_MAX
+from lakefs.limits import (
+    CHUNK_BYTES,
+    HELLO_TIMEOUT_S,
+    SESSIONS_LINGERING_MAX,
+    SESSIONS_PER_CONNECTION_MAX,
+    STRANGERS_MAX,
+)
 from lakefs.net import TrioNetwork
 from lakefs.net_address import TcpAddress, parse_address
 from lakefs.wire import messages as m
 from tests.e2e.served import Served, serving
 from tests.raw_client import RawClient, raw_client
 
-CONTENT = os.urandom(1 << 20)
-"""Larger than what is put without a session."""
+CONTENT = os.urandom(CHUNK_BYTES + 1)
+"""More than what is put without a session."""
 AT_ONCE = 64
 
 

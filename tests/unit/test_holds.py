@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from engine.embedded import open_lake
 from engine.holds import Client, Holds
 from engine.number_set import NumberSet
 from lakefs.errors import EngineBusy, SessionLost
 from lakefs.ids import EMPTY_BLOB, Birth, SessionId
-from lakefs.limits import SESSION_LINGER_S, SESSIONS_LINGERING_MAX
+from lakefs.limits import CHUNK_BYTES, SESSION_LINGER_S, SESSIONS_LINGERING_MAX
 from tests.store_rig import SMALL_SIZES, client_of, delete, gc, put, records, run, simulated_store
 
 
@@ -172,6 +174,23 @@ def test_one_user_leaves_sessions_to_all_others(monkeypatch: pytest.MonkeyPatch)
         holds.begin_session(of_user(uid))
     clock.now = SESSION_LINGER_S
     holds.begin_session(of_user(4711))
+
+
+def test_a_put_that_gets_no_session_fails_with_the_reason_and_works_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytes(CHUNK_BYTES + 1)
+    with open_lake(tmp_path / "store") as lake:
+        with monkeypatch.context() as full:
+            full.setattr("engine.holds.SESSIONS_PER_CONNECTION_MAX", 0)
+            with pytest.raises(
+                EngineBusy, match=r"0 puts are in progress on this connection.*try again"
+            ) as told:
+                lake.put("b/k", content)
+            assert told.value.retryable
+            lake.put("b/small", b"needs no session")
+        lake.put("b/k", content)
+        assert lake.get("b/k") == content
 
 
 def test_leases_of_all_connections_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
