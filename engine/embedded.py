@@ -9,6 +9,7 @@ lock; the engine runs in a trio loop of a thread of its own, and is stopped clea
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -41,7 +42,7 @@ class EmbeddedEngine:
     def __init__(self, service: EngineService, *, descriptors: bool = True) -> None:
         self.carries_descriptors = descriptors
         self._service = service
-        self._client = service.connected("embedded", descriptors=descriptors, trusted=True)
+        self._client = service.connected("embedded", descriptors=descriptors, trusted=True, uid=os.geteuid())
 
     def is_connected(self) -> bool:
         """See `EngineClient.is_connected`: it is in this process."""
@@ -99,7 +100,7 @@ class EmbeddedEngine:
         return False
 
     async def aclose(self) -> None:
-        """The client is gone: its leases end, its sessions linger."""
+        """The client is gone: its leases end; its sessions end or linger."""
         await self._service.disconnected(self._client)
 
 

@@ -1,15 +1,15 @@
-"""Garbage collection: mark from names, uploads and leases, sweep what is old, unmarked and unheld, give the room back.
+"""Garbage collection: mark from sessions, names, uploads and leases, sweep what is old and unmarked, give back room.
 
 One cycle, beside readers and writers:
 
-1. *Mark.*  What unfinished uploads have expired is removed first.  The mark set is a bitmap over births.  Every node's
-   blob is marked, in the order of node ids up to the live end, then every upload's parts, then every leased blob; a
-   manifest's children with it.  A new node has a higher id than the marker's
+1. *Mark.*  What unfinished uploads have expired is removed first.  The mark set is a bitmap over births.  What
+   sessions hold is marked, then every node's blob, in the order of node ids up to the live end, then every upload's
+   parts, then every leased blob; a manifest's children with it.  A new node has a higher id than the marker's
    place, so it is met; a node behind that place which gets another blob (a folder's own key) is looked at again
    (`metadata.on_joined`); a chunk that a writer refers to or is told of meanwhile is marked by the barrier
-   (`Holds.keep`), so it does not matter how that writer's name came about.
+   (`Holds.keep`), so it does not matter how that writer's name came about, or which session holds it.
 2. *Sweep.*  Chunks born before the cycle and not marked are proposed, in batches.  The commit that frees looks
-   again, in one synchronous step: a chunk marked meanwhile, held by a session, or not the one proposed stays.
+   again, in one synchronous step: a chunk marked meanwhile, or not the one proposed stays.
 3. *Reclaim.*  Behind the sweep, in segments that were sealed with nothing in flight before the cycle, every gap
    between live extents is punched: what was freed, and what crashes and interrupted puts left.  A segment without
    live extents is removed.  What is freed elsewhere is punched behind the sweep, too, stretch by stretch, so that
@@ -148,6 +148,7 @@ class Collector:
             cycle = _Cycle(self._metadata.next_birth, NumberSet(), report, settled, Pace(self._writers))
             self._holds.barrier = cycle.marked
             try:
+                await self._mark_held(cycle)
                 await self._mark(cycle)
                 reached("gc.marked")
                 await self._sweep(cycle)
@@ -163,6 +164,13 @@ class Collector:
             return report
 
     # --- mark --------------------------------------------------------------------------------------
+
+    async def _mark_held(self, cycle: _Cycle) -> None:
+        """Mark what sessions held when the barrier was set, in the same step; it marks what they hold from then on."""
+        for count, held in enumerate(self._holds.held_sets(), 1):
+            cycle.marked.update(held)
+            if count % self._batch == 0:
+                await cycle.pace.rest()
 
     async def _mark(self, cycle: _Cycle) -> None:
         self._rebound.clear()
@@ -232,7 +240,7 @@ class Collector:
                 if record.birth >= cycle.born_before:
                     cycle.report.kept_young += 1
                     cycle.note_live(record)
-                elif record.birth in cycle.marked or self._holds.is_held(record.birth):
+                elif record.birth in cycle.marked:
                     cycle.note_live(record)
                 else:
                     proposed.append((key, record))
@@ -259,7 +267,7 @@ class Collector:
                 value = txn.get(Table.CHUNKS, key)
                 if value is None or unpack_chunk_record(value) != record:
                     continue
-                if record.birth in cycle.marked or self._holds.is_held(record.birth):
+                if record.birth in cycle.marked:
                     cycle.note_live(record)
                     continue
                 txn.delete(Table.CHUNKS, key)

@@ -19,6 +19,7 @@ from engine.holds import Client
 from engine.lent_memory import LentMemory
 from lakefs.errors import EngineBusy, InvalidArgument, SessionLost
 from lakefs.limits import GIB, LENT_MEMORIES_MAX, LENT_MEMORIES_PER_CONNECTION_MAX, LENT_MEMORY_BYTES_MAX
+from lakefs.new_memory import check_lendable
 from lakefs.ports import Offload
 
 
@@ -107,6 +108,7 @@ class Lendings:
     def _make_room(self, client: Client, size_bytes: int) -> None:
         if size_bytes <= 0:
             raise InvalidArgument("memory that is lent has at least 1 byte")
+        check_lendable(size_bytes)
         if len(client.memories) >= LENT_MEMORIES_PER_CONNECTION_MAX:
             raise EngineBusy(
                 f"{LENT_MEMORIES_PER_CONNECTION_MAX} memories are lent on this connection; return some"
@@ -114,5 +116,6 @@ class Lendings:
         if self._count >= LENT_MEMORIES_MAX or self._bytes + size_bytes > LENT_MEMORY_BYTES_MAX:
             raise EngineBusy(
                 f"{self._count} memories of {self._bytes} bytes are lent to the engine, and {size_bytes} bytes "
-                f"more pass its limit of {LENT_MEMORIES_MAX} and {LENT_MEMORY_BYTES_MAX // GIB} GiB"
+                f"more pass its limit of {LENT_MEMORIES_MAX} and {LENT_MEMORY_BYTES_MAX // GIB} GiB; "
+                "try again when others have returned theirs"
             )

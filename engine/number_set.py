@@ -1,18 +1,18 @@
 """Sets of dense numbers: numbers in gc's mark set and in what a session holds, node ids in fsck's walk.
 
-A paged bitmap costs one bit a number where numbers are neighbours: a session that stored 1 TiB in one go holds
-32 KiB, the mark set of ten million chunks 1.25 MiB.
+A paged bitmap costs little more than a bit a number where numbers are neighbours: a session that stored 1 TiB in one
+go holds 42 KiB, the mark set of ten million chunks 1.7 MiB.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-_PAGE_BITS: Final = 32_768
+_PAGE_BITS: Final = 4096
 
 
 class NumberSet:
-    """A set of numbers; memory is bounded by one 4 KiB page for each 32,768 numbers that it touches."""
+    """A set of numbers; memory is bounded by a page of 512 bytes for each 4,096 numbers that it touches."""
 
     def __init__(self) -> None:
         self._pages: dict[int, bytearray] = {}
@@ -36,6 +36,9 @@ class NumberSet:
         page, bit = divmod(number, _PAGE_BITS)
         bits = self._pages.get(page)
         return bits is not None and bool(bits[bit >> 3] & (1 << (bit & 7)))
+
+    def __bool__(self) -> bool:
+        return bool(self._pages)
 
     def __len__(self) -> int:
         return sum(int.from_bytes(bits, "little").bit_count() for bits in self._pages.values())

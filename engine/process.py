@@ -34,7 +34,7 @@ from engine.service import Service
 from engine.store import Store
 from lakefs.config import Config
 from lakefs.errors import ConfigError, LakeError, LocalFileError
-from lakefs.limits import CONNECTIONS_MAX, SCRUB_STEP_S_MAX
+from lakefs.limits import CONNECTIONS_MAX, SCRUB_STEP_S_MAX, STRANGERS_MAX
 from lakefs.net import TrioNetwork
 from lakefs.slabs import SLAB_BYTES
 
@@ -89,7 +89,8 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
     judge_permissions(config, group)
     tier_size = _dram_tier_bytes(config.dram_tier_bytes)
     slabs = tier_size // SLAB_BYTES
-    connections = _connections_max(_raise_descriptor_limit() - DESCRIPTORS_PER_SLAB * slabs)
+    others = DESCRIPTORS_PER_SLAB * slabs + (STRANGERS_MAX if config.native else 0)
+    connections = _connections_max(_raise_descriptor_limit() - others)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with open_local_store(
             config.data,

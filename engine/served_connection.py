@@ -97,7 +97,10 @@ class _Job(msgspec.Struct, frozen=True, gc=False):
 
 
 class ServedConnection:
-    """Serves one stream until the client goes, breaks the protocol, or `close` is called."""
+    """Serves one stream until the client goes, breaks the protocol, or `close` is called.
+
+    `let_in` is called when a client that is not trusted has shown the token; an error that it raises is the answer.
+    """
 
     def __init__(
         self,
@@ -107,12 +110,14 @@ class ServedConnection:
         token: str | None,
         trusted: bool,
         limits: ServerLimits,
+        let_in: Callable[[ServedConnection], None],
     ) -> None:
         self._service = service
         self._stream = stream
         self._token = token
         self._trusted = trusted
         self._limits = limits
+        self._let_in = let_in
         self._wire = ServerConnection()
         self._sender = FrameSender(stream, on_room=self._notice)
         self._receiver = FrameReceiver[ServerEvent](
@@ -152,6 +157,11 @@ class ServedConnection:
             if self._client is not None:
                 with trio.CancelScope(shield=True):
                     await self._service.disconnected(self._client)
+
+    def turn_out(self, error: LakeError) -> None:
+        """End the connection now, and say why if that goes without waiting."""
+        self._sender.send(farewell(error))
+        self.close()
 
     def close(self) -> None:
         """End the connection now; what is in flight is cancelled."""
@@ -199,12 +209,16 @@ class ServedConnection:
     async def _hello(self, stream_id: int, hello: Hello) -> bool:
         try:
             self._wire.accept_hello(hello, token=self._token, trusted=self._trusted)
+            if not self._trusted:
+                self._let_in(self)
         except LakeError as error:
             _log.warning("hello_refused", peer=self._stream.peer, reason=error.message)
             self._fail(stream_id, error)
             return False
         carried = self._stream.carries_descriptors
-        self._client = self._service.connected(self._stream.peer, descriptors=carried, trusted=self._trusted)
+        self._client = self._service.connected(
+            self._stream.peer, descriptors=carried, trusted=self._trusted, uid=self._stream.uid
+        )
         try:
             reply = await self._service.serve(self._client, hello, Body(), ())
         except LakeError as error:

@@ -4,21 +4,26 @@ What happens on one connection is in `engine.served_connection`; who may connect
 the listener; TCP clients present the token.
 
 Rules kept here:
-- At most `connections_max` connections are served; the next ones are told EngineBusy and closed.
+- At most `connections_max` clients are served, and users share that number (`engine.shares`); more are told EngineBusy
+  and closed.  Who comes over a Unix socket is known at once, who comes over TCP when the token was shown.
+- Strangers, who come over TCP and have not shown the token, have `STRANGERS_MAX` places beside those.  When all are
+  taken the oldest makes room: a client says Hello as soon as it is connected, so the one that stays longest is none.
 - A failing connection, whatever the reason, never ends the server.
 - `drain` closes listeners first, lets requests in flight end, and then closes what is left.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import structlog
 import trio
 
 from engine.served_connection import ServedConnection, ServerLimits
+from engine.shares import Shares, user_of
 from lakefs.errors import EngineBusy, EngineUnreachable
-from lakefs.limits import CONNECTIONS_MAX
+from lakefs.limits import CONNECTIONS_MAX, STRANGERS_MAX
 from lakefs.net_address import UnixAddress, parse_address
 from lakefs.ports import Listener, Network, Stream
 from lakefs.service import EngineService
@@ -45,9 +50,12 @@ class Server:
         self._service = service
         self._network = network
         self._token = token
-        self._connections_max = connections_max
+        self._shares = Shares(connections_max, "connections", own_quarters=3)
         self._limits = limits or ServerLimits()
-        self._connections: set[ServedConnection] = set()
+        self._connections: dict[ServedConnection, str | None] = {}
+        """Each with the user whose place it has; None: a stranger."""
+        self._strangers: dict[ServedConnection, None] = {}
+        """Oldest first."""
         self._accepting: set[trio.CancelScope] = set()
         self._draining = False
         self._emptied = trio.Event()
@@ -111,16 +119,44 @@ class Server:
                 stream = await listener.accept()
             except EngineUnreachable:  # the listener was closed
                 return
-            if len(self._connections) >= self._connections_max:
-                await _refuse(
-                    stream, f"the engine serves {self._connections_max} connections already; try again"
-                )
+            user = user_of(stream.uid) if trusted else None
+            try:
+                if user is not None:
+                    self._shares.take(user)
+            except EngineBusy as error:
+                await _refuse(stream, error)
                 continue
             connection = ServedConnection(
-                self._service, stream, token=self._token, trusted=trusted, limits=self._limits
+                self._service,
+                stream,
+                token=self._token,
+                trusted=trusted,
+                limits=self._limits,
+                let_in=partial(self._let_in, user_of(stream.uid)),
             )
-            self._connections.add(connection)
+            self._connections[connection] = user
+            if user is None:
+                self._let_wait(connection)
             nursery.start_soon(self._run, connection)
+
+    def _let_in(self, user: str, connection: ServedConnection) -> None:
+        """A stranger has shown the token: it takes a place of its user's.  EngineBusy when there is none."""
+        self._shares.take(user)
+        self._connections[connection] = user
+        self._strangers.pop(connection, None)
+
+    def _let_wait(self, connection: ServedConnection) -> None:
+        """Give a stranger a place, the oldest's if need be."""
+        if len(self._strangers) >= STRANGERS_MAX:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.turn_out(
+                EngineBusy(
+                    f"{STRANGERS_MAX} connections over TCP have not shown the token, the most that may wait, and "
+                    "this one was the oldest; connect again"
+                )
+            )
+        self._strangers[connection] = None
 
     async def _run(self, connection: ServedConnection) -> None:
         try:
@@ -128,15 +164,18 @@ class Server:
         except Exception as error:  # noqa: BLE001 - a bug on one connection must not end the others
             _log.error("connection_failed", exc_info=error)
         finally:
-            self._connections.discard(connection)
+            self._strangers.pop(connection, None)
+            user = self._connections.pop(connection)
+            if user is not None:
+                self._shares.give_back(user)
             if not self._connections:
                 self._emptied.set()
 
 
-async def _refuse(stream: Stream, message: str) -> None:
+async def _refuse(stream: Stream, error: EngineBusy) -> None:
     """Say why, if that goes without waiting, and close."""
     try:
-        stream.send_nowait([farewell(EngineBusy(message))])
+        stream.send_nowait([farewell(error)])
     except EngineUnreachable:
         _log.debug("refused_client_gone", peer=stream.peer)
     await stream.aclose()

@@ -115,9 +115,11 @@ class Service:
 
     # --- EngineService -----------------------------------------------------------------------------
 
-    def connected(self, peer: str, *, descriptors: bool, trusted: bool) -> ServedClient:
+    def connected(
+        self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None
+    ) -> ServedClient:
         """A connection has begun."""
-        return self._store.holds.connect(peer, descriptors=descriptors, trusted=trusted)
+        return self._store.holds.connect(peer, descriptors=descriptors, trusted=trusted, uid=uid)
 
     async def disconnected(self, client: ServedClient) -> None:
         """A connection has ended."""
@@ -161,9 +163,11 @@ class Service:
 
     def watch(self, client: ServedClient, request: m.Watch) -> Watch:
         """Events of a bucket.  BucketNotFound, EngineBusy."""
+        assert isinstance(client, Client)
         with self._store.metadata.view() as view:
             find_bucket(view, request.bucket)
-        return self._store.watchers.subscribe(request.bucket, client if request.others_only else None)
+        left_out = client if request.others_only else None
+        return self._store.watchers.subscribe(request.bucket, left_out, client.user)
 
     # --- about the engine --------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 
 import trio
 
+from engine.shares import OWN, Shares
 from engine.tree import ChangedBy, NameEvent
-from lakefs.errors import EngineBusy
 from lakefs.ids import Sequence
 from lakefs.limits import WATCH_QUEUE_MAX, WATCHERS_MAX
 from lakefs.wire.messages import WatchEvent
@@ -24,8 +24,11 @@ from lakefs.wire.messages import WatchEvent
 class Watch:
     """The events of one bucket, for one task.  Iterate it; close it, or leave its `with`, when done."""
 
-    def __init__(self, watchers: Watchers, bucket: str, queue_max: int, left_out: object | None) -> None:
+    def __init__(
+        self, watchers: Watchers, bucket: str, queue_max: int, left_out: object | None, user: str
+    ) -> None:
         self.bucket = bucket
+        self.user = user
         self.left_out = left_out
         """The client whose own changes are not told."""
         self._watchers = watchers
@@ -74,25 +77,22 @@ class Watchers:
 
     def __init__(self, queue_max: int = WATCH_QUEUE_MAX, watchers_max: int = WATCHERS_MAX) -> None:
         self._by_bucket: dict[str, dict[Watch, None]] = {}
-        self._count = 0
+        self._shares = Shares(watchers_max, "watches", own_quarters=3)
         self._queue_max = queue_max
-        self._watchers_max = watchers_max
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._shares)
 
-    def subscribe(self, bucket: str, left_out: object | None = None) -> Watch:
-        """Watch a bucket from now on, but for what the client `left_out` changes.  EngineBusy when 1,024 are open.
+    def subscribe(self, bucket: str, left_out: object | None = None, user: str = OWN) -> Watch:
+        """Watch a bucket from now on, but for what the client `left_out` changes.
+
+        EngineBusy when the user, or all together, have too many.
 
         That the bucket exists is the caller's to check; its removal comes as `delete` of the empty key.
         """
-        if self._count >= self._watchers_max:
-            raise EngineBusy(
-                f"{self._count} watches are open, the most that the engine keeps; close some and retry"
-            )
-        watch = Watch(self, bucket, self._queue_max, left_out)
+        self._shares.take(user)
+        watch = Watch(self, bucket, self._queue_max, left_out, user)
         self._by_bucket.setdefault(bucket, {})[watch] = None
-        self._count += 1
         return watch
 
     def forget(self, watch: Watch) -> None:
@@ -101,7 +101,7 @@ class Watchers:
         if watch not in watches:
             return
         del watches[watch]
-        self._count -= 1
+        self._shares.give_back(watch.user)
         if not watches:
             del self._by_bucket[watch.bucket]
 

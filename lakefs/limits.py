@@ -164,12 +164,18 @@ SLABS_PER_REQUEST_MAX: Final = 63
 """Their descriptors and that of the generations are one frame's."""
 
 # --- sessions, gc ------------------------------------------------------------------------------------
-SESSIONS_MAX: Final = 4096
+SESSIONS_PER_CONNECTION_MAX: Final = 4096
+"""Puts in progress of one client; a gateway process is one, with 4,096 connections (HTTP_CONNECTIONS_MAX)."""
+SESSIONS_MAX: Final = 65_536
+"""The same of all connections, a quarter of it of one user: 16,384, four such gateways.  A session takes 0.5 KiB, and
+0.7 KiB for each 4,096 births in a row of which it holds any: 77 MiB where each holds one chunk."""
+SESSIONS_LINGERING_MAX: Final = 64
+"""Of a connection that has ended: as many as it has requests in flight.  Those of 256 such connections are a user's."""
 SESSION_LINGER_S: Final = 60.0
 LEASES_PER_CONNECTION_MAX: Final = 65_536
 """Objects open for reading on one connection: all handles of a mount.  About 200 bytes each: 13 MiB."""
 LEASES_MAX: Final = 1 << 20
-"""The same of all connections: 200 MiB."""
+"""The same of all connections: 200 MiB.  A quarter of it of one user: four such connections."""
 GC_GRACE_S: Final = 10.0
 """No frees this long after a start that found a store: clients of the last boot re-offer first."""
 SCRUB_RATE_BYTES_PER_S: Final = 64 * MIB
@@ -206,6 +212,10 @@ BATCH_MAX: Final = 4096
 INFLIGHT_PER_CONNECTION: Final = 64
 """Requests being served for one connection; the next is not read until one ends."""
 CONNECTIONS_MAX: Final = 4096
+"""Of clients that were let in: 3,072 (three quarters) of root and the engine's own user, 1,024 of any other user."""
+STRANGERS_MAX: Final = 64
+"""Connections over TCP that have not shown the token, beside those: 64 x 32 KiB (receive buffer, control part) = 2 MiB.
+The oldest makes room: where 1,000 come in a second, one has 64 ms to send its Hello."""
 FRAME_TIMEOUT_S: Final = 30.0
 """A frame that has begun must end within this."""
 HELLO_TIMEOUT_S: Final = 5.0
@@ -228,7 +238,8 @@ BUFFERS_HUGE: Final = 6
 SMALL_MEMORY_BYTES: Final = 128 * MIB
 """Small payloads of all requests that are received or stored: 8 requests of 16 MiB, or 2,000 of 64 KiB."""
 WATCHERS_MAX: Final = 1024
-"""Open watches of one engine: with full queues 1024 x 4096 references of 8 bytes = 32 MiB."""
+"""Open watches of one engine: with full queues 1024 x 4096 references of 8 bytes = 32 MiB.  Users share them as they
+share CONNECTIONS_MAX: 768 of root and the engine's own user, 256 of any other, which are those of 16 connections."""
 WATCH_QUEUE_MAX: Final = 4096
 """Events kept for a slow watcher before it gets one `resync`."""
 ENGINE_WAIT_S: Final = 5.0

@@ -57,9 +57,10 @@ class PortUse(enum.Enum):
 class SocketStream:
     """A `Stream` on a connected, non-blocking socket."""
 
-    def __init__(self, sock: socket.socket, peer: str) -> None:
+    def __init__(self, sock: socket.socket, peer: str, uid: int | None = None) -> None:
         self._sock = sock
         self._peer = peer
+        self.uid = uid
         self._unix = sock.family == socket.AF_UNIX
         self._descriptors: list[int] = []
         self._receives = 0
@@ -220,7 +221,7 @@ class SocketListener:
     def _admit(self, sock: socket.socket) -> SocketStream | None:
         try:
             sock.setblocking(False)
-            peer = self._peer_of(sock)
+            peer, uid = self._peer_of(sock)
             tune(sock)
         except PermissionDenied as error:
             _refuse(sock, error)
@@ -228,12 +229,12 @@ class SocketListener:
         except OSError:  # gone before it was let in
             sock.close()
             return None
-        return SocketStream(sock, peer)
+        return SocketStream(sock, peer, uid)
 
-    def _peer_of(self, sock: socket.socket) -> str:
+    def _peer_of(self, sock: socket.socket) -> tuple[str, int | None]:
         if isinstance(self._address, TcpAddress):
             host, port = sock.getpeername()[:2]
-            return str(TcpAddress(host, port)).removeprefix("tcp://")
+            return str(TcpAddress(host, port)).removeprefix("tcp://"), None
         pid, uid, gid = _PEER_CREDENTIALS.unpack(
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
         )
@@ -241,7 +242,7 @@ class SocketListener:
             raise PermissionDenied(
                 f"user {uid} may not use the engine at {self.address}; run as the engine's user or in its group"
             )
-        return f"uid {uid} pid {pid}"
+        return f"uid {uid} pid {pid}", uid
 
     def _in_group(self, sock: socket.socket, gid: int) -> bool:
         if self._group is None:

@@ -1,4 +1,4 @@
-"""New memory with a descriptor, whose pages are there from the beginning."""
+"""New memory with a descriptor, whose pages are there from the beginning; and the most that can be lent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import fcntl
 import os
 from typing import Final
 
-from lakefs.errors import LocalFileError
+from lakefs.errors import InvalidArgument, LocalFileError
+from lakefs.limits import GIB, LENT_MEMORY_BYTES_MAX
 
 _ADD_SEALS: Final = 1033  # F_ADD_SEALS of linux/fcntl.h; Python names it from 3.13 on
 _SEALS: Final = 0x0001 | 0x0002 | 0x0004  # no more seals, no shrinking, no growing
@@ -33,6 +34,15 @@ def new_memory(size_bytes: int, *, sealed: bool = False) -> int:
         os.close(descriptor)
         raise _no_memory(size_bytes, error) from error
     return descriptor
+
+
+def check_lendable(size_bytes: int) -> None:
+    """InvalidArgument when no engine takes that much, however little it was lent before."""
+    if size_bytes > LENT_MEMORY_BYTES_MAX:
+        raise InvalidArgument(
+            f"memory of {size_bytes} bytes can never be lent to an engine, which takes at most "
+            f"{LENT_MEMORY_BYTES_MAX // GIB} GiB of all its clients together; use less, or lend a part of it"
+        )
 
 
 def _no_memory(size_bytes: int, error: OSError) -> LocalFileError:

@@ -22,14 +22,14 @@ import mmap
 import os
 
 from lakefs.errors import InvalidArgument, LocalFileError
-from lakefs.new_memory import new_memory
+from lakefs.new_memory import check_lendable, new_memory
 
 
 class Pool:
     """Memory that is lent to the engine, writable.  Made by `lake.pool`.
 
-    InvalidArgument when neither a size nor a descriptor is given, or the memory has fewer bytes; LocalFileError when
-    there is no memory, or it cannot be mapped.
+    InvalidArgument when neither a size nor a descriptor is given, or it is more than can be lent (256 GiB);
+    LocalFileError when there is no memory, it has fewer bytes, or it cannot be mapped.
     """
 
     def __init__(self, *, size_bytes: int = 0, descriptor: int | None = None) -> None:
@@ -41,10 +41,15 @@ class Pool:
         """What the engine calls it; None while it is not lent."""
         self.is_refused = False
         """Whether the engine does not take memory from this client: bytes are sent instead."""
+        check_lendable(size_bytes)
         self._descriptor = new_memory(size_bytes) if descriptor is None else _duplicate(descriptor)
         try:
             self.size_bytes = size_bytes or os.fstat(self._descriptor).st_size
+            check_lendable(self.size_bytes)
             mapping = mmap.mmap(self._descriptor, self.size_bytes)
+        except InvalidArgument:
+            os.close(self._descriptor)
+            raise
         except (OSError, ValueError) as error:
             os.close(self._descriptor)
             raise LocalFileError(f"the memory of a pool cannot be mapped: {error}") from error

@@ -233,6 +233,11 @@ class Stream(Protocol):
         """Who is at the other end, for people: `uid 0 pid 4711`, `127.0.0.1:50312`."""
         ...
 
+    @property
+    def uid(self) -> int | None:
+        """The user at the other end, by the kernel's word; None where there is none: over TCP, and of a server."""
+        ...
+
     async def receive_into(self, buffer: memoryview) -> int:
         """Bytes received into `buffer`, 0 when the peer has finished.  Descriptors are kept aside."""
         ...

@@ -118,12 +118,14 @@ class ServedClient(Protocol):
 class EngineService(Protocol):
     """What a server serves."""
 
-    def connected(self, peer: str, *, descriptors: bool, trusted: bool) -> ServedClient:
-        """A connection has begun.  `trusted`: it came over a Unix socket that checked its owner."""
+    def connected(
+        self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None
+    ) -> ServedClient:
+        """A connection has begun.  `trusted`: it came over a Unix socket that checked its owner, who is `uid`."""
         ...
 
     async def disconnected(self, client: ServedClient) -> None:
-        """The connection has ended; its leases are dropped, its sessions linger."""
+        """The connection has ended; its leases are dropped; its sessions end or linger."""
         ...
 
     async def receive(self, client: ServedClient, request: Request, body_bytes: int) -> Body:

@@ -31,18 +31,21 @@ from lakefs.errors import InvalidArgument, LocalFileError
 from lakefs.forks import follow_forks
 from lakefs.limits import PAGE_BYTES
 from lakefs.memory_advice import POPULATE_WRITE, advise
-from lakefs.new_memory import new_memory
+from lakefs.new_memory import check_lendable, new_memory
 
 
 class SharedMemory:
-    """Memory of `size_bytes`, rounded up to pages.  InvalidArgument, LocalFileError (no memory).  Making it blocks.
+    """Memory of `size_bytes`, rounded up to pages.  Making it blocks.
+
+    InvalidArgument (256 GiB are the most), LocalFileError (no memory).
 
     Used from any thread, and after a fork from both processes, which then share the bytes and not who has which room.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        if not 0 < size_bytes < 1 << 62:
+        if size_bytes <= 0:
             raise InvalidArgument(f"shared memory has 1 byte and more, not {size_bytes}")
+        check_lendable(size_bytes)
         self.size_bytes = _page_up(size_bytes)
         self._descriptor = new_memory(self.size_bytes, sealed=True)
         try:

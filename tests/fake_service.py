@@ -58,6 +58,7 @@ class FakeClient(ServedClient):
     peer: str
     descriptors: bool
     trusted: bool
+    uid: int | None
 
 
 @dataclass
@@ -89,8 +90,10 @@ class FakeService:
     then: Callable[[], None] | None = None
     """Behind the answers of Ping."""
 
-    def connected(self, peer: str, *, descriptors: bool, trusted: bool) -> ServedClient:
-        client = FakeClient(peer, descriptors, trusted)
+    def connected(
+        self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None
+    ) -> ServedClient:
+        client = FakeClient(peer, descriptors, trusted, uid)
         self.clients.add(client)
         self.connected_total += 1
         return client

@@ -92,6 +92,11 @@ class TlsStream:
         """See `Stream`."""
         return self._raw.peer
 
+    @property
+    def uid(self) -> int | None:
+        """See `Stream`."""
+        return self._raw.uid
+
     def take_descriptors(self) -> list[int]:
         """None ever come."""
         return []

@@ -18,7 +18,8 @@ class LendMemory(Request, frozen=True):
 
     `writable`: the engine may also write to it, for which the descriptor has to be open for reading and writing.
     The lending ends with ReturnMemory or with the connection.  On the Unix socket only.
-    InvalidArgument, PermissionDenied, EngineBusy when too much is lent already.
+    InvalidArgument, also when it is more than all lendings together may be; PermissionDenied; EngineBusy when it is
+    not, and too much is lent already.
     """
 
     OP = 49

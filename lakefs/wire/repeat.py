@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from lakefs.errors import EngineUnreachable, LakeError, SessionLost
-from lakefs.limits import SESSIONS_MAX
+from lakefs.limits import SESSIONS_PER_CONNECTION_MAX
 from lakefs.wire.messages import (
     AccessKeyList,
     BucketList,
@@ -115,7 +115,7 @@ class SessionKeeper:
         """A request was answered."""
         if isinstance(message, SessionOpened):
             self._sessions[message.session] = None
-            if len(self._sessions) > SESSIONS_MAX:
+            if len(self._sessions) > SESSIONS_PER_CONNECTION_MAX:
                 del self._sessions[next(iter(self._sessions))]
         elif isinstance(request, SessionEnd):
             self._sessions.pop(request.session, None)

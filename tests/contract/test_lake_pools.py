@@ -300,8 +300,12 @@ def test_memory_that_is_shorter_than_told_is_refused(tmp_path: Path) -> None:
         file.truncate(4096)
         with pytest.raises(LocalFileError):
             Pool(size_bytes=8192, descriptor=file.fileno())
-    with pytest.raises(LocalFileError):
-        Pool(size_bytes=1 << 60)
+
+
+def test_memory_that_the_machine_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakefs.new_memory.os.sysconf", lambda name: 1)
+    with pytest.raises(LocalFileError, match="the machine has less"):
+        Pool(size_bytes=4096)
 
 
 def test_a_pool_that_is_looked_into_keeps_its_bytes_when_it_is_closed() -> None:

@@ -87,12 +87,27 @@ def test_a_session_expires_a_minute_after_its_last_connection(kind: Kind) -> Non
     async def body(engine: Engine) -> None:
         async with engine.connect() as first:
             session = await session_of(first)
+            await store_chunks(first, session, [b"held"])
         await trio.sleep(SESSION_LINGER_S - 1)
         async with engine.connect() as second:
             await ask(second, m.SessionJoin(session), m.Done)
             await trio.sleep(2 * SESSION_LINGER_S)
             await ask(second, m.SessionJoin(session), m.Done)
         await trio.sleep(SESSION_LINGER_S + 1)
+        await refused(engine.client, SessionLost, m.SessionJoin(session))
+
+    kind.run(body)
+
+
+def test_a_session_that_holds_nothing_ends_with_its_connection(kind: Kind) -> None:
+    async def body(engine: Engine) -> None:
+        if engine.store is None:
+            return  # it has one connection
+        async with engine.connect() as first:
+            session = await session_of(first)
+        with trio.fail_after(10):
+            while engine.store.holds.statistics()["sessions"]:
+                await trio.lowlevel.checkpoint()
         await refused(engine.client, SessionLost, m.SessionJoin(session))
 
     kind.run(body)

@@ -20,7 +20,7 @@ from engine.holds import Client
 from engine.lent_memory import LentMemory, put_into, read_into
 from lakefs.descriptors import close_all
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, SessionLost, SourceChanged
-from lakefs.limits import LENT_MEMORIES_PER_CONNECTION_MAX
+from lakefs.limits import LENT_MEMORIES_PER_CONNECTION_MAX, LENT_MEMORY_BYTES_MAX
 from lakefs.service import EngineClient
 from lakefs.wire import messages as m
 from tests.contract.engines import MEMORY_FOLDER, Body, Engine, Kind
@@ -157,8 +157,7 @@ def test_a_file_on_a_disk_is_no_memory(kind: Kind, monkeypatch: pytest.MonkeyPat
 def test_memory_of_another_size_is_refused(kind: Kind, size_bytes: int) -> None:
     async def body(engine: Engine) -> None:
         with memory_of() as descriptor:
-            expected = EngineBusy if size_bytes > 1 << 40 else InvalidArgument
-            await refused(engine.client, expected, m.LendMemory(size_bytes), (), [descriptor])
+            await refused(engine.client, InvalidArgument, m.LendMemory(size_bytes), (), [descriptor])
 
     on_a_socket(kind, body)
 
@@ -210,6 +209,18 @@ def test_all_lendings_together_are_bounded(
                 await refused(other, EngineBusy, m.LendMemory(BYTES), (), [descriptor])
                 await ask(engine.client, m.ReturnMemory(number), m.Done)
                 await lent(other, descriptor)
+
+    on_a_socket(kind, body)
+
+
+def test_memory_that_can_never_fit_is_refused_for_good(kind: Kind) -> None:
+    async def body(engine: Engine) -> None:
+        with memory_of(LENT_MEMORY_BYTES_MAX + BYTES) as descriptor:
+            request = m.LendMemory(LENT_MEMORY_BYTES_MAX + 1)
+            error = await refused(engine.client, InvalidArgument, request, (), [descriptor])
+        assert not error.retryable
+        assert "at most 256 GiB" in error.message
+        assert "can never" in error.message
 
     on_a_socket(kind, body)
 

@@ -77,6 +77,17 @@ def test_who_answers_one_question_after_the_other_seldom_looks_in_vain(
     with_pair((TrioNetwork, unix), body)
 
 
+def test_a_server_knows_the_user_of_a_client_on_a_unix_socket_alone(unix: str) -> None:
+    async def on_a_unix_socket(client: Stream, server: Stream) -> None:
+        assert (server.uid, client.uid) == (os.geteuid(), None)
+
+    async def over_tcp(client: Stream, server: Stream) -> None:
+        assert (server.uid, client.uid) == (None, None)
+
+    with_pair((TrioNetwork, unix), on_a_unix_socket)
+    with_pair((TrioNetwork, "tcp://127.0.0.1:0"), over_tcp)
+
+
 def test_too_many_descriptors_are_all_closed(unix: str) -> None:
     async def body(client: Stream, server: Stream) -> None:
         before = descriptor_count()

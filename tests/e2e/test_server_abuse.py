@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 import trio
@@ -20,6 +22,7 @@ from lakefs.errors import (
     UnsupportedVersion,
 )
 from lakefs.ids import data_chunk_id
+from lakefs.limits import STRANGERS_MAX
 from lakefs.wire.connection import (
     FailureReceived,
     ReplyReceived,
@@ -33,7 +36,7 @@ from lakefs.wire.messages import (
     StoreChunks,
 )
 from tests.descriptors import descriptor_count
-from tests.raw_client import RawClient, Running, real, simulated
+from tests.raw_client import RawClient, Running, raw_client, real, simulated
 
 # --- broken frames -------------------------------------------------------------------------------------
 
@@ -268,6 +271,42 @@ def test_a_server_without_token_lets_no_stranger_in() -> None:
                 await client.hello()
 
     real("tcp://127.0.0.1:0", test, trusted=False)
+
+
+def test_strangers_over_tcp_have_places_of_their_own_and_the_oldest_makes_room(unix: str) -> None:
+    async def test(served: Running) -> None:
+        friend = Hello(1, "friend", 0, "secret")
+        async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+            listener = await served.network.listen("tcp://127.0.0.1:0")
+            nursery.start_soon(partial(served.server.serve, listener, trusted=False))
+
+            async def over_tcp() -> RawClient:
+                return await stack.enter_async_context(raw_client(served.network, listener.address))
+
+            strangers = [await over_tcp() for _ in range(STRANGERS_MAX + 5)]
+            for stranger in strangers[:5]:
+                told = await stranger.end()
+                assert isinstance(told, EngineBusy)
+                assert f"{STRANGERS_MAX} connections over TCP have not shown the token" in told.message
+            while served.server.connection_count > STRANGERS_MAX:
+                await trio.lowlevel.checkpoint()
+            local = [await stack.enter_async_context(served.client()) for _ in range(3)]
+            known = await over_tcp()
+            await known.hello(friend)
+            one_too_many = await over_tcp()
+            with pytest.raises(EngineBusy, match="1 connections already, of all clients over TCP"):
+                await one_too_many.hello(friend)
+            for client in [*local, known]:
+                assert await client.is_served()
+            await known.stream.aclose()
+            while (
+                served.server.connection_count > STRANGERS_MAX + 2
+            ):  # one stranger was let in, and one refused
+                await trio.lowlevel.checkpoint()
+            assert (await strangers[-1].hello(friend)).protocol == 1
+            nursery.cancel_scope.cancel()
+
+    real(unix, test, connections_max=4, token="secret")
 
 
 def test_connections_over_the_limit_are_refused_politely_and_let_in_later(unix: str) -> None:

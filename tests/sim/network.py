@@ -52,6 +52,10 @@ class SimulatedStream:
     def peer(self) -> str:
         return self._peer
 
+    @property
+    def uid(self) -> int | None:
+        return None
+
     async def receive_into(self, buffer: memoryview) -> int:
         await trio.lowlevel.checkpoint()
         pipe = self._incoming

@@ -243,7 +243,7 @@ BUGS = [
     Bug("gc punches a page too much", upkeep.punch_too_much, 10),
     Bug("gc forgets what sessions hold", upkeep.forget_session_holds, 15),
     Bug("gc forgets what is found present while it runs", upkeep.drop_the_barrier, 40),
-    Bug("gc forgets what an ended session held", upkeep.end_sessions_without_a_word_to_gc, 100),
+    Bug("gc forgets what an ended session held", upkeep.forget_sessions_that_ended, 100),
     Bug("gc forgets what is open for reading", upkeep.forget_leases, 80),
     Bug("what is pinned is punched", upkeep.forget_pins, 20),
     Bug("gc forgets the parts of uploads", upkeep.forget_parts, 20),

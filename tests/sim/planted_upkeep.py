@@ -14,7 +14,7 @@ from engine.compaction import Compactor
 from engine.extents import Extent
 from engine.format import ChunkRecord
 from engine.gc import Collector, _Cycle
-from engine.holds import Holds, Session
+from engine.holds import Holds
 from engine.pins import Pins
 from engine.scrub import Scrubber
 from engine.segment_room import SegmentRoom
@@ -45,10 +45,10 @@ def punch_too_much() -> AbstractContextManager[Any]:
 
 
 def forget_session_holds() -> AbstractContextManager[Any]:
-    def is_held(self: Holds, birth: Birth) -> bool:
-        return False
+    def held_sets(self: Holds) -> Iterable[Any]:
+        return ()
 
-    return mock.patch.object(Holds, "is_held", is_held)
+    return mock.patch.object(Holds, "held_sets", held_sets)
 
 
 def drop_the_barrier() -> AbstractContextManager[Any]:
@@ -58,11 +58,24 @@ def drop_the_barrier() -> AbstractContextManager[Any]:
     return mock.patch.object(Holds, "keep", keep)
 
 
-def end_sessions_without_a_word_to_gc() -> AbstractContextManager[Any]:
-    def leave(self: Holds, session: Session) -> None:
+def forget_sessions_that_ended() -> AbstractContextManager[Any]:
+    """gc does not mark what sessions hold: it asks those that are left when it is about to free something."""
+    original = Collector._free
+
+    async def nothing(self: Collector, cycle: _Cycle) -> None:
         return
 
-    return mock.patch.object(Holds, "_leave_to_gc", leave)
+    async def free(self: Collector, cycle: _Cycle, proposed: list[tuple[bytes, ChunkRecord]]) -> None:
+        held = list(self._holds.held_sets())
+        left: list[tuple[bytes, ChunkRecord]] = []
+        for key, record in proposed:
+            if any(record.birth in births for births in held):
+                cycle.note_live(record)
+            else:
+                left.append((key, record))
+        await original(self, cycle, left)
+
+    return mock.patch.multiple(Collector, _mark_held=nothing, _free=free)
 
 
 def forget_leases() -> AbstractContextManager[Any]:
@@ -159,8 +172,8 @@ def sessions_go_by_the_wall_clock() -> AbstractContextManager[Any]:
         last_ns = getattr(self, "last_expire_ns", now_ns)
         self.last_expire_ns = now_ns  # type: ignore[attr-defined]
         if now_ns - last_ns > 3_000e9:
-            for identifier in list(self._sessions):
-                self._leave_to_gc(self._sessions.pop(identifier))
+            for session in list(self._sessions.values()):
+                self._drop(session)
         return original(self)
 
     return mock.patch.object(Holds, "expire", expire)

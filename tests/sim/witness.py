@@ -305,8 +305,10 @@ class WitnessedService:
         self._inner = inner
         self._witness = witness
 
-    def connected(self, peer: str, *, descriptors: bool, trusted: bool) -> ServedClient:
-        return self._inner.connected(peer, descriptors=descriptors, trusted=trusted)
+    def connected(
+        self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None
+    ) -> ServedClient:
+        return self._inner.connected(peer, descriptors=descriptors, trusted=trusted, uid=uid)
 
     async def disconnected(self, client: ServedClient) -> None:
         await self._inner.disconnected(client)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from engine.embedded import open_lake
 from engine.holds import Client, Holds
 from engine.number_set import NumberSet
-from lakefs.errors import EngineBusy
-from lakefs.ids import EMPTY_BLOB, Birth
-from lakefs.limits import SESSION_LINGER_S
+from lakefs.errors import EngineBusy, SessionLost
+from lakefs.ids import EMPTY_BLOB, Birth, SessionId
+from lakefs.limits import CHUNK_BYTES, SESSION_LINGER_S, SESSIONS_LINGERING_MAX
+from tests.store_rig import SMALL_SIZES, client_of, delete, gc, put, records, run, simulated_store
 
 
 class HandClock:
@@ -30,25 +37,50 @@ def connected() -> tuple[Holds, Client, HandClock]:
     return holds, holds.connect("test", descriptors=False, trusted=True), clock
 
 
-def test_a_session_that_ends_while_gc_runs_leaves_what_it_held_to_the_cycle() -> None:
-    holds, client, _ = connected()
-    session = holds.begin_session(client)
-    holds.hold(session, Birth(7))
-    holds.barrier = NumberSet()
-    holds.end_session(client, session.identifier)
-    assert not holds.is_held(Birth(7))
-    assert Birth(7) in holds.barrier
+def end(holds: Holds, client: Client, identifier: SessionId) -> None:
+    holds.end_session(client, identifier)
 
 
-def test_a_session_that_expires_while_gc_runs_leaves_what_it_held_to_the_cycle() -> None:
-    holds, client, clock = connected()
-    session = holds.begin_session(client)
-    holds.hold(session, Birth(7))
+def expire(holds: Holds, client: Client, identifier: SessionId) -> None:
     holds.disconnect(client)
-    holds.barrier = NumberSet()
-    clock.now = SESSION_LINGER_S
-    assert holds.expire() == 1
-    assert Birth(7) in holds.barrier
+    holds.expire()
+
+
+@pytest.mark.parametrize("ended", [end, expire])
+@pytest.mark.parametrize("while_marking", [True, False])
+def test_a_session_that_ends_while_gc_runs_leaves_what_it_held_to_the_cycle(
+    ended: Callable[[Holds, Client, SessionId], None], while_marking: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.holds.SESSION_LINGER_S", 0)
+
+    async def main() -> None:
+        async with simulated_store(sizes=replace(SMALL_SIZES, gc_batch=1)) as store:
+            asker = client_of(store)
+            await put(asker, "k", b"x" * 70_000)
+            [record] = records(store).values()
+            await delete(asker, "k")
+            client = store.holds.connect("test", descriptors=False, trusted=True)
+            session = store.holds.begin_session(client)
+            store.holds.hold(session, record.birth)
+            sets = store.holds.held_sets
+
+            def held_sets() -> Iterator[NumberSet]:
+                for held in sets():
+                    if while_marking:
+                        ended(store.holds, client, session.identifier)
+                    yield held
+
+            def reached(point: str) -> None:
+                if point == "gc.marked":
+                    ended(store.holds, client, session.identifier)
+                    assert not store.holds.is_open(session)
+
+            monkeypatch.setattr(store.holds, "held_sets", held_sets)
+            monkeypatch.setattr("engine.gc.reached", reached)
+            assert (await gc(asker))["freed_chunks"] == 0
+            assert (await gc(asker))["freed_chunks"] == 1
+
+    run(main)
 
 
 def test_a_session_is_open_until_it_is_ended_by_anybody() -> None:
@@ -59,14 +91,119 @@ def test_a_session_is_open_until_it_is_ended_by_anybody() -> None:
     assert not holds.is_open(session)
 
 
+def test_a_session_that_holds_nothing_ends_with_its_last_connection() -> None:
+    holds, client, _ = connected()
+    other = holds.connect("other", descriptors=False, trusted=True)
+    mine, shared, full = (holds.begin_session(client).identifier for _ in range(3))
+    holds.join_session(other, shared)
+    holds.hold(holds.join_session(other, full), Birth(7))
+    holds.disconnect(client)
+    with pytest.raises(SessionLost):
+        holds.join_session(other, mine)
+    assert holds.statistics()["sessions"] == 2
+    holds.disconnect(other)
+    assert holds.statistics()["sessions"] == 1
+    third = holds.connect("third", descriptors=False, trusted=True)
+    holds.join_session(third, full)
+    with pytest.raises(SessionLost):
+        holds.join_session(third, shared)
+
+
+def test_a_joined_session_lingers_anew_when_that_connection_ends() -> None:
+    holds, client, clock = connected()
+    session = holds.begin_session(client)
+    holds.hold(session, Birth(7))
+    holds.disconnect(client)
+    clock.now = SESSION_LINGER_S - 1
+    other = holds.connect("other", descriptors=False, trusted=True)
+    holds.join_session(other, session.identifier)
+    clock.now += 2 * SESSION_LINGER_S
+    assert holds.expire() == 0
+    holds.disconnect(other)
+    clock.now += SESSION_LINGER_S - 1
+    assert holds.expire() == 0
+    clock.now += 1
+    assert holds.expire() == 1
+    assert holds.statistics()["sessions"] == 0
+
+
+def test_of_one_connection_the_sessions_that_it_used_last_linger() -> None:
+    holds, client, _ = connected()
+    sessions = [holds.begin_session(client) for _ in range(SESSIONS_LINGERING_MAX + 20)]
+    for number, session in enumerate(sessions):
+        if number % 10:
+            holds.hold(session, Birth(number + 1))
+    holds.disconnect(client)
+    left = [session for number, session in enumerate(sessions) if number % 10][-SESSIONS_LINGERING_MAX:]
+    assert [session for session in sessions if holds.is_open(session)] == left
+
+
+def test_sessions_of_one_connection_are_bounded_and_those_that_ended_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.holds.SESSIONS_PER_CONNECTION_MAX", 3)
+    holds, client, _ = connected()
+    other = holds.connect("other", descriptors=False, trusted=True)
+    for _ in range(5):  # what another connection ends is no session of this one any more
+        holds.end_session(other, holds.begin_session(client).identifier)
+    opened = [holds.begin_session(client).identifier for _ in range(3)]
+    with pytest.raises(EngineBusy, match="3 puts are in progress on this connection"):
+        holds.begin_session(client)
+    holds.begin_session(other)
+    holds.end_session(client, opened[0])
+    holds.begin_session(client)
+
+
+def test_one_user_leaves_sessions_to_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.holds.SESSIONS_MAX", 16)
+    holds, _, clock = connected()
+
+    def of_user(uid: int | None) -> Client:
+        return holds.connect("test", descriptors=False, trusted=True, uid=uid)
+
+    greedy = [of_user(4711), of_user(4711)]
+    for number in range(4):
+        holds.hold(holds.begin_session(greedy[number % 2]), Birth(number + 1))
+    for client in greedy:
+        with pytest.raises(EngineBusy, match="4 puts in progress already, of user 4711"):
+            holds.begin_session(client)
+        holds.disconnect(client)
+    with pytest.raises(EngineBusy):  # those that linger are still its own
+        holds.begin_session(of_user(4711))
+    for uid in (0, os.geteuid(), None, 4712):
+        holds.begin_session(of_user(uid))
+    clock.now = SESSION_LINGER_S
+    holds.begin_session(of_user(4711))
+
+
+def test_a_put_that_gets_no_session_fails_with_the_reason_and_works_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytes(CHUNK_BYTES + 1)
+    with open_lake(tmp_path / "store") as lake:
+        with monkeypatch.context() as full:
+            full.setattr("engine.holds.SESSIONS_PER_CONNECTION_MAX", 0)
+            with pytest.raises(
+                EngineBusy, match=r"0 puts are in progress on this connection.*try again"
+            ) as told:
+                lake.put("b/k", content)
+            assert told.value.retryable
+            lake.put("b/small", b"needs no session")
+        lake.put("b/k", content)
+        assert lake.get("b/k") == content
+
+
 def test_leases_of_all_connections_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.holds.LEASES_MAX", 3)
+    monkeypatch.setattr("engine.holds.LEASES_MAX", 12)
     holds, first, _ = connected()
     second = holds.connect("test", descriptors=False, trusted=True)
+    another = holds.connect("test", descriptors=False, trusted=True, uid=4711)
     held = [holds.lease(first, EMPTY_BLOB), holds.lease(first, EMPTY_BLOB)]
     holds.lease(second, EMPTY_BLOB)
-    with pytest.raises(EngineBusy):
+    with pytest.raises(EngineBusy, match="3 open objects already, of all clients over TCP"):
         holds.lease(second, EMPTY_BLOB)
+    holds.lease(another, EMPTY_BLOB)
+    holds.disconnect(another)
     holds.end_leases(second, held)
     assert holds.statistics()["leases"] == 3
     holds.end_leases(first, [held[0], held[0], 1])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 import pytest
 
 from lakefs.errors import InvalidArgument, LocalFileError
-from lakefs.limits import PAGE_BYTES
+from lakefs.limits import LENT_MEMORY_BYTES_MAX, PAGE_BYTES
+from lakefs.pools import Pool
 from lakefs.shared_memory import SharedMemory, Slot
 from tests.descriptors import descriptor_count
 
@@ -78,8 +80,31 @@ def test_memory_of_no_length_is_refused(size: int) -> None:
         SharedMemory(size)
 
 
-def test_memory_that_is_not_to_be_had_is_an_error_and_no_signal() -> None:
+def test_memory_that_is_not_to_be_had_is_an_error_and_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     before = descriptor_count()
+    monkeypatch.setattr("lakefs.new_memory.os.sysconf", lambda name: 1)
     with pytest.raises(LocalFileError, match="the machine has less"):
-        SharedMemory(1 << 50)
+        SharedMemory(PAGE_BYTES)
     assert descriptor_count() == before
+
+
+@pytest.mark.parametrize("make", [SharedMemory, lambda size: Pool(size_bytes=size)], ids=["shared", "pool"])
+def test_memory_that_no_engine_takes_is_refused_before_it_is_made(make: Callable[[int], object]) -> None:
+    before = descriptor_count()
+    for size in (300 << 30, LENT_MEMORY_BYTES_MAX + 1, 1 << 60):
+        with pytest.raises(InvalidArgument, match=r"can never be lent.*at most 256 GiB"):
+            make(size)
+    assert descriptor_count() == before
+
+
+def test_a_pool_of_memory_that_no_engine_takes_whole_takes_a_part_of_it() -> None:
+    memory = os.memfd_create("of a client", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(memory, 300 << 30)
+        with pytest.raises(InvalidArgument, match="can never be lent"):
+            Pool(descriptor=memory)
+        pool = Pool(descriptor=memory, size_bytes=1 << 20)
+        assert pool.size_bytes == 1 << 20
+        pool.close()
+    finally:
+        os.close(memory)

@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from engine.shares import user_of
 from engine.tree import NameEvent
 from engine.watch import Watch, Watchers
 from lakefs.errors import EngineBusy
@@ -141,7 +142,7 @@ def test_a_closed_watch_is_forgotten() -> None:
     async def body() -> None:
         watchers = Watchers(watchers_max=2)
         with watchers.subscribe("b") as first, watchers.subscribe("b"):
-            with pytest.raises(EngineBusy, match="2 watches are open"):
+            with pytest.raises(EngineBusy, match="2 watches already"):
                 watchers.subscribe("c")
             first.close()
             first.close()
@@ -151,6 +152,19 @@ def test_a_closed_watch_is_forgotten() -> None:
         assert len(watchers) == 0
         watchers.publish(Sequence(1), [put("a")])
         assert [event async for event in first] == []
+
+    in_trio(body)
+
+
+def test_one_user_leaves_watches_to_others() -> None:
+    async def body() -> None:
+        watchers = Watchers(watchers_max=4)
+        with watchers.subscribe("b", user=user_of(4711)):
+            with pytest.raises(EngineBusy, match="1 watches already, of user 4711"):
+                watchers.subscribe("b", user=user_of(4711))
+            with watchers.subscribe("b"), watchers.subscribe("b", user=user_of(4712)):
+                assert len(watchers) == 3
+        assert len(watchers) == 0
 
     in_trio(body)
 
