@@ -39,6 +39,7 @@ from lakefs.sockets import (
     send_some,
     tune,
 )
+from lakefs.unix_sockets import remedy_of
 from lakefs.wire.connection import farewell
 
 _log: Final = structlog.get_logger(__name__)
@@ -247,7 +248,7 @@ class SocketListener:
         )
         if uid not in (0, os.geteuid()) and not self._in_group(sock, gid):
             raise PermissionDenied(
-                f"user {uid} may not use the engine at {self.address}; run as the engine's user or in its group"
+                f"user {uid} may not use the engine at {self.address}: {remedy_of(self._group)}"
             )
         return f"uid {uid} pid {pid}"
 

@@ -8,7 +8,6 @@ and belong to the caller; when the kernel could not hand over all of them, none 
 from __future__ import annotations
 
 import array
-import errno
 import fcntl
 import os
 import socket
@@ -21,6 +20,7 @@ from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, PermissionDe
 from lakefs.ids import Buffer
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX, SOCKET_BUFFER_BYTES
 from lakefs.net_address import Address, UnixAddress
+from lakefs.unix_sockets import REFUSED, who_may
 
 CLOSER: Final = "lake-let-go"
 """The name of threads that close what may take its time."""
@@ -57,11 +57,9 @@ def tune(sock: socket.socket) -> None:
 
 def connect_error(address: Address, error: OSError) -> LakeError:
     """What a failed connect means to a user."""
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return PermissionDenied(
-            f"{address} may not be used by this user; run as the engine's user or in its group",
-            subject=str(address),
-        )
+    if error.errno in REFUSED:
+        whom = who_may(address.path) if isinstance(address, UnixAddress) else "the system refuses it"
+        return PermissionDenied(f"{address} may not be used by this user: {whom}", subject=str(address))
     reason = error.strerror or str(error)
     return EngineUnreachable(
         f"no engine answers at {address} ({reason}); start one with: lake serve", subject=str(address)
