@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from engine.arena import Arena
@@ -16,7 +16,8 @@ from engine.dram_tier import DramTier
 from engine.io_queue import open_io_queue
 from engine.store import Store
 from engine.store_opening import open_store
-from engine.superblock import STORE_FOLDERS, OpenedStore
+from engine.superblock import LOCK_PATH, STORE_FOLDERS, SUPERBLOCK_PATH, OpenedStore
+from lakefs.errors import LakeError
 from lakefs.limits import GC_GRACE_S
 from lakefs.offload import ThreadOffload
 from lakefs.slabs import SLAB_BYTES
@@ -55,6 +56,7 @@ async def open_local_store(
             raise
 
     async with (
+        _unborn_removed(disk, data, others, is_kept),
         _tier_of(dram_tier_bytes // SLAB_BYTES) as tier,
         ThreadOffload(ENGINE_THREADS, "lake") as offload,
         open_io_queue(offload, wanted=io_uring) as queue,
@@ -73,6 +75,19 @@ async def open_local_store(
 
 
 @asynccontextmanager
+async def _unborn_removed(
+    disk: LocalDisk, data: Path, others: frozenset[str], is_kept: Callable[[], bool]
+) -> AsyncIterator[None]:
+    """Remove what an opening made that failed before there was a superblock."""
+    try:
+        yield
+    except BaseException:
+        if not is_kept():
+            _discard_unborn(disk, data, others)
+        raise
+
+
+@asynccontextmanager
 async def _tier_of(slabs_max: int) -> AsyncIterator[DramTier | None]:
     """A DRAM tier of so many slabs, whose memory is given back at the end; None for 0."""
     if not slabs_max:
@@ -87,6 +102,19 @@ async def _tier_of(slabs_max: int) -> AsyncIterator[DramTier | None]:
 
 def _names_in(data: Path) -> frozenset[str]:
     return frozenset(os.listdir(data)) if data.is_dir() else frozenset()
+
+
+def _discard_unborn(disk: LocalDisk, data: Path, others: frozenset[str]) -> None:
+    """Remove what is no store yet; nothing when somebody else is making one there."""
+    if not data.is_dir():
+        return
+    with suppress(LakeError):
+        lock = disk.lock(LOCK_PATH)
+        try:
+            if not disk.exists(SUPERBLOCK_PATH):
+                _discard(data, others)
+        finally:
+            lock.close()
 
 
 def _discard(data: Path, others: frozenset[str]) -> None:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -22,7 +23,8 @@ from engine.disk import make_folders
 from lakefs.config import Config
 from lakefs.errors import ConfigError, LocalFileError
 
-_log = structlog.get_logger(__name__)
+_SOCKET_FOLDER: Final = "socket folder"
+_log: Final = structlog.get_logger(__name__)
 
 
 @contextmanager
@@ -32,13 +34,13 @@ def places_made(config: Config) -> Iterator[None]:
     try:
         group = group_id(config.socket_group)
         folder = config.socket.parent
-        places = [(folder, "socket folder"), (config.data, "data folder")]
+        places = [(folder, _SOCKET_FOLDER), (config.data, "data folder")]
         if folder.is_relative_to(config.data):
             places.reverse()  # the data folder is its owner's alone, also with the socket in it
         for place, what in places:
             new = _made(place, what)
             made += new
-            if place == folder and group is not None:
+            if what == _SOCKET_FOLDER and group is not None:
                 _let_in(folder, group, config.socket_group, is_new=bool(new))
         yield
     finally:

@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.fresh_machine import FreshMachine, fresh_machine
 from tests.e2e.mount_rig import NOBODY
 from tests.e2e.served import lake
+from tests.e2e.small_disk import tmpfs
 
 NO_PORTS = ("--s3", "off", "--admin", "off")
 
@@ -72,6 +73,13 @@ def test_a_first_start_that_fails_leaves_nothing_but_what_was_there(
     assert (done.code, given[-1] in done.err) == (code, True), done
     assert [path.name for path in folder.iterdir()] == (["deep"] if existing else [])
     assert sorted(path.name for path in data.rglob("*")) == list(existing)
+
+
+def test_a_first_start_on_a_full_disk_leaves_nothing(folder: Path) -> None:
+    with tmpfs(folder, 4096) as disk:
+        done = lake("serve", "--data", disk / "store", "--socket", folder / "s", *NO_PORTS)
+        assert (done.code, "full" in done.err) == (74, True), done
+        assert list(disk.iterdir()) == []
 
 
 def test_a_start_that_fails_leaves_a_store_that_was_there(folder: Path) -> None:
