@@ -1,7 +1,9 @@
 """`lake doctor`: is this machine, and the store on it, fit to serve?
 
-Each check is one line: ok, warn (works, but something is worse than it could be) or fail.  Nothing is changed; the
-trials write to a file without a name in the data folder, or the nearest folder above it that exists.
+Each check is one line: ok, warn (works, but something is worse than it could be) or fail; at the end is the first that
+fails.  Where no engine serves, what `lake serve` checks before its first start is checked, too.  Nothing is changed:
+the trials write to a file without a name in the data folder, or the nearest folder above it that exists, and bind
+ports for an instant.
 """
 
 from __future__ import annotations
@@ -72,11 +74,17 @@ def doctor(context: click.Context, file: str | None, as_json: bool) -> int:
         findings.append(finding)
         if not as_json:
             write_line(f"{finding.verdict:<5} {finding.what:<16} {escaped(finding.detail)}")
+    failed = next((finding for finding in findings if finding.verdict == "fail"), None)
     if as_json:
-        write_json(
-            {"checks": [{"verdict": f.verdict, "check": f.what, "detail": f.detail} for f in findings]}
-        )
-    return EXIT_UNFIT if any(finding.verdict == "fail" for finding in findings) else 0
+        first = _as_json(failed) if failed else None
+        write_json({"checks": [_as_json(finding) for finding in findings], "first_failure": first})
+    elif failed:
+        write_line(f"first failure: {failed.what}: {escaped(failed.detail)}")
+    return EXIT_UNFIT if failed else 0
+
+
+def _as_json(finding: Finding) -> dict[str, str]:
+    return {"verdict": finding.verdict, "check": finding.what, "detail": finding.detail}
 
 
 def _findings(where: Target, file: str | None) -> Iterator[Finding]:
@@ -97,7 +105,10 @@ def _findings(where: Target, file: str | None) -> Iterator[Finding]:
     yield Finding("ok", "configuration", f"data {config.data}, socket {config.socket}")
     yield from _disk(config.data)
     yield from _store(config.data)
-    yield from _socket(where, config)
+    engine = list(_engine(where))
+    yield from engine
+    if not any(finding.verdict == "ok" for finding in engine):
+        yield from _start(config)
 
 
 def _python() -> Finding:
@@ -264,28 +275,39 @@ def _store(data: Path) -> Iterator[Finding]:
         yield Finding("fail", "store", error.message)
 
 
-def _socket(where: Target, config: Config) -> Iterator[Finding]:
+def _engine(where: Target) -> Iterator[Finding]:
     """Whether an engine answers, where a command would ask."""
     if where.data is not None:
         return
-    given = where.server or os.environ.get("LAKE_SERVER")
-    address = given or f"unix:{config.socket}"
-    path = Path(address.removeprefix("unix:"))
-    if address.startswith("unix:") and path.exists() and not os.access(path, os.R_OK | os.W_OK):
-        yield Finding("fail", "socket", f"{path} may not be used by this user; join the engine's group")
-        return
+    is_given = bool(where.server or os.environ.get("LAKE_SERVER"))
     try:
-        with Target(server=address, token_file=where.token_file).open() as lake:
+        with where.open() as lake:
             found = lake.status()
     except EngineUnreachable as error:
-        yield Finding("fail" if given else "warn", "engine", error.message)
+        yield Finding("fail" if is_given else "warn", "engine", error.message)
     except LakeError as error:
         yield Finding("fail", "engine", error.message)
     else:
         verdict = "ok" if found.get("state") == "serving" else "fail"
-        detail = f"{address}: {found.get('state')} {found.get('reason', '')}".rstrip()
+        detail = f"{where.address()}: {found.get('state')} {found.get('reason', '')}".rstrip()
         yield Finding(verdict, "engine", f"{detail}, version {found.get('version')}")
         yield from _disk_reads(found)
+
+
+def _start(config: Config) -> Iterator[Finding]:
+    """What a first start of `lake serve` needs, each tried as it does."""
+    import trio
+
+    from cli.start_checks import CHECKS, is_served
+
+    if is_served(config):
+        yield Finding("ok", "start", f"not tried: an engine serves at unix:{config.socket}")
+        return
+    for what, check in CHECKS:
+        try:
+            yield Finding("ok", what, trio.run(check, config))
+        except LakeError as error:
+            yield Finding("fail", what, error.message)
 
 
 def _disk_reads(status: dict[str, Any]) -> Iterator[Finding]:

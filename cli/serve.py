@@ -57,17 +57,22 @@ def serve(file: str | None, **settings: str | None) -> None:
     picks a free port.  LAKE_SERVER is not used.
 
     The first start makes the store, and with S3 an access key.  Its secret is printed on a terminal; else it is in
-    DIR/s3-first-key, readable by its owner alone, to be removed after use.
+    DIR/s3-first-key, readable by its owner alone, to be removed after use.  A first start that fails leaves nothing.
+    Beside the system's engine a store of your own needs --data.
     """
-    from functools import partial
-
     from cli.faces import notify_manager, serve_admin_port
     from cli.logs import log_to_stderr
     from cli.s3_face import serve_s3_port
+    from cli.start_checks import check_first_start
     from engine.process import run_engine
     from lakefs.config import load
 
     config = load(file=file, flags=settings)
     log_to_stderr(config.log_level)
     faces = (serve_s3_port, serve_admin_port, notify_manager)
-    run_loop(partial(run_engine, config, printer=say, faces=faces))
+
+    async def run() -> None:
+        await check_first_start(config)
+        await run_engine(config, printer=say, faces=faces)
+
+    run_loop(run)

@@ -1,7 +1,7 @@
 """Which engine a command talks to: one at an address, or a store that this process opens itself.
 
-`--data DIR` opens the store here, with its exclusive lock.  Else `--server`, else `LAKE_SERVER`, else the socket of
-the configuration.  The options stand before or after the verb; the later one wins.
+`--data DIR` opens the store here, with its exclusive lock.  Else `--server`, else `LAKE_SERVER`, and so on, as
+`lakefs.client.address` says.  The options stand before or after the verb; the later one wins.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Target:
             return _open_folder(self.data, create)
         from lakefs.client.connect import connect
 
-        return connect(self.server, token=self.token())
+        return connect(self.address(), token=self.token())
 
     def ask(self, request: Request) -> Reply:
         """One request and its reply, without loading what only transfers need.  Errors as `open`."""
@@ -53,15 +53,19 @@ class Target:
         from lakefs.client.address import resolve
         from lakefs.client.blocking_remote import connect_blocking
 
-        address, token = resolve(self.server, self.token())
+        address, token = resolve(self.address(), self.token())
         with connect_blocking(address, token=token) as engine:
             return engine.call(request)
 
     def address(self) -> str:
-        """Where the engine is: `unix:PATH` or `tcp://HOST:PORT`."""
+        """Where the engine is: `unix:PATH` or `tcp://HOST:PORT`, the same at every call.
+
+        EngineUnreachable, PermissionDenied.
+        """
         from lakefs.client.address import resolve
 
-        return resolve(self.server, None)[0]
+        self.server = resolve(self.server, None)[0]
+        return self.server
 
     def token(self) -> str | None:
         """The token for TCP, of --token-file; None: that of LAKE_TOKEN, if any."""
@@ -120,7 +124,8 @@ def engine_options(command: Command) -> Command:
         click.option(
             "--server",
             metavar="ADDRESS",
-            help="The engine: unix:PATH or tcp://HOST:PORT; else LAKE_SERVER, else the configured socket.",
+            help="The engine: unix:PATH or tcp://HOST:PORT; else LAKE_SERVER, else the socket of the configuration, "
+            "of this user, or of the system.",
             expose_value=False,
             callback=_note("server"),
         ),

@@ -341,11 +341,16 @@ class LocalDisk:
         return state.f_blocks * state.f_frsize
 
     def lock(self, path: str) -> LocalFile:
-        """flock(2), exclusive, not waiting.  The file is never removed: its inode is the store's identity."""
+        """flock(2), exclusive, not waiting.  The file is never removed: its inode is the store's identity.
+
+        But for that of a first start that fails: what was opened before and locked behind that is no lock.
+        """
         with _Translating("lock", path):
             descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.fstat(descriptor).st_nlink:
+                    raise BlockingIOError
             except BlockingIOError as error:
                 os.close(descriptor)
                 raise StoreLocked(
@@ -374,12 +379,16 @@ class LocalDisk:
         return f"{self._root}/{path}"
 
 
-def make_folders(path: Path) -> None:
-    """Create a folder, mode 0700, and those above it; the name of each new one is durable on return.  OSError."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+def make_folders(path: Path) -> list[Path]:
+    """Create a folder, mode 0700, and those above it; the name of each new one is durable on return.  OSError.
+
+    Returns the new ones, the outermost first.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()][::-1]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for folder in reversed(missing):
+    for folder in missing:
         _sync_folder(str(folder.parent))
+    return missing
 
 
 def _sync_folder(path: str, opening: Callable[[str, int], int] = os.open) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from engine.arena import Arena
@@ -14,6 +16,8 @@ from engine.dram_tier import DramTier
 from engine.io_queue import open_io_queue
 from engine.store import Store
 from engine.store_opening import open_store
+from engine.superblock import LOCK_PATH, STORE_FOLDERS, SUPERBLOCK_PATH, OpenedStore
+from lakefs.errors import LakeError
 from lakefs.limits import GC_GRACE_S
 from lakefs.offload import ThreadOffload
 from lakefs.slabs import SLAB_BYTES
@@ -30,14 +34,29 @@ async def open_local_store(
     upload_expiry_s: float = 0.0,
     io_uring: bool = True,
     dram_tier_bytes: int = 0,
+    is_kept: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[Store]:
     """Open (or create) the store in a folder; stopped cleanly at the end.  Arguments and errors: see `open_store`.
 
     `io_uring`: whether the disk is read that way where the kernel allows it.
     `dram_tier_bytes`: memory of the DRAM tier, in whole slabs; 0: none.
+    `is_kept` is asked when the body, or the opening, fails on a store that it has just made; False removes that store.
     """
     disk = LocalDisk(data)
+    others = _names_in(data)
+
+    @contextmanager
+    def while_locked(opened: OpenedStore) -> Iterator[None]:
+        try:
+            with noting_crashes(disk):
+                yield
+        except BaseException:
+            if opened.created and not is_kept():
+                _discard(data, others)
+            raise
+
     async with (
+        _unborn_removed(disk, data, others, is_kept),
         _tier_of(dram_tier_bytes // SLAB_BYTES) as tier,
         ThreadOffload(ENGINE_THREADS, "lake") as offload,
         open_io_queue(offload, wanted=io_uring) as queue,
@@ -47,12 +66,25 @@ async def open_local_store(
             offload,
             grace_s=grace_s,
             upload_expiry_s=upload_expiry_s,
-            while_locked=lambda: noting_crashes(disk),
+            while_locked=while_locked,
             io_queue=queue,
             tier=tier,
         ) as store,
     ):
         yield store
+
+
+@asynccontextmanager
+async def _unborn_removed(
+    disk: LocalDisk, data: Path, others: frozenset[str], is_kept: Callable[[], bool]
+) -> AsyncIterator[None]:
+    """Remove what an opening made that failed before there was a superblock."""
+    try:
+        yield
+    except BaseException:
+        if not is_kept():
+            _discard_unborn(disk, data, others)
+        raise
 
 
 @asynccontextmanager
@@ -66,3 +98,34 @@ async def _tier_of(slabs_max: int) -> AsyncIterator[DramTier | None]:
         yield tier
     finally:
         tier.close()
+
+
+def _names_in(data: Path) -> frozenset[str]:
+    return frozenset(os.listdir(data)) if data.is_dir() else frozenset()
+
+
+def _discard_unborn(disk: LocalDisk, data: Path, others: frozenset[str]) -> None:
+    """Remove what is no store yet; nothing when somebody else is making one there."""
+    if not data.is_dir():
+        return
+    with suppress(LakeError):
+        lock = disk.lock(LOCK_PATH)
+        try:
+            if not disk.exists(SUPERBLOCK_PATH):
+                _discard(data, others)
+        finally:
+            lock.close()
+
+
+def _discard(data: Path, others: frozenset[str]) -> None:
+    """Remove a store that nobody was told of, but nothing that was in its folder before.  The lock is held."""
+    for name in sorted(set(os.listdir(data)) - others):
+        path = data / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    for folder in STORE_FOLDERS:  # empty when the store was made in them
+        if folder in others:
+            for entry in os.scandir(data / folder):
+                os.unlink(entry)

@@ -9,19 +9,17 @@ Other faces are passed in by the caller, so that the engine depends on none of t
 
 from __future__ import annotations
 
-import grp
 import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
 import trio
 
-from engine.disk import LocalDisk, make_folders
+from engine.disk import LocalDisk
 from engine.dram_sizes import tier_bytes
 from engine.heap import give_back_free_heap
 from engine.hot_index_life import run_hot_index
@@ -29,11 +27,12 @@ from engine.local import open_local_store
 from engine.memory_limits import memory_bytes
 from engine.native_token import native_token
 from engine.permissions import judge_permissions
+from engine.places import group_id, places_made
 from engine.server import Server
 from engine.service import Service
 from engine.store import Store
 from lakefs.config import Config
-from lakefs.errors import ConfigError, LakeError, LocalFileError
+from lakefs.errors import LakeError
 from lakefs.limits import CONNECTIONS_MAX, SCRUB_STEP_S_MAX, STRANGERS_MAX
 from lakefs.net import TrioNetwork
 from lakefs.slabs import SLAB_BYTES
@@ -84,19 +83,27 @@ Face = Callable[..., Awaitable[None]]
 
 async def run_engine(config: Config, *, printer: Callable[[str], None], faces: Sequence[Face] = ()) -> None:
     """Serve until told to stop.  Raises what `open_store` and binding the addresses raise."""
-    _make_data_folder(config.data)
-    group = _group_id(config.socket_group)
+    with places_made(config):
+        await _run_in_places(config, printer, faces)
+    printer("stopped")
+
+
+async def _run_in_places(config: Config, printer: Callable[[str], None], faces: Sequence[Face]) -> None:
+    group = group_id(config.socket_group)
     judge_permissions(config, group)
     tier_size = _dram_tier_bytes(config.dram_tier_bytes)
     slabs = tier_size // SLAB_BYTES
     others = DESCRIPTORS_PER_SLAB * slabs + (STRANGERS_MAX if config.native else 0)
     connections = _connections_max(_raise_descriptor_limit() - others)
+    listening = trio.Event()
+    """Set before it listens: from then on somebody may have been answered, and a new store is kept."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with open_local_store(
             config.data,
             upload_expiry_s=config.upload_expiry,
             dram_tier_bytes=tier_size,
             io_uring=config.io_uring,
+            is_kept=listening.is_set,
         ) as store:
             store.scrubber.rate_bytes_per_s = config.scrub_rate
             store.after_collecting = give_back_free_heap
@@ -109,6 +116,7 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
             engine = RunningEngine(config, store, service, server)
             async with trio.open_nursery() as nursery:
                 await nursery.start(run_hot_index, store, config.hot_index, config.hot_index_entries)
+                listening.set()
                 await _start_faces(engine, nursery, printer, faces)
                 nursery.start_soon(_collect_now_and_then, store)
                 nursery.start_soon(_scrub_now_and_then, store, config.scrub_interval)
@@ -121,7 +129,6 @@ async def run_engine(config: Config, *, printer: Callable[[str], None], faces: S
                         for finish in (server.drain, *engine.drains):
                             drains.start_soon(finish, DRAIN_TIMEOUT_S)
                 nursery.cancel_scope.cancel()
-    printer("stopped")
 
 
 async def _start_faces(
@@ -192,13 +199,6 @@ def _dram_tier_bytes(asked: int | None) -> int:
     return size
 
 
-def _make_data_folder(data: Path) -> None:
-    try:
-        make_folders(data)
-    except OSError as error:
-        raise LocalFileError(f"data folder {data}: {error.strerror}", subject=str(data)) from error
-
-
 def _raise_descriptor_limit() -> int:
     """Take as many descriptors as the process may have; how many those are."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -209,14 +209,3 @@ def _raise_descriptor_limit() -> int:
 def _connections_max(descriptors: int) -> int:
     """Native connections: a third at most of what the store's own files leave."""
     return max(_CONNECTIONS_MIN, min(CONNECTIONS_MAX, (descriptors - OWN_DESCRIPTORS) // 3))
-
-
-def _group_id(name: str) -> int | None:
-    if not name:
-        return None
-    try:
-        return grp.getgrnam(name).gr_gid
-    except KeyError as error:
-        raise ConfigError(
-            f"socket_group: there is no group {name!r}; create it or unset socket_group"
-        ) from error

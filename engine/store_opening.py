@@ -63,7 +63,7 @@ async def open_store(
     upload_expiry_s: float = 0.0,
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
     index_committed: Callable[[], None] | None = None,
-    while_locked: Callable[[], AbstractContextManager[None]] = nullcontext,
+    while_locked: Callable[[OpenedStore], AbstractContextManager[None]] = lambda _: nullcontext(),
     io_queue: IoQueue | None = None,
     tier: DramTier | None = None,
 ) -> AsyncIterator[Store]:
@@ -83,7 +83,7 @@ async def open_store(
             raise StoreReadOnly(opened.read_only)
         for warning in opened.warnings:
             _log.warning(warning)
-        with plain_errors(), while_locked():
+        with plain_errors(), while_locked(opened):
             opening = _Opening(
                 disk, clock, offload, opened, sizes, grace_s, upload_expiry_s, index_committed, io_queue
             )

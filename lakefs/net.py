@@ -31,6 +31,7 @@ from lakefs.limits import HELLO_TIMEOUT_S, LISTEN_BACKLOG
 from lakefs.net_address import Address, TcpAddress, UnixAddress, parse_address
 from lakefs.ports import Listener, Stream
 from lakefs.sockets import connect_error, lost_error, new_socket, receive_with_descriptors, send_some, tune
+from lakefs.unix_sockets import remedy_of
 from lakefs.wire.connection import farewell
 
 _log: Final = structlog.get_logger(__name__)
@@ -240,7 +241,7 @@ class SocketListener:
         )
         if uid not in (0, os.geteuid()) and not self._in_group(sock, gid):
             raise PermissionDenied(
-                f"user {uid} may not use the engine at {self.address}; run as the engine's user or in its group"
+                f"user {uid} may not use the engine at {self.address}: {remedy_of(self._group)}"
             )
         return f"uid {uid} pid {pid}", uid
 

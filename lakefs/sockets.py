@@ -7,7 +7,6 @@ belong to the caller; when the kernel could not hand over all of them, none is k
 from __future__ import annotations
 
 import array
-import errno
 import socket
 from collections.abc import Sequence
 from typing import Final
@@ -17,6 +16,7 @@ from lakefs.errors import EngineUnreachable, LakeError, PermissionDenied
 from lakefs.ids import Buffer
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX, SOCKET_BUFFER_BYTES
 from lakefs.net_address import Address, UnixAddress
+from lakefs.unix_sockets import REFUSED, who_may
 
 _PARTS_MAX: Final = 1024
 """IOV_MAX: buffers that one sendmsg takes."""
@@ -51,11 +51,9 @@ def tune(sock: socket.socket) -> None:
 
 def connect_error(address: Address, error: OSError) -> LakeError:
     """What a failed connect means to a user."""
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return PermissionDenied(
-            f"{address} may not be used by this user; run as the engine's user or in its group",
-            subject=str(address),
-        )
+    if error.errno in REFUSED:
+        whom = who_may(address.path) if isinstance(address, UnixAddress) else "the system refuses it"
+        return PermissionDenied(f"{address} may not be used by this user: {whom}", subject=str(address))
     reason = error.strerror or str(error)
     return EngineUnreachable(
         f"no engine answers at {address} ({reason}); start one with: lake serve", subject=str(address)

@@ -125,7 +125,10 @@ def _settings() -> Iterator[str]:
         flag = f"--{name.replace('_', '-')}"
         yield f"| `{name}` | `LAKE_{name.upper()}` | `{flag}` | {value} | {default} |"
     yield ""
-    yield "`LAKE_CONFIG` names another file. Clients read `LAKE_SERVER` (an address) and `LAKE_TOKEN`.\n"
+    yield (
+        "`LAKE_CONFIG` names another file. Clients read `LAKE_SERVER` (an address) and `LAKE_TOKEN`; where\n"
+        "they find an engine without: [operations](operations.md#which-engine-a-client-uses).\n"
+    )
 
 
 def _exit_codes() -> Iterator[str]:

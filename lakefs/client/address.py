@@ -1,4 +1,11 @@
-"""Which engine a client means when it is not told: the environment's, else the configuration's."""
+"""Where a client finds its engine when no address is given.
+
+In this order: the address that the caller gives, LAKE_SERVER, the configured `socket`, the user's own socket if
+something listens there, the system's socket.  Only the last two are looked at: an address that somebody gave is used
+as it is, and when it fails that is an error, never a reason to take another engine.
+
+The choice is made once for each client.  What connects again after a loss does so at the same address.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +13,39 @@ import os
 
 
 def resolve(address: str | None, token: str | None) -> tuple[str, str]:
-    """Address and token, with what the environment and the configuration say where they are not given."""
-    where = address or os.environ.get("LAKE_SERVER") or _configured()
+    """Address and token, with what the environment and the configuration say where they are not given.
+
+    ConfigError.  Where neither of two sockets can be used: EngineUnreachable, PermissionDenied.
+    """
+    where = address or os.environ.get("LAKE_SERVER") or _found()
     return where, os.environ.get("LAKE_TOKEN", "") if token is None else token
 
 
-def _configured() -> str:
+def _found() -> str:
     # Imported only here: a command whose engine is named starts sooner without it.
-    from lakefs.config import load  # noqa: PLC0415
+    from lakefs.config import SYSTEM_SOCKET, load  # noqa: PLC0415
 
-    return f"unix:{load().socket}"
+    config = load()
+    if config.origins["socket"] != "default" or config.socket == SYSTEM_SOCKET:
+        return f"unix:{config.socket}"
+    return _first_that_listens(
+        {"your own socket": str(config.socket), "the system's socket": str(SYSTEM_SOCKET)}
+    )
+
+
+def _first_that_listens(places: dict[str, str]) -> str:
+    from lakefs.errors import EngineUnreachable, PermissionDenied  # noqa: PLC0415
+    from lakefs.unix_sockets import REFUSED, connect_code, why_not  # noqa: PLC0415
+
+    tried: list[str] = []
+    is_refused = False
+    for whose, path in places.items():
+        code = connect_code(path)
+        if code == 0:
+            return f"unix:{path}"
+        tried.append(f"{whose} {path} {why_not(path, code)}")
+        is_refused = code in REFUSED
+    message = f"no engine was found: {', and '.join(tried)}"
+    if is_refused:
+        raise PermissionDenied(f"{message}; or name another engine with --server", subject=path)
+    raise EngineUnreachable(f"{message}; start one with: lake serve, or name one with --server", subject=path)

@@ -1,4 +1,4 @@
-"""`lakefs.connect()`: a blocking lake at an address, or at the one that the environment and the configuration name.
+"""`lakefs.connect()`: a blocking lake at an address, or where `lakefs.client.address` finds an engine.
 
 A lake that is pickled, as for the workers of a data loader that are spawned, is connected where it is unpickled: to the
 same address, with the token of that environment.  The pickle has no secret.
@@ -19,7 +19,8 @@ from lakefs.movers import Check
 def connect(address: str | None = None, *, token: str | None = None, check: Check = Check.BLAKE3) -> Lake:
     """Connect to an engine; close the lake, or use it as a context manager.
 
-    `address`: `unix:PATH` or `tcp://HOST:PORT`; default LAKE_SERVER, else the socket of the configuration.
+    `address`: `unix:PATH` or `tcp://HOST:PORT`; default LAKE_SERVER, else the configured `socket`, else this user's
+    own socket if something listens there, else the system's.
     `token`: for TCP; default LAKE_TOKEN.  `check`: how whole chunks are checked.
     EngineUnreachable, PermissionDenied, UnsupportedVersion, ConfigError.
     """

@@ -1,4 +1,4 @@
-"""`lakefs.connect_trio()`: a trio lake at an address, or at the one that environment and configuration name."""
+"""`lakefs.connect_trio()`: a trio lake at an address, or where `lakefs.client.address` finds an engine."""
 
 from __future__ import annotations
 

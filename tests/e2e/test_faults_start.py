@@ -82,7 +82,7 @@ def test_a_limit_of_address_space_is_told_with_what_is_needed_and_what_to_do(fol
 def test_places_that_can_hold_no_socket_or_no_store_are_told(folder: Path) -> None:
     (folder / "file").write_bytes(b"")
     cases = [
-        (folder / "data", folder / "missing" / "s"),
+        (folder / "data", folder / "file" / "missing" / "s"),
         (folder / "data", folder / ("long" * 40)),
         (folder / "data", folder / "file"),
         (folder / "file", folder / "s"),
@@ -94,6 +94,7 @@ def test_places_that_can_hold_no_socket_or_no_store_are_told(folder: Path) -> No
         told = done.err.splitlines()[-1]
         assert told.startswith("lake: "), done
         assert str(data) in told or str(sock) in told, done
+    assert [path.name for path in folder.iterdir()] == ["file"]
     assert (folder / "file").read_bytes() == b""
 
 

@@ -53,7 +53,7 @@ async def opened(data: Path) -> AsyncIterator[tuple[Store, EmbeddedEngine, TrioL
         offload,
         grace_s=0.0,
         sizes=SIZES,
-        while_locked=lambda: noting_crashes(disk),
+        while_locked=lambda _: noting_crashes(disk),
     ) as store:
         engine = EmbeddedEngine(Service(store))
         lake = TrioLake(engine, offload)

@@ -1,0 +1,44 @@
+"""README's commands do what README says, as they are printed, on a machine on which lake was never started."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.e2e.fresh_machine import fresh_machine
+from tests.style.source_tree import ROOT
+
+_BLOCK = re.compile(r"(?:^ {4}.*\n|^\n(?= {4}))+", re.MULTILINE)
+
+
+def blocks() -> list[str]:
+    """What stands indented between `Use` and the next heading."""
+    text = (ROOT / "README.md").read_text()
+    section = text.split("\n## Use\n")[1].split("\n## ")[0]
+    return [re.sub(r"^ {4}", "", found[0], flags=re.MULTILINE) for found in _BLOCK.finditer(section)]
+
+
+def test_what_readme_has_make_do_can_be_made() -> None:
+    targets = re.findall(r"^ {4}make (\w+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    assert targets == ["demo", "test"]
+    for target in targets:
+        assert subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True).returncode == 0
+
+
+@pytest.mark.fuse
+def test_the_commands_of_readme_work_as_they_are_printed() -> None:
+    path, shell, code, end = blocks()
+    with fresh_machine() as machine:
+        (machine.folder / ".venv" / "bin").mkdir(parents=True)
+        command = machine.folder / ".venv" / "bin" / "lake"
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli.main "$@"\n')
+        command.chmod(0o755)
+        in_python = f"{sys.executable} - <<'EOF'\n{code}EOF\n"
+        script = f"set -e\n{path}{shell}\n{in_python}{end}wait\ncmp ~/checkpoints/* ~/back/*\n"
+        done = machine.run("bash", "-c", script)
+        assert done.code == 0, done
+        assert (done.err.count("lake: "), "stopped" in done.text) == (0, True), done
+        assert "model.safetensors" in done.text
