@@ -1,8 +1,6 @@
-"""CRC32C of payloads: computed when an extent is written, compared when it is read.
+"""CRC32C of payloads: computed when an extent is written, compared with its record when the engine reads it.
 
-A payload of one granule (64 KiB) has one CRC, kept in the chunk record.  A longer one has a vector of one CRC
-per granule, at the byte after the payload; the record keeps the vector's own CRC.  So any range is checked by
-the vector and the granules it touches.
+`lakefs.verify` says which checksums there are, and compares them for clients.
 
 What these find is rot and torn writes; a hostile writer is found by the chunk's BLAKE3 only.
 """
@@ -13,10 +11,11 @@ import struct
 
 from crc32c import crc32c
 
-from engine.extents import large_extent_bytes, vector_bytes
+from engine.extents import large_extent_bytes
 from engine.format import ChunkRecord
 from engine.granules import granule_crcs
 from lakefs.ids import Buffer
+from lakefs.verify import vector_bytes
 
 
 def vector_of(payload: Buffer) -> bytes:

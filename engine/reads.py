@@ -6,7 +6,7 @@ The engine answers where bytes are; clients that hold descriptors fetch and chec
 Rules kept here:
 - An opened object's lease is taken in the same synchronous step in which its name was read.
 - No view is held across an `await`: names first, layouts next, places last; a chunk freed in between is a grant of
-  medium 0, and its reader locates again or learns that it is gone.
+  MEDIUM_NONE, and its reader locates again or learns that it is gone.
 - Descriptors go only to clients on a trusted Unix socket, and are read-only.
 """
 
@@ -57,9 +57,9 @@ from lakefs.limits import (
     LEASES_PER_CONNECTION_MAX,
     SMALL_PAYLOAD_BYTES,
 )
-from lakefs.movers import MEDIA_DRAM
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_INLINE, MEDIUM_SEGMENT
 
 SEGMENTS_PER_REQUEST_MAX = 64
 LAYOUT_MAX = 4096
@@ -376,7 +376,7 @@ def _places(opening: Seq[_Opening | LakeError]) -> list[Place]:
         for item in opening
         if isinstance(item, _Opening)
         for grant in item.grants
-        if grant.medium == 1
+        if grant.medium == MEDIUM_SEGMENT
     ]
 
 
@@ -390,11 +390,11 @@ def _damaged(item: _Opening, error: LakeError) -> ChunkDamaged:
 
 
 def grant_of(record: ChunkRecord | None) -> m.Grant:
-    """The read grant for a chunk's record; medium 0 when there is none."""
+    """The read grant for a chunk's record; MEDIUM_NONE when there is no record."""
     if record is None:
         return NO_GRANT
     return m.Grant(
-        1,
+        MEDIUM_SEGMENT,
         record.segment,
         record.offset,
         record.stored_bytes,
@@ -406,7 +406,7 @@ def grant_of(record: ChunkRecord | None) -> m.Grant:
 
 
 def _inline_grant(record: ChunkRecord, offset: int, length: int) -> m.Grant:
-    return m.Grant(2, 0, offset, length, length, 0, record.crc, 0)
+    return m.Grant(MEDIUM_INLINE, 0, offset, length, length, 0, record.crc, 0)
 
 
 def _open_result(item: _Opening | LakeError) -> m.OpenResult:

@@ -33,9 +33,7 @@ from lakefs.hot_table_format import (
     ENTRY_BYTES,
     PLACE,
     PROBE_SLOTS,
-    SEGMENT_TIER,
     SHIFT_SLOTS,
-    SLAB_TIER,
     STRIPE_COUNT,
     STRIPES_OFFSET,
     VACANT,
@@ -52,6 +50,7 @@ from lakefs.hot_table_format import (
 )
 from lakefs.ids import ID_BYTES, is_well_formed
 from lakefs.limits import HOT_INDEX_ATTEMPTS
+from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_NONE, MEDIUM_SEGMENT
 
 Memory = mmap | memoryview | bytearray
 
@@ -107,7 +106,7 @@ class TwinTable:
             raise ValueError("there is no room for so many places")
         found = self.find_many(chunks)
         for index, place in enumerate(found):
-            tier, *where = place or (0, 0, 0, 0, 0)
+            tier, *where = place or (MEDIUM_NONE, 0, 0, 0, 0)
             PLACE.pack_into(into, index * PLACE.size, *where, tier)
         return len(found) - found.count(None)
 
@@ -125,10 +124,10 @@ class TwinTable:
         packed, shortest = [_array_head(len(chunks))], 0xFFFF_FFFF
         for found, told in zip(self.find_many(chunks), given, strict=True):
             place = told or found
-            if place is None or place[0] not in (SEGMENT_TIER, SLAB_TIER):
+            if place is None or place[0] not in (MEDIUM_SEGMENT, MEDIUM_DRAM):
                 return None
             tier, segment, offset, length, crc = place
-            segment, epoch = unpack_place(segment) if tier == SLAB_TIER else (segment, 0)
+            segment, epoch = unpack_place(segment) if tier == MEDIUM_DRAM else (segment, 0)
             packed.append(_pack((tier, segment, offset, length, length, 0, crc, epoch)))
             shortest = min(shortest, length)
         return b"".join(packed), shortest

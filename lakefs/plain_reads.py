@@ -18,11 +18,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
-from lakefs.hot_table_format import PLACE, SEGMENT_TIER, SLAB_TIER, unpack_place
+from lakefs.hot_table_format import PLACE, unpack_place
 from lakefs.ids import ChunkKind
 from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.page_cache import is_cached
 from lakefs.slabs import generation_number
+from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 RUN_BYTES_MAX: Final = 512 * KIB
 """Of chunks that lie side by side, read by one call: so much is still worth to be shared between threads."""
@@ -67,13 +68,13 @@ class TwinPlan:
         self._in_slots = [
             number
             for number, (_, _, length, _, tier) in enumerate(self._places)
-            if tier == SLAB_TIER and chunks[number][:1] == _DATA and 0 < length <= longest
+            if tier == MEDIUM_DRAM and chunks[number][:1] == _DATA and 0 < length <= longest
         ]
         known: dict[int, int] = {}
         last, end, room = -1, -1, 0
         for number, (chunk, target) in enumerate(zip(chunks, targets, strict=True)):
             segment, offset, length, _, tier = self._places[number]
-            if tier != SEGMENT_TIER or chunk[:1] != _DATA or not 0 < length <= longest:
+            if tier != MEDIUM_SEGMENT or chunk[:1] != _DATA or not 0 < length <= longest:
                 continue
             if target.readonly:
                 raise BufferError("a target is read-only")
