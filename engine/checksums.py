@@ -51,7 +51,7 @@ def check_payload(record: ChunkRecord, payload: Buffer, vector: Buffer = b"") ->
     """Whether a whole payload, with its vector when it has one, is what the record was made for."""
     if len(payload) != record.stored_bytes:
         return False
-    if not record.has_vector:
+    if not record.vector_bytes:
         return crc32c(payload) == record.crc
     return check_vector(record, vector) and vector_of(payload) == vector
 

@@ -150,7 +150,7 @@ class ChunkReads:
         if begin or len(payload) < record.stored_bytes:
             self._dram.want(chunk)
         else:
-            self._dram.offer(chunk, record, payload, crcs if record.has_vector else b"")
+            self._dram.offer(chunk, record, payload, crcs if record.vector_bytes else b"")
 
     async def _read_elsewhere(self, chunk: ChunkId, wanted: Range, error: LakeError) -> RangeRead | LakeError:
         """A piece that could not be read, looked for again when the chunk was moved meanwhile; else what that means."""

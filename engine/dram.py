@@ -294,7 +294,7 @@ def _checked_range(
     """The granules of a pinned place around a range, or None when they do not match the record."""
     payload = extent[: record.stored_bytes]
     release = partial(tier.unpin, place)
-    if not record.has_vector:
+    if not record.vector_bytes:
         if not check_payload(record, payload):
             return None
         return PinnedRange(0, payload, record.crc.to_bytes(4, "little"), release)

@@ -322,13 +322,8 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
         )
 
     @property
-    def has_vector(self) -> bool:
-        """Whether a vector of granule checksums follows the payload."""
-        return self.stored_bytes > GRANULE
-
-    @property
     def vector_bytes(self) -> int:
-        """Length of the vector behind the payload, 0 for a chunk of one granule."""
+        """Length of the vector of checksums behind the payload, 0 for a chunk of one granule."""
         return vector_bytes(self.stored_bytes)
 
     @property

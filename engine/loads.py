@@ -250,7 +250,7 @@ class Loads:
         """Note what has come of a load; False when it is to be tried again, at another place."""
         record = load.record
         if load.error is None:
-            if not record.has_vector:
+            if not record.vector_bytes:
                 loading.done(load, record.crc.to_bytes(4, "little"))
                 return True
             if not load.vector or check_vector(record, load.vector):

@@ -173,7 +173,7 @@ def _whole(record: ChunkRecord, read_at: _ReadAt, buffer: memoryview | None) -> 
 
 def _range(record: ChunkRecord, read_at: _ReadAt, offset: int, length: int) -> RangeRead | None:
     """The granules that the range touches; None when vector or granules do not match."""
-    if not record.has_vector:
+    if not record.vector_bytes:
         payload = _whole(record, read_at, None)
         return None if payload is None else (0, payload, record.crc.to_bytes(4, "little"))
     vector = memoryview(bytearray(record.vector_bytes))

@@ -33,7 +33,7 @@ from lakefs.opened import Access, Opened, Piece
 from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.service import Reply
 from lakefs.steps import Pipeline, Send, Steps, Work, send, work
-from lakefs.verify import Check, damaged, matches_crcs, matches_id
+from lakefs.verify import Check, damaged, granule_crcs, matches_id
 from lakefs.wire.messages import (
     Grant,
     Locate,
@@ -404,6 +404,6 @@ def _stream_part(opened: Opened, piece: Piece, offset: int, length: int) -> Step
         and offset + length <= answer.offset + answer.length == answer.offset + len(payload)
     ):
         raise ChunkNotFound(f"{opened.name}: the engine sent another range than was asked for")
-    if not matches_crcs(payload, answer.crcs):
+    if granule_crcs(payload) != answer.crcs:
         raise damaged(piece.chunk, str(opened.name))
     return payload[offset - answer.offset : offset - answer.offset + length]

@@ -36,7 +36,7 @@ from lakefs.opened import Access, Opened
 from lakefs.pools import Pool
 from lakefs.service import Reply
 from lakefs.steps import Pipeline, Send, Start, Steps, Tell, Wait, Work, send, work
-from lakefs.verify import Check, damaged, matches_crcs, matches_id
+from lakefs.verify import Check, damaged, granule_crcs, matches_id
 from lakefs.wire.messages import (
     LendMemory,
     LoadSlots,
@@ -264,7 +264,7 @@ def _mismatches(slots: Sequence[Slot], arrived: Sequence[_Arrived]) -> list[int]
     return [
         index
         for index, view, crcs in arrived
-        if not (matches_crcs(view, crcs) if crcs else matches_id(slots[index].chunk, view))
+        if not (granule_crcs(view) == crcs if crcs else matches_id(slots[index].chunk, view))
     ]
 
 

@@ -31,7 +31,7 @@ from lakefs.names import Name
 from lakefs.opened import Access, Opened, Piece
 from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.steps import Pipeline, Steps, Work, send
-from lakefs.verify import Check, damaged, matches_crcs, matches_id, mismatch
+from lakefs.verify import Check, damaged, granule_crcs, matches_id, mismatch
 from lakefs.wire.grants import MEDIUM_SEGMENT
 from lakefs.wire.messages import Grant, ObjectStat, PinChunks, Pinned, UnpinChunks
 
@@ -292,7 +292,7 @@ def _check(access: Access, name: str, chunk: ChunkId, grant: Grant, payload: mem
         with access.descriptors.use(SegmentId(grant.segment)) as descriptor:
             bring_in(descriptor, grant.offset, grant.stored_bytes)
         crcs = fetch_crcs(access.descriptors, chunk, grant) if access.check is Check.CRC32C else b""
-        if not (matches_crcs(payload, crcs) if crcs else matches_id(chunk, payload)):
+        if not (granule_crcs(payload) == crcs if crcs else matches_id(chunk, payload)):
             raise mismatch(chunk, access.check)
     except StaleGrant as error:
         raise damaged(chunk, name, error.message) from error

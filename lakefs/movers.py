@@ -25,9 +25,9 @@ from lakefs.verify import (
     Check,
     crcs_between,
     crcs_of,
+    granule_crcs,
     granules_around,
     matches,
-    matches_crcs,
     mismatch,
     room_for_vector,
     vector_bytes,
@@ -103,7 +103,7 @@ def fetch_range(
 
 def fetch_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -> bytes:
     """The CRC32C of each granule of a granted chunk, 4 bytes each.  Blocks.  StaleGrant."""
-    vector = room_for_vector(grant.stored_bytes, Check.CRC32C)
+    vector = room_for_vector(grant.stored_bytes)
     _read_granted(descriptors, chunk, grant, grant.stored_bytes, vector)
     return crcs_of(chunk, vector, grant.crc)
 
@@ -121,7 +121,7 @@ def fetch_granules(
 
 def cached_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -> bytes | None:
     """As `fetch_crcs`, without a wait: None when they are not in the page cache."""
-    begin, vector = grant.stored_bytes, room_for_vector(grant.stored_bytes, Check.CRC32C)
+    begin, vector = grant.stored_bytes, room_for_vector(grant.stored_bytes)
     if vector and not (
         may_be_cached(descriptors, grant, begin, len(vector))
         and read_cached(descriptors, grant, begin, vector)
@@ -168,7 +168,7 @@ def _read_granted(
 
 def _check_granules(chunk: ChunkId, crcs: bytes, begin: int, target: memoryview) -> None:
     """StaleGrant unless these are the granules of the chunk from `begin` on; `crcs` are those of the whole chunk."""
-    if not matches_crcs(target, crcs_between(crcs, begin, begin + len(target))):
+    if granule_crcs(target) != crcs_between(crcs, begin, begin + len(target)):
         raise mismatch(chunk, Check.CRC32C)
 
 

@@ -1,16 +1,16 @@
 """Whether bytes are a chunk's, decided in one place: by its id, by the CRC32C of its granules, or unchecked.
 
-Each granule (64 KiB) of a payload has a CRC32C.  A payload of one granule is named with that `crc`, in its record, its
-grant and its entry of the hot index.  Behind a longer payload lies its *vector*, the CRCs of all granules, 4 bytes
-each, little-endian; the `crc` is then the vector's own.  So any range is checked by the vector and its granules.
+Each granule (64 KiB) of a payload has a CRC32C.  Record, grant and hot index tell one `crc` of a chunk: that of its
+only granule; or, when the payload is longer, that of its *vector*, the CRCs of all granules, 4 bytes each,
+little-endian, which lies behind the payload.  So any range is checked by the vector and its own granules.
 
 Rules kept here:
-- Pure functions: nothing is read, waited for or asked.  Bytes behind those that are given are not looked at.
-- A check answers yes or no.  A reader that says no raises `mismatch` (StaleGrant: locate again), and `damaged` when
-  the place is current.
-- Bytes without an end that matches, too short or too long, are no chunk's.
+- Pure functions, without I/O.
+- A payload or vector of another length does not match.
+- A check returns a boolean.  Its caller raises `mismatch` (StaleGrant: locate again), or `damaged` when the place is
+  current; a reader that has another way to the bytes takes that.
 
-`engine.checksums` writes the same checksums, and compares them with records.
+`engine.checksums` writes these checksums, and compares them with chunk records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Check(Enum):
     """Which check a read makes; named wherever a figure says "verified"."""
 
     BLAKE3 = "blake3"
-    """A whole chunk is hashed, and compared with its id: the default, and all that holds against a lying engine."""
+    """Hashes whole chunks and compares with their ids: the default, and the only check against a lying engine."""
     CRC32C = "crc32c"
     """Finds rot, torn and stale bytes.  A range of a chunk is always checked so, and a manifest by BLAKE3."""
     NONE = "unverified"
@@ -39,7 +39,7 @@ class Check(Enum):
 NO_VECTOR: Final = memoryview(bytearray())
 """Writable, so that what fills a vector needs no case for none."""
 _DATA: Final = int(ChunkKind.DATA)
-# Constants of this module: to read an enumeration's member costs as much as a call.
+# To read a member of the enumeration costs as much as a call.
 _CRC32C: Final = Check.CRC32C
 _NONE: Final = Check.NONE
 
@@ -58,11 +58,6 @@ def matches_id(chunk: bytes, payload: Buffer) -> bool:
     return (data_chunk_id if chunk[0] == _DATA else manifest_chunk_id)(payload) == chunk
 
 
-def matches_crcs(payload: Buffer, crcs: bytes) -> bool:
-    """Whether the granules of a payload have these CRCs, all of them and no more."""
-    return granule_crcs(payload) == crcs
-
-
 def granule_crcs(payload: Buffer) -> bytes:
     """CRC32C of every granule from the start of `payload`, 4 bytes each, little-endian; the last may be short."""
     view = memoryview(payload)
@@ -75,7 +70,7 @@ def vector_bytes(stored_bytes: int) -> int:
     return 4 * -(-stored_bytes // GRANULE_BYTES) if stored_bytes > GRANULE_BYTES else 0
 
 
-def room_for_vector(stored_bytes: int, check: Check) -> memoryview:
+def room_for_vector(stored_bytes: int, check: Check = Check.CRC32C) -> memoryview:
     """Memory to read the vector behind a payload into; empty where there is none, or `check` does not look at it."""
     if check is not _CRC32C or stored_bytes <= GRANULE_BYTES:
         return NO_VECTOR

@@ -8,7 +8,7 @@ from lakefs.wire.base import Done, Message, Request
 
 # Media: how a client has a granted chunk's bytes.  The hot index says the same of its entries, as their tier.
 MEDIUM_NONE: Final = 0
-"""Not at all: the chunk is not there."""
+"""Not at all: the store does not have the chunk."""
 MEDIUM_SEGMENT: Final = 1
 """Read from the segment's file, whose descriptor the engine sends (`lakefs.segment_descriptors`)."""
 MEDIUM_INLINE: Final = 2

@@ -91,7 +91,7 @@ def _skip_payload_checksums() -> Iterator[None]:
         mock.patch("engine.segment_reader.check_payload", return_value=True),
         mock.patch("lakefs.getting.matches_id", return_value=True),
         mock.patch("lakefs.fetching.matches_id", return_value=True),
-        mock.patch("lakefs.fetching.matches_crcs", return_value=True),
+        mock.patch("lakefs.fetching.granule_crcs", return_value=mock.ANY),
     ):
         yield
 
