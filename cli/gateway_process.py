@@ -24,9 +24,9 @@ from gateway.s3.traffic_metrics import TrafficCollector
 from lakefs.client.awaited import AwaitedEngine
 from lakefs.client.trio_lake import TrioLake
 from lakefs.config import Address, Config
-from lakefs.movers import Check
 from lakefs.net import PortUse
 from lakefs.offload import ThreadOffload
+from lakefs.verify import Check
 from lakefs.version import VERSION
 from systemd.notify import notifier_from
 from systemd.watchdog import keep_watchdog

@@ -25,10 +25,10 @@ from gateway.s3.call import Lakes
 from gateway.s3.traffic_metrics import TrafficCollector
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError
-from lakefs.movers import Check
 from lakefs.net import PortUse
 from lakefs.ports import Disk
 from lakefs.service import EngineClient
+from lakefs.verify import Check
 from lakefs.wire.access_messages import AccessKeyCreate, AccessKeyList, AccessKeyRemove, AccessKeys
 
 _NO_KEY: Final = "s3 key  none yet; make one with: lake key create"

@@ -29,6 +29,7 @@ from lakefs.hot_table_format import Found
 from lakefs.ids import SegmentId
 from lakefs.limits import GRANULE_BYTES
 from lakefs.ports import DiskFile, FilePlace, FileRead, IoQueue, Offload
+from lakefs.verify import crcs_between, granules_around
 
 FEW: Final = 4
 """Up to so many reads, one system call for each costs no more than the way through a queue."""
@@ -226,8 +227,7 @@ class _Piece:
 
     def __init__(self, record: ChunkRecord, offset: int, length: int) -> None:
         self.record = record
-        self._begin = offset // GRANULE_BYTES * GRANULE_BYTES
-        self._end = min(-(-(offset + length) // GRANULE_BYTES) * GRANULE_BYTES, record.stored_bytes)
+        self._begin, self._end = granules_around(offset, length, record.stored_bytes)
 
     @property
     def length(self) -> int:
@@ -253,8 +253,7 @@ class _Piece:
         """The range that was read; None when it does not match."""
         if not check_vector(self.record, self._vector):
             return None
-        first = self._begin // GRANULE_BYTES
-        crcs = bytes(self._vector[first * 4 : -(-self._end // GRANULE_BYTES) * 4])
+        crcs = crcs_between(self._vector, self._begin, self._end)
         return (self._begin, self._payload, crcs) if vector_of(self._payload) == crcs else None
 
 

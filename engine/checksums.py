@@ -1,8 +1,6 @@
-"""CRC32C of payloads: computed when an extent is written, compared when it is read.
+"""CRC32C of payloads: computed when an extent is written, compared with its record when the engine reads it.
 
-A payload of one granule (64 KiB) has one CRC, kept in the chunk record.  A longer one has a vector of one CRC
-per granule, at the byte after the payload; the record keeps the vector's own CRC.  So any range is checked by
-the vector and the granules it touches.
+`lakefs.verify` says which checksums there are, and compares them for clients.
 
 What these find is rot and torn writes; a hostile writer is found by the chunk's BLAKE3 only.
 """
@@ -14,9 +12,10 @@ import struct
 from crc32c import crc32c
 
 from engine._granules import granule_crcs
-from engine.extents import large_extent_bytes, vector_bytes
+from engine.extents import large_extent_bytes
 from engine.format import ChunkRecord
 from lakefs.ids import Buffer
+from lakefs.verify import vector_bytes
 
 
 def vector_of(payload: Buffer) -> bytes:
@@ -52,7 +51,7 @@ def check_payload(record: ChunkRecord, payload: Buffer, vector: Buffer = b"") ->
     """Whether a whole payload, with its vector when it has one, is what the record was made for."""
     if len(payload) != record.stored_bytes:
         return False
-    if not record.has_vector:
+    if not record.vector_bytes:
         return crc32c(payload) == record.crc
     return check_vector(record, vector) and vector_of(payload) == vector
 

@@ -23,11 +23,13 @@ from engine.hot_index import record_at
 from engine.segment_reader import READ_AT_ONCE_BYTES, RangeRead
 from engine.store import Store
 from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError, RequestTooLarge, StaleGrant
-from lakefs.hot_table_format import SEGMENT_TIER, Found
+from lakefs.hot_table_format import Found
 from lakefs.ids import ChunkId, Sequence, id_text
 from lakefs.limits import BODY_BYTES_MAX, DRAM_PAYLOAD_BYTES_MIN, GRANULE_BYTES
 from lakefs.service import Body, Reply
+from lakefs.verify import granules_around
 from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIUM_SEGMENT
 
 READ_ATTEMPTS: Final = 4
 """A chunk is moved by compaction at most once in minutes."""
@@ -148,7 +150,7 @@ class ChunkReads:
         if begin or len(payload) < record.stored_bytes:
             self._dram.want(chunk)
         else:
-            self._dram.offer(chunk, record, payload, crcs if record.has_vector else b"")
+            self._dram.offer(chunk, record, payload, crcs if record.vector_bytes else b"")
 
     async def _read_elsewhere(self, chunk: ChunkId, wanted: Range, error: LakeError) -> RangeRead | LakeError:
         """A piece that could not be read, looked for again when the chunk was moved meanwhile; else what that means."""
@@ -174,7 +176,7 @@ def _plain(places: Seq[Found | None], request: m.ReadChunks) -> list[Found]:
     plain: list[Found] = []
     left = READ_AT_ONCE_BYTES
     for place, offset, length in zip(places, request.offsets, request.lengths, strict=True):
-        if place is None or place[0] != SEGMENT_TIER or place[3] > GRANULE_BYTES:
+        if place is None or place[0] != MEDIUM_SEGMENT or place[3] > GRANULE_BYTES:
             return []
         if (offset or length) and not 0 <= offset < (offset + length if length else place[3]) <= place[3]:
             return []
@@ -199,8 +201,8 @@ def _planned(
             outside = f"range {offset}+{length} is outside a chunk of {record.logical_bytes} bytes"
             planned.append(InvalidArgument(outside))
             continue
-        first, behind = offset // GRANULE_BYTES, -(-end // GRANULE_BYTES)
-        widened = min(behind * GRANULE_BYTES, record.logical_bytes) - first * GRANULE_BYTES
+        begin, stop = granules_around(offset, end - offset, record.logical_bytes)
+        widened = stop - begin
         if widened > room:
             planned.append(
                 RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes")

@@ -26,8 +26,9 @@ from engine.quarantine import Quarantine
 from engine.segments import Segments
 from engine.views import Transaction, View
 from lakefs.errors import ChunkDamaged, LakeError, StaleGrant, StoreDamaged
-from lakefs.ids import EMPTY_CHUNK, ChunkId, Sequence, chunk_id_of, id_text, kind_of
+from lakefs.ids import EMPTY_CHUNK, ChunkId, Sequence, id_text
 from lakefs.ports import Offload
+from lakefs.verify import matches_id
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ class Chunks:
     async def verify(self, chunk: ChunkId, record: ChunkRecord) -> None:
         """Read the payload, and compare it with its CRC32C and its id; what is damaged is noted.  ChunkDamaged, ..."""
         payload = await self.read(chunk, record)
-        if await self.offload.run(chunk_id_of, kind_of(chunk), payload) != chunk:
+        if not await self.offload.run(matches_id, chunk, payload):
             error = ChunkDamaged(
                 "its bytes match their checksum and do not hash to its id", subject=id_text(chunk)
             )

@@ -39,6 +39,7 @@ from lakefs.limits import (
     GRANULE_BYTES,
 )
 from lakefs.ports import Offload
+from lakefs.verify import crcs_between, granules_around
 from lakefs.wire.messages import Grant
 
 _CHECKED_AT_ONCE_BYTES: Final = 256 << 10
@@ -293,16 +294,15 @@ def _checked_range(
     """The granules of a pinned place around a range, or None when they do not match the record."""
     payload = extent[: record.stored_bytes]
     release = partial(tier.unpin, place)
-    if not record.has_vector:
+    if not record.vector_bytes:
         if not check_payload(record, payload):
             return None
         return PinnedRange(0, payload, record.crc.to_bytes(4, "little"), release)
     vector = extent[record.stored_bytes : record.extent_bytes]
     if not check_vector(record, vector):
         return None
-    first, end = offset // GRANULE_BYTES, -(-(offset + length) // GRANULE_BYTES)
-    begin, stop = first * GRANULE_BYTES, min(end * GRANULE_BYTES, record.stored_bytes)
-    crcs = bytes(vector[first * 4 : end * 4])
+    begin, stop = granules_around(offset, length, record.stored_bytes)
+    crcs = crcs_between(vector, begin, stop)
     if vector_of(payload[begin:stop]) != crcs:
         return None
     return PinnedRange(begin, payload[begin:stop], crcs, release)

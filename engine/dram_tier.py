@@ -25,10 +25,10 @@ from typing import Any, Final, NamedTuple, cast
 
 from engine.admission import READS_FOR_ADMISSION, Admission
 from engine.arena import Arena, Slab, SlabMemory, Slot, SlotClass
-from engine.extents import vector_bytes
 from lakefs.ids import ChunkId
 from lakefs.limits import DRAM_PAYLOAD_BYTES_MIN, KIB
-from lakefs.movers import MEDIUM_DRAM
+from lakefs.verify import vector_bytes
+from lakefs.wire.grants import MEDIUM_DRAM
 from lakefs.wire.messages import Grant
 
 _PLACE_BYTES: Final = 256 * KIB

@@ -14,7 +14,8 @@ import msgspec
 
 from engine.format import SEGMENT_DATA_OFFSET, SegmentKind
 from lakefs.ids import SegmentId
-from lakefs.limits import GRANULE_BYTES, PAGE_BYTES
+from lakefs.limits import PAGE_BYTES
+from lakefs.verify import vector_bytes
 
 Span = tuple[int, int]
 """(offset, length) in one segment, in bytes."""
@@ -39,11 +40,6 @@ def page_up(size: int) -> int:
 def page_down(size: int) -> int:
     """The last multiple of a page, or `size` itself."""
     return size // PAGE_BYTES * PAGE_BYTES
-
-
-def vector_bytes(stored_bytes: int) -> int:
-    """Length of the checksums behind a payload; 0 for a payload of one granule."""
-    return 4 * -(-stored_bytes // GRANULE_BYTES) if stored_bytes > GRANULE_BYTES else 0
 
 
 def large_extent_bytes(stored_bytes: int) -> int:

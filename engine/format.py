@@ -22,6 +22,7 @@ from crc32c import crc32c
 from lakefs.errors import IndexDamaged, StoreUnusable
 from lakefs.ids import Birth, BlobId, BootId, ChunkId, DomainIndex, NodeId, SegmentId, Sequence
 from lakefs.layout import Layout
+from lakefs.verify import vector_bytes
 
 FORMAT_VERSION: Final = 1
 PAGE: Final = 4096
@@ -321,19 +322,14 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
         )
 
     @property
-    def has_vector(self) -> bool:
-        """Whether a vector of granule checksums follows the payload."""
-        return self.stored_bytes > GRANULE
-
-    @property
     def vector_bytes(self) -> int:
-        """Length of the vector behind the payload, 0 for a chunk of one granule."""
-        return 4 * -(-self.stored_bytes // GRANULE) if self.has_vector else 0
+        """Length of the vector of checksums behind the payload, 0 for a chunk of one granule."""
+        return vector_bytes(self.stored_bytes)
 
     @property
     def extent_bytes(self) -> int:
         """Payload and vector."""
-        return self.stored_bytes + (self.vector_bytes if self.stored_bytes > GRANULE else 0)
+        return self.stored_bytes + vector_bytes(self.stored_bytes)
 
 
 def unpack_chunk_record(value: bytes) -> ChunkRecord:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from engine.format import ChunkRecord
 from engine.hot_index import NO_GRANT
 from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIUM_INLINE, MEDIUM_SEGMENT
 
 
 def grant_of(record: ChunkRecord | None) -> m.Grant:
-    """The read grant for a chunk's record; medium 0 when there is none."""
+    """The read grant for a chunk's record; MEDIUM_NONE when there is none."""
     if record is None:
         return NO_GRANT
     return m.Grant(
-        1,
+        MEDIUM_SEGMENT,
         record.segment,
         record.offset,
         record.stored_bytes,
@@ -25,4 +26,4 @@ def grant_of(record: ChunkRecord | None) -> m.Grant:
 
 def inline_grant(record: ChunkRecord, offset: int, length: int) -> m.Grant:
     """The grant for a payload that lies in the answer's body, `length` bytes from `offset`."""
-    return m.Grant(2, 0, offset, length, length, 0, record.crc, 0)
+    return m.Grant(MEDIUM_INLINE, 0, offset, length, length, 0, record.crc, 0)

@@ -5,15 +5,15 @@
     growth  a table that is full, and sized by itself, is replaced by one of twice the size, filled behind
     stop    a kept table gets the last sequence of the clean stop, after which nothing was written
 
-An entry tells the place in a segment (tier 1), or that in the DRAM tier while the chunk is there (tier 3).
+An entry tells the place in a segment, or that in the DRAM tier while the chunk is there.
 
 Rules kept here:
 - An entry is put when its record is durable, so an answer from the table needs no waiting.
 - An entry goes in the step in which the group that frees, moves or quarantines its chunk has become durable: before
   whoever waits for that group punches the place.
 - Only what the record says of a raw chunk of the default domain goes in; what is not there is asked of the store.
-- `in_slabs` has the place in a segment of exactly those chunks whose entry tells tier 3.  The engine's own look-ups
-  answer that one.  A kept table tells no tier 3 after a clean stop.
+- `in_slabs` has the place in a segment of exactly those chunks whose entry tells the DRAM tier.  The engine's own
+  look-ups answer that one.  A kept table tells nothing of the tier after a clean stop.
 - A kept table is taken again when store, boot and sequence are those of the last clean stop, and every entry is
   whole; else it is made anew.  While it is in use, its header says so.
 - Table full, memory short, files that cannot be used by themselves: counted or said, never an error of a request.
@@ -47,7 +47,6 @@ from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import (
     HEADER_PAGE_BYTES,
     NOT_CLEAN,
-    SEGMENT_TIER,
     SUPERSEDED,
     Found,
     TableHeader,
@@ -58,9 +57,9 @@ from lakefs.hot_table_format import (
 from lakefs.ids import Birth, BootId, ChunkId, SegmentId, Sequence
 from lakefs.limits import GC_BATCH, HOT_INDEX_MEMORY_SHARE, HOT_INDEX_SLOTS_MIN, MIB
 from lakefs.ports import Offload
-from lakefs.wire.grants import Grant
+from lakefs.wire.grants import MEDIUM_NONE, MEDIUM_SEGMENT, Grant
 
-NO_GRANT: Final = Grant(0)
+NO_GRANT: Final = Grant(MEDIUM_NONE)
 WATCHED: Final = frozenset((Table.CHUNKS, Table.QUARANTINE))
 _NO_BIRTH: Final = Birth(0)
 GATHERED_FROM_BYTES: Final = 32 * MIB
@@ -106,7 +105,7 @@ class HotIndex:
     """Whether the table is that of the last clean stop."""
     counts: _Counts = field(default_factory=_Counts)
     slab_place_of: Callable[[bytes], Found | None] = _nowhere
-    """Where a chunk is in the DRAM tier, as an entry of tier 3; None: nowhere."""
+    """Where a chunk is in the DRAM tier, as an entry tells it; None: nowhere."""
     in_slabs: dict[bytes, Found] = field(default_factory=dict)
     _full: trio.Event = field(default_factory=trio.Event)
 
@@ -132,8 +131,8 @@ class HotIndex:
         """Grants of what is known here to lie in segments, durably; and the indexes of all others."""
         grants = [
             NO_GRANT
-            if place is None or place[0] != SEGMENT_TIER
-            else Grant(SEGMENT_TIER, place[1], place[2], place[3], place[3], 0, place[4])
+            if place is None or place[0] != MEDIUM_SEGMENT
+            else Grant(MEDIUM_SEGMENT, place[1], place[2], place[3], place[3], 0, place[4])
             for place in self.places_of(chunks)
         ]
         unknown = [index for index, grant in enumerate(grants) if grant is NO_GRANT]
@@ -144,7 +143,7 @@ class HotIndex:
     def records(self, chunks: list[ChunkId]) -> list[ChunkRecord | None]:
         """What the store's records say, of chunks known here to lie in segments, durably; see `record_at`."""
         return [
-            None if place is None or place[0] != SEGMENT_TIER else record_at(place)
+            None if place is None or place[0] != MEDIUM_SEGMENT else record_at(place)
             for place in self.places_of(chunks)
         ]
 
@@ -203,7 +202,7 @@ class HotIndex:
     def tell_slab(self, chunk: bytes) -> None:
         """The chunk has come into the DRAM tier: its entry, if it has one, tells that."""
         place = self.in_slabs.get(chunk) or self.table.find(chunk)
-        if place is not None and place[0] == SEGMENT_TIER:
+        if place is not None and place[0] == MEDIUM_SEGMENT:
             self._tell(chunk, place)
 
     def tell_segment(self, chunk: bytes) -> None:
@@ -415,4 +414,4 @@ def _place_in(key: bytes, value: bytes) -> Found | None:
         return None
     if stored != logical or offset >= 1 << 32:
         return None
-    return SEGMENT_TIER, segment, offset, stored, crc
+    return MEDIUM_SEGMENT, segment, offset, stored, crc

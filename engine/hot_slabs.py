@@ -13,8 +13,9 @@ from contextlib import contextmanager
 
 from engine.dram_tier import DramTier
 from engine.hot_index import HotIndex
-from lakefs.hot_table_format import SLAB_TIER, Found, pack_place
+from lakefs.hot_table_format import Found, pack_place
 from lakefs.ids import ChunkId
+from lakefs.wire.grants import MEDIUM_DRAM
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def joined(index: HotIndex, tier: DramTier | None) -> Iterator[None]:
         place = None if grant is None else pack_place(grant.segment, grant.epoch)
         if grant is None or place is None:
             return None
-        return SLAB_TIER, place, grant.offset, grant.stored_bytes, grant.crc
+        return MEDIUM_DRAM, place, grant.offset, grant.stored_bytes, grant.crc
 
     index.slab_place_of = slab_place_of
     tier.on_admitted.append(admitted)

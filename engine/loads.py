@@ -40,11 +40,12 @@ from lakefs.errors import (
     StaleGrant,
     UserError,
 )
-from lakefs.hot_table_format import SEGMENT_TIER, Found
+from lakefs.hot_table_format import Found
 from lakefs.ids import EMPTY_CHUNK, ChunkId, SegmentId, id_text
 from lakefs.limits import GRANULE_BYTES, KIB, MIB, PAGE_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIUM_SEGMENT
 
 AT_ONCE_BYTES: Final = 512 * KIB
 """About 0.1 ms."""
@@ -176,7 +177,7 @@ class Loads:
         if hot is None or not loading.chunks:
             return False
         found = hot.find_many(list(loading.chunks))
-        places = [place for place in found if place is not None and place[0] == SEGMENT_TIER]
+        places = [place for place in found if place is not None and place[0] == MEDIUM_SEGMENT]
         lengths = [place[3] for place in places]
         if len(places) < len(loading.chunks) or not loading.is_plain(lengths):
             return False
@@ -249,7 +250,7 @@ class Loads:
         """Note what has come of a load; False when it is to be tried again, at another place."""
         record = load.record
         if load.error is None:
-            if not record.has_vector:
+            if not record.vector_bytes:
                 loading.done(load, record.crc.to_bytes(4, "little"))
                 return True
             if not load.vector or check_vector(record, load.vector):

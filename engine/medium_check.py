@@ -26,9 +26,10 @@ from engine.extents import Place, page_down, page_up
 from engine.format import ChunkRecord
 from engine.segment_files import SegmentRegister
 from lakefs.errors import ChunkDamaged, LakeError, StoreDamaged
-from lakefs.ids import Buffer, ChunkId, SegmentId, chunk_id_of, id_text, kind_of
+from lakefs.ids import Buffer, ChunkId, SegmentId, id_text
 from lakefs.limits import CHUNK_BYTES, KIB, PAGE_BYTES
 from lakefs.ports import Disk, DiskFile, Offload
+from lakefs.verify import matches_id
 
 AREA_BYTES: Final = CHUNK_BYTES + 2 * PAGE_BYTES
 """The longest run: a chunk of 4 MiB with its vector, in whole pages."""
@@ -177,7 +178,7 @@ def _compared(item: Stored, area: memoryview, at: int, count: int) -> LakeError 
     end = at + record.extent_bytes
     payload = area[at:behind]
     checked = end <= count and check_payload(record, payload, area[behind:end])
-    if checked and chunk_id_of(kind_of(item.chunk), payload) == item.chunk:
+    if checked and matches_id(item.chunk, payload):
         return None
     place = f"segment {record.segment:016x}, offset {record.offset}"
     if end > count:

@@ -6,7 +6,7 @@ The engine answers where bytes are; clients that hold descriptors fetch and chec
 Rules kept here:
 - An opened object's lease is taken in the same synchronous step in which its name was read.
 - No view is held across an `await`: names first, layouts next, places last; a chunk freed in between is a grant of
-  medium 0, and its reader locates again or learns that it is gone.
+  MEDIUM_NONE, and its reader locates again or learns that it is gone.
 - Descriptors go only to clients on a trusted Unix socket, and are read-only.
 """
 
@@ -58,9 +58,9 @@ from lakefs.limits import (
     LEASES_PER_CONNECTION_MAX,
     SMALL_PAYLOAD_BYTES,
 )
-from lakefs.movers import MEDIA_DRAM
 from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_SEGMENT
 
 SEGMENTS_PER_REQUEST_MAX = 64
 LAYOUT_MAX = 4096
@@ -377,7 +377,7 @@ def _places(opening: Seq[_Opening | LakeError]) -> list[Place]:
         for item in opening
         if isinstance(item, _Opening)
         for grant in item.grants
-        if grant.medium == 1
+        if grant.medium == MEDIUM_SEGMENT
     ]
 
 

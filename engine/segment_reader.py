@@ -22,8 +22,8 @@ from engine.format import ChunkRecord
 from engine.segment_files import ReadFiles, SegmentRegister
 from lakefs.errors import ChunkDamaged, CorruptionError, DiskFailed, LakeError, OperationalError, StoreDamaged
 from lakefs.ids import Buffer, SegmentId
-from lakefs.limits import GRANULE_BYTES
 from lakefs.ports import Disk, DiskFile, Offload
+from lakefs.verify import crcs_between, granules_around
 
 T = TypeVar("T")
 
@@ -173,17 +173,16 @@ def _whole(record: ChunkRecord, read_at: _ReadAt, buffer: memoryview | None) -> 
 
 def _range(record: ChunkRecord, read_at: _ReadAt, offset: int, length: int) -> RangeRead | None:
     """The granules that the range touches; None when vector or granules do not match."""
-    if not record.has_vector:
+    if not record.vector_bytes:
         payload = _whole(record, read_at, None)
         return None if payload is None else (0, payload, record.crc.to_bytes(4, "little"))
     vector = memoryview(bytearray(record.vector_bytes))
     count = read_at(record.offset + record.stored_bytes, vector)
     if count < len(vector) or not check_vector(record, vector):
         return None
-    first, end = offset // GRANULE_BYTES, -(-(offset + length) // GRANULE_BYTES)
-    begin, stop = first * GRANULE_BYTES, min(end * GRANULE_BYTES, record.stored_bytes)
+    begin, stop = granules_around(offset, length, record.stored_bytes)
     payload = memoryview(bytearray(stop - begin))
-    crcs = bytes(vector[first * 4 : end * 4])
+    crcs = crcs_between(vector, begin, stop)
     if read_at(record.offset + begin, payload) < len(payload) or vector_of(payload) != crcs:
         return None
     return begin, payload, crcs

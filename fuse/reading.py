@@ -38,7 +38,6 @@ from lakefs.movers import (
     cached_granules,
     fetch_crcs,
     fetch_granules,
-    granules_around,
     may_be_cached,
     missing_for,
     read_cached,
@@ -46,6 +45,7 @@ from lakefs.movers import (
 from lakefs.opened import Access, Opened, Piece
 from lakefs.ports import Offload
 from lakefs.segment_descriptors import SegmentDescriptors
+from lakefs.verify import granules_around
 from lakefs.wire.messages import Grant
 
 _VECTORS_MAX: Final = 1024

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from lakefs.client.connect_trio import connect_trio
     from lakefs.client.trio_lake import TrioLake
     from lakefs.errors import LakeError
-    from lakefs.movers import Check
     from lakefs.shared_memory import SharedMemory, Slot
+    from lakefs.verify import Check
 
 __all__ = ["Check", "Lake", "LakeError", "SharedMemory", "Slot", "TrioLake", "connect", "connect_trio"]
 
 _PLACES = {
-    "Check": "lakefs.movers",
+    "Check": "lakefs.verify",
     "Lake": "lakefs.client.blocking",
     "LakeError": "lakefs.errors",
     "SharedMemory": "lakefs.shared_memory",

@@ -22,10 +22,6 @@ from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import SLABS_PER_REQUEST_MAX
 from lakefs.movers import (
     BRING_IN_FROM,
-    Check,
-    check_digest,
-    check_granules,
-    damaged,
     fetch_cached,
     fetch_into,
     fetch_range,
@@ -37,6 +33,7 @@ from lakefs.opened import Access, Opened, Piece
 from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.service import Reply
 from lakefs.steps import Pipeline, Send, Steps, Work, send, work
+from lakefs.verify import Check, damaged, granule_crcs, matches_id
 from lakefs.wire.messages import (
     Grant,
     Locate,
@@ -339,11 +336,8 @@ def _check_streamed(access: Access, want: Wanted, reply: Reply, memory: memoryvi
     answer = _streamed_piece(want.opened, want.piece, reply)
     if (answer.offset, answer.length) != (0, want.piece.length):
         raise ChunkNotFound(f"{name}: the engine sent another range than was asked for")
-    if access.check is not Check.NONE:
-        try:
-            check_digest(want.piece.chunk, memory)
-        except StaleGrant:
-            raise damaged(want.piece.chunk, str(name)) from None
+    if access.check is not Check.NONE and not matches_id(want.piece.chunk, memory):
+        raise damaged(want.piece.chunk, str(name))
     want.sink.deliver(want.piece, memory)
 
 
@@ -410,8 +404,6 @@ def _stream_part(opened: Opened, piece: Piece, offset: int, length: int) -> Step
         and offset + length <= answer.offset + answer.length == answer.offset + len(payload)
     ):
         raise ChunkNotFound(f"{opened.name}: the engine sent another range than was asked for")
-    try:
-        check_granules(piece.chunk, payload, answer.crcs)
-    except StaleGrant:
-        raise damaged(piece.chunk, str(opened.name)) from None
+    if granule_crcs(payload) != answer.crcs:
+        raise damaged(piece.chunk, str(opened.name))
     return payload[offset - answer.offset : offset - answer.offset + length]

@@ -15,16 +15,14 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from blake3 import blake3
-
-from lakefs.crc import crc32c
-from lakefs.hot_reads import NOT_READ, Found, HotReads
-from lakefs.hot_table_format import PLACE
+from lakefs.hot_reads import NOT_READ, HotReads
+from lakefs.hot_table_format import PLACE, Found
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import GRANULE_BYTES, KIB
-from lakefs.movers import MEDIUM_SEGMENT, Check
 from lakefs.plain_reads import Arrived, Descriptor, ReadPlan, are_bytes
 from lakefs.segment_descriptors import Held
+from lakefs.verify import Check, matches
+from lakefs.wire.grants import MEDIUM_SEGMENT
 from lakefs.writable_memory import WritableBuffer, chunk_memories
 
 PART_BYTES: Final = 512 * KIB
@@ -119,19 +117,13 @@ class HotBatch:
 
     def _check(self, arrived: list[Arrived]) -> None:
         """Lengths of what is right."""
-        lengths, check = self.lengths, self._reads.check
-        is_hashed = check is Check.BLAKE3
+        lengths, chunks, targets, check = self.lengths, self._chunks, self._targets, self._reads.check
+        is_unchecked = check is Check.NONE
         for number, length, crc in arrived:
-            if check is not Check.NONE:
-                target = self._targets[number]
-                content = target if len(target) == length else target[:length]
-                if is_hashed:
-                    is_right = blake3(content).digest() == self._chunks[number][1:]
-                else:
-                    is_right = crc32c(content) == crc
-                if not is_right:
-                    continue
-            lengths[number] = length
+            target = targets[number]
+            content = target if len(target) == length else target[:length]
+            if is_unchecked or matches(chunks[number], content, check, crc):
+                lengths[number] = length
 
     def _read_alone(self, number: int) -> None:
         """Read and check what no plan is made for: in a slab, or with sums of its granules behind it."""

@@ -15,10 +15,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
-from lakefs.hot_reads import Found
+from lakefs.hot_table_format import Found
 from lakefs.ids import SegmentId
-from lakefs.movers import MEDIUM_SEGMENT
 from lakefs.segment_descriptors import SegmentDescriptors
+from lakefs.wire.grants import MEDIUM_SEGMENT
 
 
 def slots_fit(found: Sequence[Found], offsets: Sequence[int], rooms: Sequence[int], pool_bytes: int) -> bool:

@@ -1,8 +1,6 @@
 """Reading chunks without asking the engine: the hot index says where, the page cache has the bytes, the check decides.
 
-    find in the hot index  ->  preadv(RWF_NOWAIT) from the segment  ->  CRC32C or BLAKE3  ->  done
-
-What the engine has in memory is copied from there (`lakefs.hot_slabs`).
+    find in the hot index  ->  preadv(RWF_NOWAIT) from the segment, or a copy from the slab  ->  check  ->  done
 
 Whatever is odd (the index does not know, a page is not cached, no descriptor is held, the check fails) is no error:
 the caller asks the engine, which knows.  Nothing here waits for a disk or talks to anybody.
@@ -11,6 +9,8 @@ Rules kept here:
 - A hit is a hint.  Bytes are checked as the client's `Check` says; with `Check.NONE` the index is asked once more
   behind the read, and whether the engine still keeps it and is there, so that bytes of a place that was given up
   meanwhile are not taken.
+- Bytes of a slab count when the slot's generation was the entry's before and after they were copied: then they are
+  those for which the entry was made, also when the entry, the slot or the engine have gone since.
 - What is no chunk's id is known nowhere: the engine says so.
 - May be called from several threads; descriptors in use stay open.
 
@@ -23,19 +23,14 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from blake3 import blake3
-
-from lakefs.crc import crc32c
-from lakefs.errors import StaleGrant
-from lakefs.hot_slabs import is_read_in_slab
-from lakefs.ids import Buffer, ChunkId, ChunkKind, SegmentId
-from lakefs.limits import GRANULE_BYTES
-from lakefs.movers import BRING_IN_FROM, MEDIUM_DRAM, MEDIUM_SEGMENT, Check, check_granules
+from lakefs.hot_table_format import Found
+from lakefs.ids import ChunkId, ChunkKind, SegmentId
+from lakefs.movers import BRING_IN_FROM
 from lakefs.new_bytes import NewBytes
 from lakefs.segment_descriptors import SegmentDescriptors
+from lakefs.verify import Check, matches, room_for_vector
+from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
-Found = tuple[int, int, int, int, int]
-"""(medium, segment, offset, stored_bytes, crc) of a chunk, as in a grant."""
 NOT_READ: Final = -1
 _DATA: Final = int(ChunkKind.DATA)
 
@@ -116,48 +111,30 @@ class HotReads:
     def read_found(self, chunk: ChunkId, found: Found, target: memoryview) -> int:
         """As `read_into`, of what `find` has answered; `target` is as long as the chunk."""
         medium, segment, offset, length, crc = found
-        descriptors = self.descriptors
-        if medium != MEDIUM_SEGMENT or chunk[0] != _DATA:
-            if medium != MEDIUM_DRAM or chunk[0] != _DATA:
+        if chunk[0] != _DATA:
+            return NOT_READ
+        descriptors, check = self.descriptors, self.check
+        vector = room_for_vector(length, check)
+        if medium != MEDIUM_SEGMENT:
+            if medium != MEDIUM_DRAM or len(target) != length:
                 return NOT_READ
-            is_read = is_read_in_slab(descriptors.slabs, chunk, found, target, self.check)
-            return length if is_read else NOT_READ
+            is_read = descriptors.slabs.copy_place(segment, offset, target, vector)
+            return length if is_read and matches(chunk, target, check, crc, vector) else NOT_READ
         if length >= BRING_IN_FROM and not descriptors.may_be_cached(SegmentId(segment), offset, length):
             return NOT_READ  # or the kernel would begin to fetch it, page by page
-        check = self.check
-        vector = _vector_of(length) if check is Check.CRC32C and length > GRANULE_BYTES else None
         held = descriptors.enter(SegmentId(segment))
         if held is None:
             return NOT_READ
         try:
-            targets: list[Buffer] = [target] if vector is None else [target, vector]
+            targets = [target, vector] if vector else [target]
             count = os.preadv(held.descriptor, targets, offset, held.nowait)
         except OSError:
             return NOT_READ  # not in the page cache, or not to be had
         finally:
             descriptors.leave(held)
-        if vector is not None:
-            is_right = count == length + len(vector) and _matches_vector(chunk, target, vector, crc)
-        elif check is Check.BLAKE3:
-            # Memory that another program shrank is not looked at past what arrived: that would be SIGBUS.
-            is_right = count == length and blake3(target).digest() == chunk[1:]
-        elif check is Check.CRC32C:
-            is_right = count == length and crc32c(target) == crc
-        else:
-            is_right = count == length and self._find(chunk) == found and self.is_kept()
-        return length if is_right else NOT_READ
-
-
-def _vector_of(length: int) -> bytearray:
-    return bytearray(4 * -(-length // GRANULE_BYTES))
-
-
-def _matches_vector(chunk: ChunkId, payload: memoryview, vector: bytearray, crc: int) -> bool:
-    """Whether the granules have the checksums behind them, and those their own."""
-    if crc32c(vector) != crc:
-        return False
-    try:
-        check_granules(chunk, payload, bytes(vector))
-    except StaleGrant:
-        return False
-    return True
+        # Memory that another program shrank is not looked at past what arrived: that would be SIGBUS.
+        if count != length + len(vector) or not matches(chunk, target, check, crc, vector):
+            return NOT_READ
+        if check is Check.NONE and not (self._find(chunk) == found and self.is_kept()):
+            return NOT_READ
+        return length

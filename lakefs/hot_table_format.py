@@ -48,10 +48,8 @@ NOT_CLEAN: Final = (1 << 64) - 1
 Found = tuple[int, int, int, int, int]
 """(tier, segment, offset, stored_bytes, crc): where a chunk is, as in a grant; tiers are a grant's media.
 
-Of tier 3 `segment` is slab and generation in one number, see `pack_place`.
+Of tier `MEDIUM_DRAM` `segment` is slab and generation in one number, see `pack_place`.
 """
-SEGMENT_TIER: Final = 1
-SLAB_TIER: Final = 3
 PLACE_GENERATION_BITS: Final = 48
 _PLACE_GENERATION_MASK: Final = (1 << PLACE_GENERATION_BITS) - 1
 _PLACE_SLABS: Final = 1 << 64 - PLACE_GENERATION_BITS

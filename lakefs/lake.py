@@ -21,7 +21,6 @@ from lakefs.errors import BucketNotFound, InvalidArgument, KeyNotFound, LakeErro
 from lakefs.ids import Buffer
 from lakefs.lake_reads import ReadSteps
 from lakefs.lake_uploads import Progress as Progress, PutData as PutData, UploadSteps
-from lakefs.movers import MEDIA_DRAM, Check
 from lakefs.names import Name, parse_name, parse_object_name
 from lakefs.opened import AT_ONCE_BYTES, Access
 from lakefs.putting import put, put_stream
@@ -32,6 +31,8 @@ from lakefs.slot_putting import memory_source, return_memory
 from lakefs.sources import FileSource
 from lakefs.steps import Steps, send, work
 from lakefs.uploading import PutResult, Transfer, only_result, result_of
+from lakefs.verify import Check
+from lakefs.wire.grants import MEDIA_DRAM
 from lakefs.wire.messages import (
     NO_CONDITION,
     AccessKeyCreate,

@@ -13,12 +13,12 @@ from lakefs.ids import ChunkId
 from lakefs.lake_uploads import Progress
 from lakefs.loading import load_many, return_pool
 from lakefs.mapping import MappedObject, map_object
-from lakefs.movers import Check
 from lakefs.names import parse_object_name
 from lakefs.opened import Access, Opened
 from lakefs.pools import Pool
 from lakefs.prefetching import look_ahead
 from lakefs.steps import Steps
+from lakefs.verify import Check
 from lakefs.writable_memory import WritableBuffer, chunk_memories, writable_memory
 
 

@@ -31,12 +31,12 @@ from lakefs.errors import (
 from lakefs.getting import close_leases, open_objects
 from lakefs.ids import EMPTY_CHUNK, ChunkId, id_text
 from lakefs.limits import KIB, MIB
-from lakefs.movers import Check, check_digest, check_granules, damaged
 from lakefs.names import parse_object_name
 from lakefs.opened import Access, Opened
 from lakefs.pools import Pool
 from lakefs.service import Reply
 from lakefs.steps import Pipeline, Send, Start, Steps, Tell, Wait, Work, send, work
+from lakefs.verify import Check, damaged, granule_crcs, matches_id
 from lakefs.wire.messages import (
     LendMemory,
     LoadSlots,
@@ -261,16 +261,11 @@ _Arrived = tuple[int, memoryview, bytes]
 
 def _mismatches(slots: Sequence[Slot], arrived: Sequence[_Arrived]) -> list[int]:
     """Slots whose bytes are not their chunk's."""
-    found: list[int] = []
-    for index, view, crcs in arrived:
-        try:
-            if crcs:
-                check_granules(slots[index].chunk, view, crcs)
-            else:
-                check_digest(slots[index].chunk, view)
-        except StaleGrant:
-            found.append(index)
-    return found
+    return [
+        index
+        for index, view, crcs in arrived
+        if not (granule_crcs(view) == crcs if crcs else matches_id(slots[index].chunk, view))
+    ]
 
 
 def _groups(arrived: Sequence[_Arrived]) -> list[list[_Arrived]]:

@@ -26,11 +26,13 @@ from lakefs.fetching import locate
 from lakefs.getting import close_object, open_object
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import BATCH_MAX, PAGE_BYTES, SMALL_PAYLOAD_BYTES
-from lakefs.movers import MEDIUM_SEGMENT, Check, bring_in, check_digest, check_granules, damaged, fetch_crcs
+from lakefs.movers import bring_in, fetch_crcs
 from lakefs.names import Name
 from lakefs.opened import Access, Opened, Piece
 from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.steps import Pipeline, Steps, Work, send
+from lakefs.verify import Check, damaged, granule_crcs, matches_id, mismatch
+from lakefs.wire.grants import MEDIUM_SEGMENT
 from lakefs.wire.messages import Grant, ObjectStat, PinChunks, Pinned, UnpinChunks
 
 WINDOW: Final = 4
@@ -289,10 +291,9 @@ def _check(access: Access, name: str, chunk: ChunkId, grant: Grant, payload: mem
     try:
         with access.descriptors.use(SegmentId(grant.segment)) as descriptor:
             bring_in(descriptor, grant.offset, grant.stored_bytes)
-        if access.check is Check.BLAKE3:
-            check_digest(chunk, payload)
-        else:
-            check_granules(chunk, payload, fetch_crcs(access.descriptors, chunk, grant))
+        crcs = fetch_crcs(access.descriptors, chunk, grant) if access.check is Check.CRC32C else b""
+        if not (granule_crcs(payload) == crcs if crcs else matches_id(chunk, payload)):
+            raise mismatch(chunk, access.check)
     except StaleGrant as error:
         raise damaged(chunk, name, error.message) from error
     finally:

@@ -6,47 +6,36 @@ would be SIGBUS).
 
 Reads that have to wait for the disk are preceded by `bring_in`, so that the page cache holds a segment in large folios.
 
-Checks: `BLAKE3` hashes whole chunks and compares with their id, the default, and the only one that holds
-against a lying engine; `CRC32C` compares granule checksums, which finds rot, torn and stale bytes; `NONE` is
-"unverified", for callers that check the bytes themselves.  A range of a chunk is always checked by CRC32C, and a
-manifest by BLAKE3.  A failed check is `StaleGrant`: the caller locates again, and when the place is
-unchanged it reports `ChunkDamaged`.
+What was read is checked by `lakefs.verify`.  A failed check is `StaleGrant`: the caller locates again, and when the
+place is unchanged it reports `ChunkDamaged`.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterable, Sequence
-from enum import Enum
 
-from lakefs.crc import crc32c
 from lakefs.descriptors import after
-from lakefs.errors import ChunkDamaged, ChunkNotFound, StaleGrant
-from lakefs.ids import Buffer, ChunkId, SegmentId, chunk_id_of, id_text, kind_of
-from lakefs.limits import GRANULE_BYTES, KIB
+from lakefs.errors import ChunkNotFound, StaleGrant
+from lakefs.ids import Buffer, ChunkId, SegmentId, id_text
+from lakefs.limits import KIB
 from lakefs.memory_advice import populate
 from lakefs.segment_descriptors import SegmentDescriptors
-from lakefs.wire.messages import Grant
+from lakefs.verify import (
+    Check,
+    crcs_between,
+    crcs_of,
+    granule_crcs,
+    granules_around,
+    matches,
+    mismatch,
+    room_for_vector,
+    vector_bytes,
+)
+from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_NONE, MEDIUM_SEGMENT, Grant
 
-MEDIUM_NONE = 0
-MEDIUM_SEGMENT = 1
-MEDIUM_INLINE = 2
-MEDIUM_DRAM = 3
-MEDIA_DRAM = 1
-"""Bit of a request's `media`: grants of `MEDIUM_DRAM` are understood."""
-_NO_MEMORY = memoryview(b"")
 BRING_IN_FROM = 256 * KIB
 """Shorter reads may be random ones, for which reading more would be a waste."""
-
-
-class Check(Enum):
-    """Which check a read makes; named wherever a figure says "verified"."""
-
-    BLAKE3 = "blake3"
-    CRC32C = "crc32c"
-    NONE = "unverified"
-    """Whole chunks are not checked: rot, and a place that the engine gave up while it was read, go unnoticed."""
 
 
 def missing_for(
@@ -71,34 +60,15 @@ def fetch_into(
     StaleGrant when the bytes are not the chunk's: freed, moved, or damaged.
     """
     assert len(target) == grant.logical_bytes
-    vector = _room_for_vector(grant, check)
+    vector = room_for_vector(grant.stored_bytes, check)
     if grant.medium == MEDIUM_DRAM:
-        _copy_from_slab(descriptors, grant, target, vector)
+        descriptors.slabs.copy(grant, 0, target, vector)
     else:
         with descriptors.use(SegmentId(grant.segment)) as descriptor:
             bring_in(descriptor, grant.offset, len(target) + len(vector))
             _pread_full(descriptor, [target, vector], grant.offset, chunk)
-    _check_chunk(chunk, grant, target, vector, check)
-
-
-def _room_for_vector(grant: Grant, check: Check) -> memoryview:
-    """Memory for the vector of CRCs, where the check needs it."""
-    return _NO_MEMORY if check is not Check.CRC32C else memoryview(bytearray(_vector_bytes(grant)))
-
-
-def _copy_from_slab(
-    descriptors: SegmentDescriptors, grant: Grant, target: memoryview, vector: memoryview
-) -> None:
-    descriptors.slabs.copy(grant, 0, target)
-    if vector:
-        descriptors.slabs.copy(grant, grant.stored_bytes, vector)
-
-
-def _check_chunk(chunk: ChunkId, grant: Grant, target: memoryview, vector: memoryview, check: Check) -> None:
-    if check is Check.BLAKE3:
-        check_digest(chunk, target)
-    elif check is Check.CRC32C:
-        check_granules(chunk, target, _checked_vector(vector, chunk, grant))
+    if not matches(chunk, target, check, grant.crc, vector):
+        raise mismatch(chunk, check)
 
 
 def fetch_cached(
@@ -109,12 +79,13 @@ def fetch_cached(
     What it lacks the disk begins to read: who asks for many so, and only then waits, has it read them side by side.
     """
     assert len(target) == grant.logical_bytes < BRING_IN_FROM
-    vector = _room_for_vector(grant, check)
+    vector = room_for_vector(grant.stored_bytes, check)
     if grant.medium == MEDIUM_DRAM:
-        _copy_from_slab(descriptors, grant, target, vector)
+        descriptors.slabs.copy(grant, 0, target, vector)
     elif not descriptors.read_extent_cached(SegmentId(grant.segment), target, vector, grant.offset):
         return False
-    _check_chunk(chunk, grant, target, vector, check)
+    if not matches(chunk, target, check, grant.crc, vector):
+        raise mismatch(chunk, check)
     return True
 
 
@@ -130,17 +101,11 @@ def fetch_range(
     return target[offset - begin : offset - begin + length]
 
 
-def granules_around(offset: int, length: int, chunk_bytes: int) -> tuple[int, int]:
-    """Begin and end in a chunk of the whole granules that hold [offset, offset + length) of it."""
-    begin = offset - offset % GRANULE_BYTES
-    return begin, min(-(-(offset + length) // GRANULE_BYTES) * GRANULE_BYTES, chunk_bytes)
-
-
 def fetch_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -> bytes:
     """The CRC32C of each granule of a granted chunk, 4 bytes each.  Blocks.  StaleGrant."""
-    vector = memoryview(bytearray(_vector_bytes(grant)))
+    vector = room_for_vector(grant.stored_bytes)
     _read_granted(descriptors, chunk, grant, grant.stored_bytes, vector)
-    return _checked_vector(vector, chunk, grant)
+    return crcs_of(chunk, vector, grant.crc)
 
 
 def fetch_granules(
@@ -151,18 +116,18 @@ def fetch_granules(
     `crcs` are those of the whole chunk.
     """
     _read_granted(descriptors, chunk, grant, begin, target)
-    check_granules(chunk, target, _crcs_from(crcs, begin, len(target)))
+    _check_granules(chunk, crcs, begin, target)
 
 
 def cached_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -> bytes | None:
     """As `fetch_crcs`, without a wait: None when they are not in the page cache."""
-    begin, vector = grant.stored_bytes, memoryview(bytearray(_vector_bytes(grant)))
+    begin, vector = grant.stored_bytes, room_for_vector(grant.stored_bytes)
     if vector and not (
         may_be_cached(descriptors, grant, begin, len(vector))
         and read_cached(descriptors, grant, begin, vector)
     ):
         return None
-    return _checked_vector(vector, chunk, grant)
+    return crcs_of(chunk, vector, grant.crc)
 
 
 def cached_granules(
@@ -171,7 +136,7 @@ def cached_granules(
     """As `fetch_granules`, without a wait: False when the page cache lacks some."""
     if not read_cached(descriptors, grant, begin, target):
         return False
-    check_granules(chunk, target, _crcs_from(crcs, begin, len(target)))
+    _check_granules(chunk, crcs, begin, target)
     return True
 
 
@@ -201,9 +166,10 @@ def _read_granted(
         _pread_full(descriptor, [target], grant.offset + begin, chunk)
 
 
-def _crcs_from(crcs: bytes, begin: int, length: int) -> bytes:
-    """Those of the granules that lie in [begin, begin + length) of a chunk."""
-    return crcs[begin // GRANULE_BYTES * 4 : -(-(begin + length) // GRANULE_BYTES) * 4]
+def _check_granules(chunk: ChunkId, crcs: bytes, begin: int, target: memoryview) -> None:
+    """StaleGrant unless these are the granules of the chunk from `begin` on; `crcs` are those of the whole chunk."""
+    if granule_crcs(target) != crcs_between(crcs, begin, begin + len(target)):
+        raise mismatch(chunk, Check.CRC32C)
 
 
 def bring_in_granules(descriptors: SegmentDescriptors, grant: Grant, begin: int, end: int) -> None:
@@ -212,9 +178,9 @@ def bring_in_granules(descriptors: SegmentDescriptors, grant: Grant, begin: int,
         return
     with descriptors.use(SegmentId(grant.segment)) as descriptor:
         bring_in(descriptor, grant.offset + begin, end - begin)
-        if vector_bytes := _vector_bytes(grant):
+        if vector_length := vector_bytes(grant.stored_bytes):
             # By itself it would be a single page, where the next chunk's folio then has no place.
-            populate(descriptor, grant.offset + grant.stored_bytes, vector_bytes)
+            populate(descriptor, grant.offset + grant.stored_bytes, vector_length)
 
 
 def bring_in(descriptor: int, offset: int, length: int) -> None:
@@ -235,59 +201,14 @@ def read_ahead(descriptors: SegmentDescriptors, grant: Grant, begin: int, end: i
     As `bring_in_granules`, but it does not block, and it needs a descriptor that is held: else nothing happens.
     """
     if grant.medium == MEDIUM_SEGMENT and end - begin >= BRING_IN_FROM:
-        stop = grant.stored_bytes + _vector_bytes(grant) if end >= grant.logical_bytes else end
+        stop = grant.stored_bytes + vector_bytes(grant.stored_bytes) if end >= grant.logical_bytes else end
         descriptors.ahead.want(SegmentId(grant.segment), grant.offset + begin, stop - begin)
-
-
-def check_digest(chunk: ChunkId, payload: memoryview) -> None:
-    """StaleGrant unless the payload hashes to the id."""
-    if chunk_id_of(kind_of(chunk), payload) != chunk:
-        raise StaleGrant(
-            f"bytes read for chunk {id_text(chunk)} do not hash to its id", subject=id_text(chunk)
-        )
-
-
-def check_granules(chunk: ChunkId, payload: memoryview, crcs: bytes) -> None:
-    """StaleGrant unless each granule of the payload has its CRC32C (4 bytes each, little-endian)."""
-    starts = range(0, len(payload), GRANULE_BYTES)
-    found = struct.pack(
-        f"<{len(starts)}I", *[crc32c(payload[start : start + GRANULE_BYTES]) for start in starts]
-    )
-    if found != crcs:
-        raise StaleGrant(
-            f"a granule read for chunk {id_text(chunk)} does not match its CRC32C", subject=id_text(chunk)
-        )
 
 
 def require_present(chunk: ChunkId, grant: Grant, name: str) -> None:
     """ChunkNotFound when the engine answered that it does not have the chunk of an object."""
     if grant.medium == MEDIUM_NONE:
         raise ChunkNotFound(f"{name}: chunk {id_text(chunk)} is not in the store", subject=name)
-
-
-def damaged(chunk: ChunkId, name: str, reason: str = "") -> ChunkDamaged:
-    """The error for bytes that fail their check though their place is current; `reason` is the engine's."""
-    why = f" ({reason})" if reason else ""
-    return ChunkDamaged(
-        f"{name} is damaged on disk and was not read: chunk {id_text(chunk)}{why}; other objects are served; "
-        f"put it again with: lake put FILE {name}; see what else is damaged with: lake fsck --full",
-        subject=name,
-    )
-
-
-def _vector_bytes(grant: Grant) -> int:
-    """Length of the vector of CRCs behind the payload; a payload of one granule has none."""
-    granules = -(-grant.stored_bytes // GRANULE_BYTES)
-    return 4 * granules if granules > 1 else 0
-
-
-def _checked_vector(vector: memoryview, chunk: ChunkId, grant: Grant) -> bytes:
-    """The vector that was read, checked by the grant's CRC; for one granule the grant's CRC itself.  StaleGrant."""
-    if not vector:
-        return grant.crc.to_bytes(4, "little")
-    if crc32c(vector) != grant.crc:
-        raise StaleGrant(f"the checksums of chunk {id_text(chunk)} do not match", subject=id_text(chunk))
-    return bytes(vector)
 
 
 def _pread_full(descriptor: int, targets: Sequence[memoryview], offset: int, chunk: ChunkId) -> None:

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from lakefs.ids import ChunkId
 from lakefs.lookahead import Lookahead
-from lakefs.movers import MEDIUM_DRAM, MEDIUM_SEGMENT, Check
 from lakefs.names import Name
 from lakefs.segment_descriptors import SegmentDescriptors
+from lakefs.verify import Check
+from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 from lakefs.wire.messages import Grant, ObjectStat, OpenedObject
 
 AT_ONCE_BYTES = 256 << 10

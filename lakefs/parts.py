@@ -24,6 +24,7 @@ from lakefs.errors import AlreadyExists, LocalFileError, PermissionDenied
 from lakefs.ids import data_chunk_id
 from lakefs.limits import CHUNK_BYTES
 from lakefs.opened import Piece
+from lakefs.verify import matches_id
 
 PART_SUFFIX = ".lake-part"
 NAME_BYTES_MAX = 255
@@ -104,7 +105,7 @@ class PartFile:
             raise self._failure(error) from error
         finally:
             self._leave()
-        return count == piece.length and data_chunk_id(memory) == piece.chunk
+        return count == piece.length and matches_id(piece.chunk, memory)
 
     def memory_for(self, piece: Piece) -> memoryview:
         """One buffer of 4 MiB for each thread."""

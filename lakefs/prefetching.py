@@ -14,12 +14,13 @@ from lakefs.getting import read_range
 from lakefs.ids import ChunkId
 from lakefs.limits import GRANULE_BYTES, TABLE_HEADER_BYTES_MAX
 from lakefs.lookahead import Lookahead
-from lakefs.movers import BRING_IN_FROM, granules_around, read_ahead
+from lakefs.movers import BRING_IN_FROM, read_ahead
 from lakefs.opened import Access, Opened
 from lakefs.range_orders import Extent
 from lakefs.safetensors import LENGTH_BYTES, header_bytes
 from lakefs.steps import Steps, work
 from lakefs.tensor_table import tensor_table
+from lakefs.verify import granules_around
 
 
 def look_ahead(access: Access, opened: Opened, offset: int, length: int) -> Steps[None]:

@@ -2,8 +2,8 @@
 
 A slab is a sealed memfd of the engine, cut into slots; a slot holds one chunk's payload and, behind it, its vector of
 CRCs, as an extent of a segment does.  Each slot has a *generation*, a number in one more memfd: even while the slot
-holds what it was granted for, odd while the engine changes it, and never the same again.  A grant of medium 3 names
-slab, offset and generation.
+holds what it was granted for, odd while the engine changes it, and never the same again.  A grant of
+`MEDIUM_DRAM` names slab, offset and generation.
 
 Rules kept here:
 - Bytes are copied between two looks at the generation, and what is copied is then checked as any bytes are: the
@@ -31,7 +31,8 @@ from typing import Final, NamedTuple
 from lakefs.errors import StaleGrant
 from lakefs.hot_table_format import unpack_place
 from lakefs.limits import KIB, MIB
-from lakefs.wire.messages import Grant
+from lakefs.verify import NO_VECTOR
+from lakefs.wire.grants import Grant
 
 SLAB_BYTES: Final = 64 * MIB
 UNIT_BYTES: Final = 16 * KIB
@@ -110,15 +111,20 @@ class Slabs:
         """
         return _view(self._arena, grant, begin, length)
 
-    def copy(self, grant: Grant, begin: int, target: memoryview) -> None:
-        """Fill `target` with the slot's bytes from `begin` on.  StaleGrant when the slot was used anew meanwhile."""
+    def copy(self, grant: Grant, begin: int, target: memoryview, behind: memoryview = NO_VECTOR) -> None:
+        """Fill `target` with the slot's bytes from `begin` on, and `behind` with what follows.
+
+        StaleGrant when the slot was used anew meanwhile.
+        """
         arena = self._arena
-        target[:] = _view(arena, grant, begin, len(target))
+        found = _view(arena, grant, begin, len(target) + len(behind))
+        target[:] = found[: len(target)]
+        behind[:] = found[len(target) :]
         if arena is None or not _is_current(arena, grant):
             raise _stale(grant)
 
-    def copy_place(self, place: int, offset: int, target: memoryview, vector: memoryview | None) -> bool:
-        """`copy` from a place that the hot index tells, and into `vector` what is behind it.
+    def copy_place(self, place: int, offset: int, target: memoryview, behind: memoryview) -> bool:
+        """`copy` from a place that the hot index tells.
 
         False when the slot holds something else by now, or is not mapped; then the memory may hold anything.
         """
@@ -128,14 +134,14 @@ class Slabs:
         generations, memory = arena.generations, arena.slabs.get(slab)
         number = generation_number(slab, offset, arena.slab_bytes)
         end = offset + len(target)
-        stop = end if vector is None else end + len(vector)
+        stop = end + len(behind)
         if memory is None or number >= len(generations) or stop > len(memory):
             return False
         if generation & 1 or generations[number] != generation:
             return False
         target[:] = memory[offset:end]
-        if vector is not None:
-            vector[:] = memory[end:stop]
+        if behind:
+            behind[:] = memory[end:stop]
         return generations[number] == generation
 
     def drop(self) -> None:

@@ -27,12 +27,13 @@ from lakefs.errors import (
     SessionLost,
     StaleGrant,
 )
-from lakefs.ids import BlobId, ChunkKind, data_chunk_id, kind_of
+from lakefs.ids import BlobId, ChunkKind, kind_of
 from lakefs.limits import KEY_BYTES_MAX
 from lakefs.opened import Opened, Piece
 from lakefs.parts import PART_SUFFIX
 from lakefs.sources import FileSource
 from lakefs.steps import Pipeline, Steps, Work
+from lakefs.verify import matches_id
 from lakefs.wire.messages import ObjectStat
 
 FRAME_BYTES = 4 << 20
@@ -235,7 +236,7 @@ def file_holds_blob(source: FileSource, stat_: ObjectStat) -> bool | None:
         return False
     if kind_of(BlobId(stat_.blob)) is ChunkKind.MANIFEST:
         return None
-    return data_chunk_id(source.read_at(0, source.size_bytes)) == stat_.blob
+    return matches_id(stat_.blob, source.read_at(0, source.size_bytes))
 
 
 def same_content(source: FileSource, opened: Opened) -> Steps[bool]:
@@ -258,7 +259,7 @@ def same_content(source: FileSource, opened: Opened) -> Steps[bool]:
 
 
 def _piece_equal(source: FileSource, piece: Piece) -> bool:
-    return data_chunk_id(source.read_at(piece.offset, piece.length)) == piece.chunk
+    return matches_id(piece.chunk, source.read_at(piece.offset, piece.length))
 
 
 def _skipped(path: str, key: str, notice: str) -> LocalEntry:

@@ -15,7 +15,7 @@ from lakefs.hot_table_format import (
     unpack_entry,
 )
 from lakefs.ids import ChunkId
-from lakefs.movers import MEDIUM_DRAM
+from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 
 def entries_of(store: Store) -> dict[bytes, Found]:
@@ -56,7 +56,7 @@ def check_hot_index(store: Store) -> bool:
             assert found == (MEDIUM_DRAM, place, grant.offset, grant.stored_bytes, grant.crc)
             found = store.hot_index.in_slabs[chunk]
         record = records[chunk_id_of_key(chunk[:1] + b"\0\0" + chunk[1:])]
-        assert found == (1, record.segment, record.offset, record.stored_bytes, record.crc)
+        assert found == (MEDIUM_SEGMENT, record.segment, record.offset, record.stored_bytes, record.crc)
         assert not store.chunks.is_quarantined(chunk_id_of_key(chunk[:1] + b"\0\0" + chunk[1:]))
     if store.hot_index.state == "ready" and not store.hot_index.counts.refused:
         missing = [c for c in records if c not in entries and not store.chunks.is_quarantined(c)]

@@ -23,8 +23,8 @@ from crc32c import crc32c
 
 import lakefs
 from lakefs.limits import GRANULE_BYTES
-from lakefs.movers import Check
 from lakefs.shared_memory import SharedMemory
+from lakefs.verify import Check
 
 OPENLAKE_KEY_BYTES: Final = 54
 MOONCAKE_BUFFER_BYTES: Final = 64 << 20

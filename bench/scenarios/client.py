@@ -19,7 +19,7 @@ from bench.measure import Bench, Paired, Scenario, Sides, at_least, timed
 from bench.process import EngineProcess
 from lakefs.client.blocking_driver import WORK_THREADS
 from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES
-from lakefs.movers import Check
+from lakefs.verify import Check
 
 FULL: Final = 64 << 20
 QUICK: Final = 8 << 20

@@ -25,7 +25,7 @@ from bench.process import EngineProcess
 from bench.sampled import ALONE, OURS, CouldNotRun, Entrant, Run, Sampled, Side, Target
 from lakefs.histogram import Histogram
 from lakefs.ids import data_chunk_id
-from lakefs.movers import Check
+from lakefs.verify import Check
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20

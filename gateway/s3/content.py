@@ -25,16 +25,17 @@ import trio
 from gateway.http.messages import ResponseSender
 from gateway.http.ranges import ByteRange
 from lakefs.client.trio_lake import TrioLake
-from lakefs.crc import crc32c
 from lakefs.errors import EngineUnreachable, LakeError, StaleGrant
 from lakefs.getting import open_object, read_range
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import BLOB_BYTES_MAX, GRANULE_BYTES, SMALL_PAYLOAD_BYTES
-from lakefs.movers import MEDIUM_INLINE, cached_crcs, cached_granules, damaged, granules_around
+from lakefs.movers import cached_crcs, cached_granules
 from lakefs.names import Name
 from lakefs.opened import Access, Opened, Piece, opened_at
 from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.service import EngineClient, Reply
+from lakefs.verify import Check, damaged, granules_around, matches
+from lakefs.wire.grants import MEDIUM_INLINE
 from lakefs.wire.messages import CloseLeases, Grant, OpenedObject, OpenObjects, OpenResults
 
 _log: Final = structlog.get_logger(__name__)
@@ -221,6 +222,6 @@ def _with_payload(name: Name, answer: OpenedObject, reply: Reply) -> Opened | No
     chunk, grant = ChunkId(answer.chunks[0]), answer.grants[0]
     payload = reply.body.joined()
     reply.body.release()
-    if len(payload) != answer.stat.size_bytes or crc32c(payload) != grant.crc:
+    if len(payload) != answer.stat.size_bytes or not matches(chunk, payload, Check.CRC32C, grant.crc):
         raise damaged(chunk, str(name))
     return Opened(name, answer.stat, answer.lease, [Piece(chunk, 0, len(payload))], {}, {chunk: payload})

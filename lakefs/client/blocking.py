@@ -21,7 +21,6 @@ from lakefs.forks import NO_FORK
 from lakefs.ids import Buffer
 from lakefs.lake import Progress, PutData
 from lakefs.mapping import MAP_ATTEMPTS, MappedObject, unpin
-from lakefs.movers import Check
 from lakefs.multipart import ListedPart, UploadName
 from lakefs.names import parse_object_name
 from lakefs.opened import Opened
@@ -29,6 +28,7 @@ from lakefs.pools import Pool
 from lakefs.shared_memory import SharedMemory, Slot
 from lakefs.trees import Observer
 from lakefs.uploading import PutResult
+from lakefs.verify import Check
 from lakefs.wire.messages import (
     AccessKeyStat,
     BucketStat,

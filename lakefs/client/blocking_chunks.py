@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from lakefs.client.hot_index_use import HotIndexUser
 from lakefs.hot_batch import HotBatch, Task, memories_of
 from lakefs.hot_index_opening import open_hot_index
-from lakefs.hot_reads import NOT_READ, Found, HotReads
+from lakefs.hot_reads import NOT_READ, HotReads
+from lakefs.hot_table_format import Found
 from lakefs.ids import ChunkId
 from lakefs.limits import MIB
 from lakefs.writable_memory import WritableBuffer, writable_memory

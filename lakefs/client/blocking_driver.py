@@ -24,11 +24,11 @@ from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.forks import follow_forks
 from lakefs.lake import LakeSteps
 from lakefs.limits import MIB
-from lakefs.movers import Check
 from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.service import BlockingEngineClient
 from lakefs.shared_memory import LentMemories
 from lakefs.steps import Send, Start, Step, Steps, Ticket, Wait
+from lakefs.verify import Check
 from lakefs.wire.messages import Request
 
 T = TypeVar("T")

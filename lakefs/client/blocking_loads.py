@@ -10,7 +10,8 @@ from lakefs.client.blocking_chunks import Chunks
 from lakefs.errors import LakeError
 from lakefs.fetching import need_segments
 from lakefs.hot_loads import cached_indexes, missing_segments, slots_fit
-from lakefs.hot_reads import NOT_READ, Found, HotReads
+from lakefs.hot_reads import NOT_READ, HotReads
+from lakefs.hot_table_format import Found
 from lakefs.ids import SegmentId
 from lakefs.pools import Pool
 from lakefs.segment_descriptors import DESCRIPTORS_MAX

@@ -13,7 +13,7 @@ from functools import partial
 from lakefs.client.address import resolve
 from lakefs.client.blocking import Lake
 from lakefs.client.blocking_remote import connect_blocking
-from lakefs.movers import Check
+from lakefs.verify import Check
 
 
 def connect(address: str | None = None, *, token: str | None = None, check: Check = Check.BLAKE3) -> Lake:

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from lakefs.client.address import resolve
 from lakefs.client.reconnecting import connect_reconnecting
 from lakefs.client.trio_lake import TrioLake
-from lakefs.movers import Check
 from lakefs.offload import ThreadOffload
+from lakefs.verify import Check
 
 WORK_THREADS = 2
 

@@ -13,12 +13,12 @@ import trio
 
 from lakefs.errors import EngineUnreachable
 from lakefs.lake import LakeSteps
-from lakefs.movers import Check
 from lakefs.opened import Access
 from lakefs.ports import Offload
 from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.service import EngineClient
 from lakefs.steps import Send, Start, Step, Steps, Tell, Work, takes
+from lakefs.verify import Check
 from lakefs.wire.messages import Request
 
 T = TypeVar("T")

@@ -22,12 +22,12 @@ from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.ids import Buffer
 from lakefs.lake import Progress, PutData
 from lakefs.mapping import MAP_ATTEMPTS, MappedObject, unpin
-from lakefs.movers import Check
 from lakefs.multipart import ListedPart, UploadName
 from lakefs.opened import Opened, Piece
 from lakefs.pools import Pool
 from lakefs.shared_memory import SharedMemory, Slot
 from lakefs.uploading import PutResult
+from lakefs.verify import Check
 from lakefs.wire.messages import (
     AccessKeyStat,
     BucketStat,

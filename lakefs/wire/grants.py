@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from lakefs.wire.base import Done, Message, Request
+
+# Media: how a client has a granted chunk's bytes.  The hot index says the same of its entries, as their tier.
+MEDIUM_NONE: Final = 0
+"""Not at all: the store does not have the chunk."""
+MEDIUM_SEGMENT: Final = 1
+"""Read from the segment's file, whose descriptor the engine sends (`lakefs.segment_descriptors`)."""
+MEDIUM_INLINE: Final = 2
+"""Taken out of this frame's body, at `offset`."""
+MEDIUM_DRAM: Final = 3
+"""Copied from the DRAM tier: `segment` is the slab, `epoch` the slot's generation (`lakefs.slabs`)."""
+MEDIA_DRAM: Final = 1
+"""Bit of a request's `media`: grants of `MEDIUM_DRAM` are understood."""
 
 
 class Grant(Message, frozen=True, gc=False):
-    """Where a chunk's bytes are.  medium 0: not there; 1: segment file; 2: in this frame's body at `offset`; 3: in the
-    DRAM tier, `segment` being the slab and `epoch` the slot's generation (see `lakefs.slabs`).
+    """Where a chunk's bytes are; `medium` is one of those above.
 
     `crc` is the payload's (one granule) or its vector's, which lies behind the payload.  `epoch` lets a reader
-    notice a moved chunk; correctness rests on the check of the bytes.
+    notice a moved chunk; correctness rests on the check of the bytes (`lakefs.verify`).
     """
 
     medium: int
@@ -24,7 +37,7 @@ class Grant(Message, frozen=True, gc=False):
 
 
 class Pinned(Message, frozen=True):
-    """A grant for each chunk, in order; medium 0 for one that is not there and was not pinned."""
+    """A grant for each chunk, in order; MEDIUM_NONE for one that is not there and was not pinned."""
 
     grants: list[Grant]
 

@@ -371,8 +371,8 @@ class OpenObjects(Request, frozen=True):
     Payloads under 64 KiB come inline while `inline_bytes` lasts.  `lease` false: no lease is taken (lease 0), for
     readers that finish with this answer or retry; `lease_inline` false: none for objects whose payload comes inline
     (should it not come after all, there is no lease, either: open it again).  `grants_bytes` above 0: places only of
-    chunks with bytes in [grants_from, grants_from + grants_bytes), medium 0 for others.  `durable` and
-    `versions` as in StatNames; VersionIsMarker.  `media`: bit 0: grants of medium 3 are understood.  `lease_from`: none
+    chunks with bytes in [grants_from, grants_from + grants_bytes), MEDIUM_NONE for others.  `durable` and
+    `versions` as in StatNames; VersionIsMarker.  `media`: MEDIA_DRAM, or 0.  `lease_from`: none
     for content shorter than so many bytes, whose reader opens it again should gc have freed it meanwhile.
     """
 

@@ -20,8 +20,8 @@ from lakefs.hot_reads import NOT_READ, HotReads
 from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import capacity_for, table_bytes
 from lakefs.ids import EMPTY_CHUNK, ChunkId, data_chunk_id
-from lakefs.movers import Check
 from lakefs.steps import send
+from lakefs.verify import Check
 from lakefs.wire import messages as m
 from tests.contract.engines import Kind
 from tests.contract.test_lake import Driven, content_of, run

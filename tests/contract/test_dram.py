@@ -29,10 +29,11 @@ from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import ChunkDamaged, EngineBusy, InvalidArgument, LakeError, PermissionDenied
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.movers import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_SEGMENT, Check
 from lakefs.offload import ThreadOffload
 from lakefs.service import Reply
+from lakefs.verify import Check
 from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.store_rig import SMALL_SIZES, read, session_of, store_chunks
 
 SLAB = 9 * MIB
@@ -259,7 +260,7 @@ def test_a_chunk_that_is_freed_is_forgotten_before_gc_is_done() -> None:
         with world.store.metadata.view() as view:
             assert find_chunk(view, chunk) is None
         assert chunk not in world.tier
-        assert (await _located(world, chunk, MEDIA_DRAM)).medium == 0
+        assert (await _located(world, chunk, MEDIA_DRAM)).medium == MEDIUM_NONE
 
     run(body)
 

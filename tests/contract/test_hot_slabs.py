@@ -23,8 +23,9 @@ from lakefs.hot_batch import HotBatch
 from lakefs.hot_reads import NOT_READ
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.movers import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_SEGMENT, Check
+from lakefs.verify import Check
 from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_SEGMENT
 from tests.contract.test_dram import World, punch_everything, run as run_with_tier
 from tests.hot_check import check_hot_index, entries_of
 from tests.store_rig import SMALL_SIZES
@@ -172,7 +173,10 @@ def test_the_engine_itself_looks_at_places_in_segments() -> None:
         assert [place and place[0] for place in found] == [MEDIUM_SEGMENT, MEDIUM_SEGMENT, None]
         reply = await world.client().call(m.Locate([chunk]))
         assert isinstance(reply.message, m.Located)
-        assert (reply.message.grants[0].medium, reply.message.grants[0].offset) == (1, record.offset)
+        assert (reply.message.grants[0].medium, reply.message.grants[0].offset) == (
+            MEDIUM_SEGMENT,
+            record.offset,
+        )
 
     run(body)
 

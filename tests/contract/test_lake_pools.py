@@ -27,9 +27,9 @@ from lakefs.errors import (
 )
 from lakefs.ids import EMPTY_CHUNK, data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.movers import Check
 from lakefs.pools import Pool
 from lakefs.steps import Start, Step, Wait
+from lakefs.verify import Check
 from lakefs.wire import messages as m
 from tests.contract.engines import KINDS, InThreads, Kind
 from tests.contract.test_lake import MANY, Driven, content_of, run

@@ -21,9 +21,10 @@ from lakefs.errors import ChunkDamaged, EngineUnreachable, InvalidArgument, KeyN
 from lakefs.ids import ChunkId
 from lakefs.limits import BATCH_MAX, CHUNK_BYTES
 from lakefs.mapping import MAP_ATTEMPTS, MappedObject, _pin
-from lakefs.movers import MEDIUM_SEGMENT, Check
 from lakefs.opened import Opened
 from lakefs.service import Reply
+from lakefs.verify import Check
+from lakefs.wire.grants import MEDIUM_SEGMENT
 from lakefs.wire.messages import Done, Grant, PinChunks, Pinned, UnpinChunks
 from tests.contract.engines import Kind
 from tests.contract.test_lake import MANY, Driven, content_of, run

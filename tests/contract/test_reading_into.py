@@ -12,7 +12,7 @@ from engine.segment_files import SEGMENTS_FOLDER
 from lakefs.errors import ChunkDamaged, InvalidArgument, KeyNotFound
 from lakefs.getting import GET_MANY_BATCH
 from lakefs.limits import CHUNK_BYTES
-from lakefs.movers import Check
+from lakefs.verify import Check
 from lakefs.writable_memory import writable_memory
 from tests.contract.engines import Kind
 from tests.contract.test_lake import Driven, content_of, run

@@ -10,9 +10,9 @@ import pytest
 
 from lakefs.lake import LakeSteps
 from lakefs.limits import UNLEASED_BELOW_BYTES
-from lakefs.movers import Check
 from lakefs.service import Reply
 from lakefs.steps import Step, Steps
+from lakefs.verify import Check
 from lakefs.wire import messages as m
 from tests.contract.engines import Kind
 from tests.contract.test_lake import Driven, content_of, run

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lakefs.errors import PermissionDenied
 from lakefs.ids import data_chunk_id
 from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import LARGE, refused
 from tests.store_rig import ask, put
@@ -22,7 +23,7 @@ def test_chunks_are_pinned_by_neighbours_only(kind: Kind) -> None:
             return
         grants = (await ask(client, m.PinChunks(chunks), m.Pinned)).grants
         assert grants == (await ask(client, m.Locate(chunks), m.Located)).grants
-        assert [grant.medium for grant in grants] == [1, 0]
+        assert [grant.medium for grant in grants] == [MEDIUM_SEGMENT, MEDIUM_NONE]
         if engine.store is not None:
             pins = (await engine.store.status())["pins"]
             assert (pins["chunks"], pins["segments"]) == (1, 1)

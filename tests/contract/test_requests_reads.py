@@ -29,10 +29,12 @@ from lakefs.limits import (
     LEASES_PER_CONNECTION_MAX,
 )
 from lakefs.manifest import CutKind, build
-from lakefs.movers import Check, check_granules, fetch_into
+from lakefs.movers import fetch_into
 from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.service import EngineClient
+from lakefs.verify import Check, granule_crcs
 from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIUM_INLINE, MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused
 from tests.store_rig import ask, change, delete, gc, good, put, read, session_of, store_chunks
@@ -93,10 +95,12 @@ def test_an_open_object_comes_with_layout_places_and_small_payloads(kind: Kind) 
         small, large, empty, many, again = (read_.opened(index) for index in range(5))
         for opened in (small, again):
             (grant,) = opened.grants
-            assert grant.medium == 2
+            assert grant.medium == MEDIUM_INLINE
             assert read_.body[grant.offset : grant.offset + grant.logical_bytes] == SMALL
         assert (large.chunks, large.lengths) == ([data_chunk_id(LARGE)], [len(LARGE)])
-        assert [(grant.medium, grant.logical_bytes) for grant in large.grants] == [(1, len(LARGE))]
+        assert [(grant.medium, grant.logical_bytes) for grant in large.grants] == [
+            (MEDIUM_SEGMENT, len(LARGE))
+        ]
         assert (empty.chunks, empty.stat.size_bytes, empty.stat.blob) == ([], 0, EMPTY_BLOB)
         assert many.chunks == [data_chunk_id(LARGE), data_chunk_id(SMALL), data_chunk_id(LARGE)]
         assert (many.stat.blob, many.stat.chunk_count, many.lengths) == (
@@ -201,7 +205,12 @@ def test_places_are_told_in_order_and_what_is_not_there_has_none(kind: Kind) -> 
         await put(client, "large", LARGE)
         asked = [data_chunk_id(SMALL), data_chunk_id(b"missing"), EMPTY_CHUNK, data_chunk_id(LARGE)]
         grants = (await ask(client, m.Locate([bytes(chunk) for chunk in asked]), m.Located)).grants
-        assert [grant.medium for grant in grants] == [1, 0, 0, 1]
+        assert [grant.medium for grant in grants] == [
+            MEDIUM_SEGMENT,
+            MEDIUM_NONE,
+            MEDIUM_NONE,
+            MEDIUM_SEGMENT,
+        ]
         assert [grant.logical_bytes for grant in grants] == [len(SMALL), 0, 0, len(LARGE)]
         assert (await ask(client, m.Locate([]), m.Located)).grants == []
 
@@ -270,7 +279,7 @@ def test_a_range_comes_widened_to_granules_with_their_checksums(kind: Kind, offs
         assert piece.offset <= offset < end <= piece.offset + piece.length
         assert piece.offset + GRANULE_BYTES > offset
         assert payload == LARGE[piece.offset : piece.offset + piece.length]
-        check_granules(chunk, memoryview(payload), piece.crcs)
+        assert granule_crcs(payload) == piece.crcs
 
     kind.run(body)
 
@@ -340,7 +349,9 @@ def test_content_that_was_collected_is_not_there(kind: Kind) -> None:
         assert (await gc(client))["freed_chunks"] == 1
         with pytest.raises(ChunkNotFound):
             await read(client, data_chunk_id(LARGE))
-        assert (await ask(client, m.Locate([data_chunk_id(LARGE)]), m.Located)).grants[0].medium == 0
+        assert (await ask(client, m.Locate([data_chunk_id(LARGE)]), m.Located)).grants[
+            0
+        ].medium == MEDIUM_NONE
         assert await read(client, data_chunk_id(SMALL)) == SMALL
 
     kind.run(body)

@@ -27,9 +27,10 @@ from lakefs.fetching import locate
 from lakefs.getting import open_object
 from lakefs.ids import SegmentId
 from lakefs.limits import PAGE_BYTES, SMALL_PAYLOAD_BYTES
-from lakefs.movers import Check, fetch_into, fetch_range
+from lakefs.movers import fetch_into, fetch_range
 from lakefs.names import parse_object_name
 from lakefs.opened import Piece
+from lakefs.verify import Check
 from lakefs.wire.messages import Grant
 from tests.crash.fire_contents import BUCKET, content_of_name
 

@@ -11,7 +11,8 @@ import pytest
 from lakefs.client.blocking_remote import connect_blocking
 from lakefs.client.connect import connect
 from lakefs.ids import data_chunk_id
-from lakefs.movers import MEDIA_DRAM, MEDIUM_DRAM, Check
+from lakefs.verify import Check
+from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_DRAM
 from lakefs.wire.messages import Locate, Located
 from tests.e2e.served import WAIT_S, Served, lake, serving
 

@@ -17,6 +17,7 @@ from lakefs.errors import ChunkNotFound, InvalidArgument, SourceChanged
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.pools import Pool
 from lakefs.segment_descriptors import SegmentDescriptors
+from lakefs.wire.grants import MEDIUM_DRAM
 from tests.e2e.served import WAIT_S, Served, serving
 
 
@@ -77,7 +78,7 @@ def test_what_is_read_without_the_engine_is_told_to_it_and_then_read_from_its_me
         hot = lake.chunks.hot_reads()
         assert hot is not None
         until = time.monotonic() + WAIT_S
-        while not all((found := hot.index.find(chunk)) and found[0] == 3 for chunk in chunks):
+        while not all((found := hot.index.find(chunk)) and found[0] == MEDIUM_DRAM for chunk in chunks):
             assert [lake.chunks.get(chunk) for chunk in chunks] == contents
             assert time.monotonic() < until, lake.status()["dram"]
         while not lake.status()["dram"]["client_reads"]:

@@ -16,7 +16,7 @@ from lakefs.client.blocking_remote import connect_blocking
 from lakefs.client.connect import connect
 from lakefs.errors import ChunkNotFound, SessionLost
 from lakefs.limits import MIB
-from lakefs.movers import Check
+from lakefs.verify import Check
 from lakefs.wire import messages as m
 from tests.e2e.served import Served, serving
 

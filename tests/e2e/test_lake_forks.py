@@ -25,8 +25,8 @@ from engine.embedded import open_lake
 from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.movers import Check
 from lakefs.shared_memory import SharedMemory
+from lakefs.verify import Check
 from tests.descriptors import open_descriptors
 from tests.e2e.served import WAIT_S, Served, environment, serving
 

@@ -17,6 +17,7 @@ from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError, UserError
 from lakefs.multipart import UploadName
 from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIUM_INLINE
 from tests.flips.samples import BUCKETS, KEPT
 
 _FOLDER = 1
@@ -101,7 +102,7 @@ def _told(result: m.NameResult | m.OpenResult, body: bytes) -> Lines:
     inline = [
         body[grant.offset : grant.offset + grant.stored_bytes]
         for grant in result.opened.grants
-        if grant.medium == 2
+        if grant.medium == MEDIUM_INLINE
     ]
     return (repr(result.opened.stat), *(hashlib.sha256(payload).hexdigest() for payload in inline))
 

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import os
-import struct
 
-from crc32c import crc32c
+from lakefs.verify import granule_crcs as twin_granule_crcs
 
-from lakefs.ids import Buffer
-from lakefs.limits import GRANULE_BYTES
-
-
-def twin_granule_crcs(payload: Buffer) -> bytes:
-    """CRC32C of every granule from the start of `payload`, 4 bytes each, little-endian; the last may be short."""
-    view = memoryview(payload)
-    crcs = [crc32c(view[at : at + GRANULE_BYTES]) for at in range(0, len(view), GRANULE_BYTES)]
-    return struct.pack(f"<{len(crcs)}I", *crcs)
+__all__ = ["twin_granule_crcs", "twin_read_granules"]
 
 
 def twin_read_granules(descriptor: int, offset: int, target: memoryview) -> bytes:

@@ -17,9 +17,7 @@ from lakefs.hot_table_format import (
     ENTRY_BYTES,
     PLACE,
     PROBE_SLOTS,
-    SEGMENT_TIER,
     SHIFT_SLOTS,
-    SLAB_TIER,
     STRIPE_COUNT,
     STRIPES_OFFSET,
     VACANT,
@@ -36,6 +34,7 @@ from lakefs.hot_table_format import (
 )
 from lakefs.ids import ID_BYTES, is_well_formed
 from lakefs.limits import HOT_INDEX_ATTEMPTS
+from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 Memory = mmap | memoryview | bytearray
 
@@ -109,10 +108,10 @@ class TwinTable:
         packed, shortest = [_array_head(len(chunks))], 0xFFFF_FFFF
         for found, told in zip(self.find_many(chunks), given, strict=True):
             place = told or found
-            if place is None or place[0] not in (SEGMENT_TIER, SLAB_TIER):
+            if place is None or place[0] not in (MEDIUM_SEGMENT, MEDIUM_DRAM):
                 return None
             tier, segment, offset, length, crc = place
-            segment, epoch = unpack_place(segment) if tier == SLAB_TIER else (segment, 0)
+            segment, epoch = unpack_place(segment) if tier == MEDIUM_DRAM else (segment, 0)
             packed.append(_pack((tier, segment, offset, length, length, 0, crc, epoch)))
             shortest = min(shortest, length)
         return b"".join(packed), shortest

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeGuard
 
-from lakefs.hot_table_format import PLACE, SEGMENT_TIER, SLAB_TIER, unpack_place
+from lakefs.hot_table_format import PLACE, unpack_place
 from lakefs.ids import ChunkKind
 from lakefs.limits import GRANULE_BYTES
 from lakefs.page_cache import is_cached
@@ -19,6 +19,7 @@ from lakefs.plain_reads import (
     Descriptor,
 )
 from lakefs.slabs import generation_number
+from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 _DATA: Final = bytes([ChunkKind.DATA])
 
@@ -50,13 +51,13 @@ class TwinPlan:
         self._in_slots = [
             number
             for number, (_, _, length, _, tier) in enumerate(self._places)
-            if tier == SLAB_TIER and chunks[number][:1] == _DATA and 0 < length <= longest
+            if tier == MEDIUM_DRAM and chunks[number][:1] == _DATA and 0 < length <= longest
         ]
         known: dict[int, int] = {}
         last, end, room = -1, -1, 0
         for number, (chunk, target) in enumerate(zip(chunks, targets, strict=True)):
             segment, offset, length, _, tier = self._places[number]
-            if tier != SEGMENT_TIER or chunk[:1] != _DATA or not 0 < length <= longest:
+            if tier != MEDIUM_SEGMENT or chunk[:1] != _DATA or not 0 < length <= longest:
                 continue
             if target.readonly:
                 raise BufferError("a target is read-only")

@@ -11,6 +11,7 @@ from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.ids import BlobId, SegmentId
 from lakefs.steps import send
+from lakefs.wire.grants import MEDIUM_NONE
 from lakefs.wire.messages import Grant, PinChunks, Pinned, UnpinChunks
 from tests.sim.contents import Contents
 
@@ -67,7 +68,7 @@ class PinCustomer:
         if weather.damaged or weather.disk_failing or weather.cuts or weather.disk.is_dead:
             return
         for grant, payload in expected:
-            if grant.medium:
+            if grant.medium != MEDIUM_NONE:
                 self._expect(self._bytes_at(grant) == payload, f"{name} is pinned, and its place changed")
 
     def _bytes_at(self, grant: Grant) -> bytes:

@@ -16,10 +16,11 @@ from hypothesis.strategies import integers, sampled_from
 from engine.arena import SLOT_SIZES, Arena, Slot
 from engine.checksums import seal_payload
 from engine.dram_tier import DramTier, Placement
-from engine.extents import large_extent_bytes, vector_bytes
+from engine.extents import large_extent_bytes
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.wire.grants import Grant
+from lakefs.verify import vector_bytes
+from lakefs.wire.grants import MEDIUM_SEGMENT, Grant
 
 SLAB = 1 * MIB
 LENGTHS = (4 * KIB, 16 * KIB, 40 * KIB, 64 * KIB, 100 * KIB, 256 * KIB)
@@ -300,7 +301,7 @@ def test_chunks_that_are_located_are_counted_as_each_by_itself() -> None:
         for payload in payloads[:20]:
             assert _bring_in(one, payload) == _bring_in(other, payload)
         for understood in (False, True, True):
-            grants = [Grant(1, 1, 4096 * number, 64 * KIB, 64 * KIB) for number in range(24)]
+            grants = [Grant(MEDIUM_SEGMENT, 1, 4096 * number, 64 * KIB, 64 * KIB) for number in range(24)]
             wanted = one.note_reads(chunks, grants, understood=understood)
             often = other.note_located(list(chunks), understood=understood)
             assert wanted == [chunk for chunk in often if other.may_fit(chunk, 64 * KIB)]

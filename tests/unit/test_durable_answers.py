@@ -17,9 +17,9 @@ from engine.service import Service
 from lakefs.errors import AlreadyExists, DiskFailed, LakeError, StoreReadOnly
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.movers import MEDIA_DRAM
 from lakefs.offload import InlineOffload
 from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_DRAM
 from tests.sim.disk import SimDisk
 from tests.store_rig import ask, change, client_of, good, put, run, session_of, simulated_store, store_chunks
 
@@ -299,6 +299,6 @@ def test_the_place_in_memory_of_a_chunk_that_is_not_durable_yet_is_told_when_it_
         tier.close()
         assert too_early == []
         assert isinstance(told[0], m.Located)
-        assert told[0].grants[0].medium == 3
+        assert told[0].grants[0].medium == MEDIUM_DRAM
 
     run(main)

@@ -20,6 +20,7 @@ from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError
 from lakefs.ids import data_chunk_id
 from lakefs.limits import GRANULE_BYTES, KIB, MIB
 from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIUM_SEGMENT
 from tests.sim.test_dram_tier import PlainMemory
 from tests.store_rig import client_of, delete, gc, put, records, run, simulated_store
 
@@ -117,15 +118,15 @@ def test_a_place_where_other_bytes_lie_is_looked_for_in_the_store() -> None:
         for chunk, record in records(store).items():
             crc, length = record.crc, record.stored_bytes
             for place in (
-                (1, record.segment, record.offset + 1, length, crc),
-                (1, record.segment + 1000, record.offset, length, crc),
-                (1, record.segment, record.offset, length, crc ^ 1),
-                (1, record.segment, record.offset + (1 << 30), length, crc),
+                (MEDIUM_SEGMENT, record.segment, record.offset + 1, length, crc),
+                (MEDIUM_SEGMENT, record.segment + 1000, record.offset, length, crc),
+                (MEDIUM_SEGMENT, record.segment, record.offset, length, crc ^ 1),
+                (MEDIUM_SEGMENT, record.segment, record.offset + (1 << 30), length, crc),
             ):
                 hot.put(chunk, place)
                 assert await streamed(client) == PAYLOADS
                 assert await streamed(client, SHORT) == PAYLOADS[:SHORT]
-            hot.put(chunk, (1, record.segment, record.offset, length, crc))
+            hot.put(chunk, (MEDIUM_SEGMENT, record.segment, record.offset, length, crc))
         assert not await store.damaged()
 
     drive(body)

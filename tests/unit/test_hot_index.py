@@ -21,9 +21,9 @@ from lakefs.hot_index import HotIndexReader
 from lakefs.hot_index_opening import open_hot_index
 from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import TableHeader, table_bytes
-from lakefs.movers import Check
 from lakefs.service import Reply
 from lakefs.steps import Start
+from lakefs.verify import Check
 from lakefs.wire.messages import HotIndexOpened
 
 CAPACITY: Final = 1024

@@ -25,6 +25,7 @@ from lakefs.hot_index import HotIndexReader
 from lakefs.hot_table_format import HEADER_PAGE_BYTES, table_bytes, unpack_header
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.descriptors import descriptor_count
 from tests.hot_check import check_hot_index, entries_of
 from tests.sim.disk import SimDisk
@@ -65,7 +66,11 @@ def test_what_is_put_is_in_it_once_it_is_durable_and_locate_answers_from_it() ->
             held = records(store)
             for chunk, grant in zip(chunks, located.grants, strict=True):
                 record = held[ChunkId(chunk)]
-                assert (grant.medium, grant.segment, grant.offset) == (1, record.segment, record.offset)
+                assert (grant.medium, grant.segment, grant.offset) == (
+                    MEDIUM_SEGMENT,
+                    record.segment,
+                    record.offset,
+                )
                 assert (grant.stored_bytes, grant.logical_bytes) == (
                     record.stored_bytes,
                     record.logical_bytes,
@@ -73,7 +78,7 @@ def test_what_is_put_is_in_it_once_it_is_durable_and_locate_answers_from_it() ->
                 assert grant.crc == record.crc
             unknown = bytes(data_chunk_id(b"nobody put this"))
             mixed = await ask(client, m.Locate([unknown, chunks[0]]), m.Located)
-            assert [grant.medium for grant in mixed.grants] == [0, 1]
+            assert [grant.medium for grant in mixed.grants] == [MEDIUM_NONE, MEDIUM_SEGMENT]
 
     run(main)
 
@@ -191,7 +196,7 @@ def test_a_full_table_is_counted_and_everything_goes_on() -> None:
             assert index.state == "full"
             last = bytes(data_chunk_id(_payloads(most + 20)[-1]))
             located = await ask(client, m.Locate([last]), m.Located)
-            assert located.grants[0].medium == 1
+            assert located.grants[0].medium == MEDIUM_SEGMENT
 
     run(main)
 

@@ -19,7 +19,6 @@ from hypothesis.strategies import booleans, integers, sampled_from
 
 from engine.arena import Arena
 from engine.dram_tier import DramTier
-from engine.extents import vector_bytes
 from engine.hot_index import HotIndex
 from engine.hot_slabs import joined
 from lakefs.crc import crc32c
@@ -28,9 +27,10 @@ from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import PLACE_GENERATION_BITS, Found, pack_place, table_bytes
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import HOT_INDEX_SLOTS_MIN, KIB, MIB
-from lakefs.movers import MEDIUM_DRAM, MEDIUM_SEGMENT, Check
 from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.slabs import Slabs
+from lakefs.verify import Check, vector_bytes
+from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 SLAB = 1 * MIB
 LENGTHS = (16 * KIB, 40 * KIB, 64 * KIB, 200 * KIB)
@@ -236,7 +236,7 @@ TestReaders.settings = settings(max_examples=60, stateful_step_count=60, deadlin
 def test_a_reader_that_looks_at_no_generation_takes_another_chunks_bytes() -> None:
     """So the model can fail."""
 
-    def careless(self: Slabs, place: int, offset: int, target: memoryview, vector: memoryview | None) -> bool:
+    def careless(self: Slabs, place: int, offset: int, target: memoryview, behind: memoryview) -> bool:
         arena = self._arena
         if arena is None or place >> PLACE_GENERATION_BITS not in arena.slabs:
             return False

@@ -35,7 +35,7 @@ from lakefs.hot_table_format import (
     unpack_entry,
     unpack_header,
 )
-from lakefs.wire.grants import Grant
+from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT, Grant
 from tests.hot_churn import CAPACITY, STEADY, key_at, place_of
 from tests.oracles.hot_table import TwinTable
 from tests.style.source_tree import ROOT
@@ -120,7 +120,7 @@ _NUMBERS: Final = st.one_of(st.integers(0, 300), st.integers(0, 2**16 + 5), st.i
     places=st.lists(
         st.tuples(st.integers(0, 2**64 - 1) | _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS), max_size=200
     ),
-    tier=st.sampled_from([1, 3]),
+    tier=st.sampled_from([MEDIUM_SEGMENT, MEDIUM_DRAM]),
     told=st.integers(0, 5),
 )
 @settings(max_examples=60)
@@ -137,11 +137,13 @@ def test_grants_are_packed_as_the_messages_are(
     assert table.pack_grants([*chunks, unknown]) is None
     instead: list[Found | None] = [None] * len(chunks)
     for number in range(min(told, len(chunks))):
-        instead[number] = (1, 2**63 + number, 2**31, 2**31 + told, 2**32 - 1)
-        grants[number] = Grant(1, 2**63 + number, 2**31, 2**31 + told, 2**31 + told, 0, 2**32 - 1)
+        instead[number] = (MEDIUM_SEGMENT, 2**63 + number, 2**31, 2**31 + told, 2**32 - 1)
+        grants[number] = Grant(
+            MEDIUM_SEGMENT, 2**63 + number, 2**31, 2**31 + told, 2**31 + told, 0, 2**32 - 1
+        )
     assert table.pack_grants(chunks, instead) == (msgspec.msgpack.encode(grants), _shortest(grants))
-    whole = table.pack_grants([*chunks, unknown], [*instead, (3, 2**64 - 1, 0, 0, 0)])
-    assert whole == (msgspec.msgpack.encode([*grants, Grant(3, 2**16 - 1, epoch=2**48 - 1)]), 0)
+    whole = table.pack_grants([*chunks, unknown], [*instead, (MEDIUM_DRAM, 2**64 - 1, 0, 0, 0)])
+    assert whole == (msgspec.msgpack.encode([*grants, Grant(MEDIUM_DRAM, 2**16 - 1, epoch=2**48 - 1)]), 0)
     with pytest.raises(ValueError):
         table.pack_grants([*chunks, b"no id"])
     with pytest.raises(ValueError):
@@ -152,7 +154,7 @@ def test_grants_are_packed_as_the_messages_are(
 
 def _grant(place: Found) -> Grant:
     tier, segment, offset, length, crc = place
-    slab, generation = divmod(segment, 2**48) if tier == 3 else (segment, 0)
+    slab, generation = divmod(segment, 2**48) if tier == MEDIUM_DRAM else (segment, 0)
     return Grant(tier, slab, offset, length, length, 0, crc, generation)
 
 

@@ -22,6 +22,7 @@ from lakefs.errors import EngineBusy
 from lakefs.ids import ChunkId, SegmentId, data_chunk_id
 from lakefs.limits import COMPACT_SHARE_MOST, PAGE_BYTES
 from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.sim.disk import SimDisk
 from tests.store_rig import (
     SMALL_SIZES,
@@ -69,7 +70,7 @@ def test_what_is_pinned_stays_though_its_name_goes_and_is_freed_by_the_cycle_aft
             client, reader = client_of(store), client_of(store)
             kept = list(contents.values())[3:9]
             grants = await pinned(reader, kept)
-            assert [grant.medium for grant in grants] == [1] * len(kept)
+            assert [grant.medium for grant in grants] == [MEDIUM_SEGMENT] * len(kept)
             await delete(client, *contents)
             report = await gc(client)
             assert report["freed_chunks"] == len(contents)
@@ -161,7 +162,7 @@ def test_a_chunk_that_is_not_there_is_not_pinned() -> None:
         async with filled(5) as (store, contents):
             reader = client_of(store)
             grants = await pinned(reader, [b"never stored", contents["k1"]])
-            assert [grant.medium for grant in grants] == [0, 1]
+            assert [grant.medium for grant in grants] == [MEDIUM_NONE, MEDIUM_SEGMENT]
             await ask(reader, m.UnpinChunks([data_chunk_id(b"never stored")] * 2), m.Done)
             assert store.segments.pins.statistics()["chunks"] == 1
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lakefs import plain_reads
-from lakefs.hot_table_format import PLACE, SLAB_TIER, pack_place
+from lakefs.hot_table_format import PLACE, pack_place
 from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.plain_reads import (
     ASK_FROM_BYTES,
@@ -20,6 +20,7 @@ from lakefs.plain_reads import (
     SEGMENTS_MAX,
 )
 from lakefs.slabs import UNIT_BYTES, generation_number
+from lakefs.wire.grants import MEDIUM_DRAM
 from tests.oracles.plain_reads import TwinPlan, twin_are_bytes
 
 ReadPlan = plain_reads.ReadPlan
@@ -225,13 +226,13 @@ def test_slots_are_copied_while_their_generation_is_that_of_the_place(kind: type
         (2, slab_bytes - 10, 11),
     ]
     places: list[Place] = [
-        (_slot_place(slab, 2 * number), offset, length, number, SLAB_TIER)
+        (_slot_place(slab, 2 * number), offset, length, number, MEDIUM_DRAM)
         for number, (slab, offset, length) in enumerate(wanted)
     ]
     places += [
-        (_slot_place(0, 7), 0, 10, 9, SLAB_TIER),
+        (_slot_place(0, 7), 0, 10, 9, MEDIUM_DRAM),
         (7, 0, 100, 1, 1),
-        (_slot_place(9, 2), 0, 10, 9, SLAB_TIER),
+        (_slot_place(9, 2), 0, 10, 9, MEDIUM_DRAM),
     ]
     for number, (slab, offset, _) in enumerate(wanted):
         generations[generation_number(slab, offset, slab_bytes)] = 2 * number

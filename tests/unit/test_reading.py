@@ -18,12 +18,13 @@ from lakefs.client.trio_lake import TrioLake
 from lakefs.crc import crc32c
 from lakefs.ids import ChunkId, ChunkKind, SegmentId, chunk_id_of
 from lakefs.limits import GRANULE_BYTES, KIB, MIB
-from lakefs.movers import MEDIUM_DRAM, MEDIUM_SEGMENT, bring_in
+from lakefs.movers import bring_in
 from lakefs.names import Name
 from lakefs.offload import InlineOffload
 from lakefs.opened import Access, Opened, Piece
 from lakefs.page_cache import is_cached
 from lakefs.segment_descriptors import SegmentDescriptors
+from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 from lakefs.wire.messages import Grant, ObjectStat
 
 SEGMENT = SegmentId(1)

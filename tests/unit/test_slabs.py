@@ -15,6 +15,7 @@ from lakefs.errors import StaleGrant
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.slabs import Slabs
+from lakefs.wire.grants import MEDIUM_DRAM
 from lakefs.wire.messages import Grant
 
 SLAB = 1 * MIB
@@ -30,7 +31,7 @@ def _arena() -> Iterator[Arena]:
 
 
 def _grant(slot: Slot, generation: int, length: int = 64 * KIB) -> Grant:
-    return Grant(3, slot.slab, slot.offset, length, length, 0, 0, generation)
+    return Grant(MEDIUM_DRAM, slot.slab, slot.offset, length, length, 0, 0, generation)
 
 
 def _reader(arena: Arena) -> Slabs:
@@ -94,9 +95,9 @@ def test_grants_that_point_outside_of_what_is_mapped_are_stale() -> None:
         generation = _fill(arena, slot, b"first")
         target = memoryview(bytearray(64 * KIB))
         for grant in (
-            Grant(3, 1, 0, 10, 10, 0, 0, generation),
-            Grant(3, 0, 1 << 40, 10, 10, 0, 0, generation),
-            Grant(3, 0, slot.offset, 10, 10, 0, 0, generation + 2),
+            Grant(MEDIUM_DRAM, 1, 0, 10, 10, 0, 0, generation),
+            Grant(MEDIUM_DRAM, 0, 1 << 40, 10, 10, 0, 0, generation),
+            Grant(MEDIUM_DRAM, 0, slot.offset, 10, 10, 0, 0, generation + 2),
         ):
             with pytest.raises(StaleGrant):
                 slabs.copy(grant, 0, target)
@@ -150,7 +151,7 @@ import os, struct, sys
 from lakefs.errors import StaleGrant
 from lakefs.ids import data_chunk_id
 from lakefs.slabs import Slabs, generation_number
-from lakefs.wire.messages import Grant
+from lakefs.wire.grants import MEDIUM_DRAM, Grant
 slab, generations, slab_bytes, slot_bytes = map(int, sys.argv[1:])
 slabs = Slabs()
 numbers = os.dup(generations)
@@ -165,7 +166,7 @@ while good + stale < 1000 or good < 50:
         stale += 1
         continue
     try:
-        slabs.copy(Grant(3, 0, offset, slot_bytes, slot_bytes, 0, 0, generation), 0, target)
+        slabs.copy(Grant(MEDIUM_DRAM, 0, offset, slot_bytes, slot_bytes, 0, 0, generation), 0, target)
     except StaleGrant:
         stale += 1
         continue
