@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.served import LAKE, Served, environment
+from tests.part_files import left_part
 
 MIB = 1 << 20
 
@@ -303,7 +304,7 @@ def test_a_killed_get_goes_on_from_what_its_part_holds(served: Served, tmp_path:
     half = bytearray(content)
     half[8 * MIB + 5] ^= 1
     del half[40 * MIB :]
-    (tmp_path / ".out.lake-part").write_bytes(half)
+    left_part(tmp_path / "out", bytes(half))
     got = json.loads(served.good("get", "--json", "resume/x", tmp_path / "out").out)
     assert (tmp_path / "out").read_bytes() == content
     # Ten of sixteen chunks were there, one of them damaged.

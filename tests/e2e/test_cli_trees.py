@@ -13,6 +13,7 @@ import pytest
 
 import lakefs
 from tests.e2e.served import Served, lake
+from tests.part_files import left_part
 
 MIB = 1 << 20
 
@@ -208,7 +209,8 @@ def test_a_changed_mode_is_stored_though_the_content_is(served: Served, tmp_path
 def test_the_part_of_a_get_that_did_not_end_is_not_stored(served: Served, tmp_path: Path) -> None:
     root = tmp_path / "in"
     root.mkdir()
-    (root / ".x.lake-part").write_bytes(b"half")
+    left_part(root / "x", b"half")
+    assert (root / ".x.lake-part").exists()
     (root / "x.lake-part").write_bytes(b"a name like any other")
     served.good("put", "-r", root, "parts/k")
     assert served.good("ls", "parts/k").lines == ["x.lake-part"]
