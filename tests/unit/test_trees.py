@@ -239,7 +239,7 @@ def put(lake: Lake, root: Path, options: PutOptions | None = None) -> tuple[Tota
         lake.steps,
         [Walk(str(root), "k/", WalkOptions())],
         "b",
-        options or PutOptions(),
+        options or PutOptions(create_bucket=True),
         Observer(outcomes.append),
     )
     return lake.run(steps), outcomes
@@ -275,7 +275,7 @@ def test_progress_adds_up_both_ways(lake: Lake, tmp_path: Path) -> None:
     done: list[tuple[int, int]] = []
     observer = Observer(progress=lambda moved, present: done.append((moved, present)))
     walk = Walk(str(root), "k/", WalkOptions())
-    lake.run(put_tree(lake.steps, [walk], "b", PutOptions(), observer))
+    lake.run(put_tree(lake.steps, [walk], "b", PutOptions(create_bucket=True), observer))
     assert sum(moved for moved, _ in done) == sum(sizes.values())
     for present in (0, sum(sizes.values())):
         done.clear()
@@ -316,7 +316,7 @@ def interrupted(lake: Lake, target: Path, error: BaseException) -> None:
 
 
 def test_an_interrupted_get_leaves_the_target_and_no_part(lake: Lake, tmp_path: Path) -> None:
-    lake.put("b/x", os.urandom(30 * MIB))
+    lake.put("b/x", os.urandom(30 * MIB), create_bucket=True)
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "x").write_bytes(b"old")
@@ -327,7 +327,7 @@ def test_an_interrupted_get_leaves_the_target_and_no_part(lake: Lake, tmp_path: 
 
 def test_a_get_that_lost_its_engine_keeps_its_part_for_the_next(lake: Lake, tmp_path: Path) -> None:
     content = os.urandom(30 * MIB)
-    lake.put("b/x", content)
+    lake.put("b/x", content, create_bucket=True)
     interrupted(lake, tmp_path / "x", EngineUnreachable("gone"))
     part = tmp_path / part_names("x")[0]
     assert is_part(str(part))
@@ -341,7 +341,7 @@ def test_a_get_that_lost_its_engine_keeps_its_part_for_the_next(lake: Lake, tmp_
 
 def test_a_stream_gives_every_range_in_order(lake: Lake) -> None:
     content = os.urandom(21 * MIB + 11)
-    lake.put("b/x", content)
+    lake.put("b/x", content, create_bucket=True)
 
     def streamed(offset: int, length: int) -> Steps[bytes]:
         got: list[bytes] = []
@@ -365,7 +365,7 @@ def test_a_stream_gives_every_range_in_order(lake: Lake) -> None:
 
 
 def test_a_file_that_cannot_be_written_fails_alone(lake: Lake, tmp_path: Path) -> None:
-    lake.put_many([(f"b/k/{index:03}", os.urandom(100_000)) for index in range(40)])
+    lake.put_many([(f"b/k/{index:03}", os.urandom(100_000)) for index in range(40)], create_bucket=True)
     (tmp_path / "out" / "017").mkdir(parents=True)
     outcomes: list[FileOutcome] = []
     totals = get(lake, tmp_path / "out", Observer(outcomes.append))
