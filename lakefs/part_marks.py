@@ -10,10 +10,12 @@ A mark is the value of an extended attribute; on a file system that has none, th
         32     8  inode number, little-endian
 
 So a copy of a part is not a part, nor is a part that was stored and fetched again, nor one that has its target's name.
-A mark behind the content lies in one page: a kill leaves all of it or nothing.  A file with a second hard link is
-never taken for a part, because its content is somebody's.
+A file with a second hard link is never taken for a part, because its content is somebody's.
 
-`write_mark` and `mark_of` take a regular file's descriptor.  Everything here blocks.
+A mark behind the content lies in one page: a kill leaves all of it or nothing.  It is cut off before the file gets the
+target's name; a kill between the two leaves the whole object under the part's name, as if it were a file of the user's.
+
+All of it takes a regular file's descriptor.  Everything here blocks.
 """
 
 from __future__ import annotations

@@ -471,16 +471,15 @@ def test_a_bucket_is_made_only_when_that_is_asked_for(kind: Kind) -> None:
             "large content was moved first"
         )
         assert [bucket.name for bucket in await lake.run(steps.buckets())] == ["bkt"]
-        for number, making in enumerate(
-            (
-                lambda name: steps.put(name, b"x", create_bucket=True),
-                lambda name: steps.put(name, MANY, create_bucket=True),
-                lambda name: steps.put_many([(name, b"x")], create_bucket=True),
-                lambda name: steps.copy("bkt/a/x", name, create_bucket=True),
-                lambda name: steps.move("bkt/a/x", name, create_bucket=True),
-                lambda name: steps.make_folder(name, create_bucket=True),
-            )
-        ):
+        makings: list[Callable[[str], Steps[object]]] = [
+            lambda name: steps.put(name, b"x", create_bucket=True),
+            lambda name: steps.put(name, MANY, create_bucket=True),
+            lambda name: steps.put_many([(name, b"x")], create_bucket=True),
+            lambda name: steps.copy("bkt/a/x", name, create_bucket=True),
+            lambda name: steps.move("bkt/a/x", name, create_bucket=True),
+            lambda name: steps.make_folder(name, create_bucket=True),
+        ]
+        for number, making in enumerate(makings):
             await lake.run(making(f"made{number}/k"))
         assert len(await lake.run(steps.buckets())) == 7
 
