@@ -148,8 +148,8 @@ def _last_name(lake: Lake, source: Name, text: str) -> str:
     """The name that an object keeps in a folder.  IsAFolder, InvalidName for one that no file can have."""
     name = source.key.rpartition("/")[2]
     if name in ("", ".", ".."):
-        with _folders_explained(lake, text):
-            lake.stat(str(source))
+        if not lake.stat(str(source)).blob:
+            raise _is_a_folder(text, "folder")
         raise InvalidName(
             f"{text} ends in no name that a file can have; give the file's name as DST", subject=text
         )
@@ -220,8 +220,9 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def _print(lake: Lake, text: str, offset: int, length: int, write: Callable[[bytes], None]) -> None:
+    name = _object_name(lake, text)
     with _folders_explained(lake, text):
-        lake.run(_stream(lake, _object_name(lake, text), offset, length, write))
+        lake.run(_stream(lake, name, offset, length, write))
 
 
 def _stream(lake: Lake, source: Name, offset: int, length: int, write: Callable[[bytes], None]) -> Steps[int]:

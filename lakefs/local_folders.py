@@ -62,7 +62,20 @@ class LocalTarget:
 
     def open_folder(self, *, make: bool = False) -> int:
         """A descriptor of the folder, whose missing parts below `root` are made with `make`.  LocalFileError."""
-        return open_folder(self.root, self.below, follow=self.follow, make=make)
+        try:
+            folder = os.open(self.root or ".", _FOLDER_FLAGS)
+        except OSError as error:
+            raise LocalFileError(f"{self.root}: {error.strerror}", subject=self.root) from error
+        for index, name in enumerate(self.below):
+            try:
+                inner = _open_inner(folder, name, self.follow, make)
+            except OSError as error:
+                reason = _reason(os.path.join(self.root, *self.below[: index + 1]), folder, name, error)
+                raise LocalFileError(f"{self.path}: {reason}", subject=self.path) from error
+            finally:
+                os.close(folder)
+            folder = inner
+        return folder
 
 
 def has_name(name: str, folder: int) -> bool:
@@ -72,24 +85,6 @@ def has_name(name: str, folder: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def open_folder(root: str, below: tuple[str, ...], *, follow: bool, make: bool) -> int:
-    """See `LocalTarget.open_folder`."""
-    try:
-        folder = os.open(root or ".", _FOLDER_FLAGS)
-    except OSError as error:
-        raise LocalFileError(f"{root}: {error.strerror}", subject=root) from error
-    for index, name in enumerate(below):
-        try:
-            inner = _open_inner(folder, name, follow, make)
-        except OSError as error:
-            path = os.path.join(root, *below[: index + 1])
-            raise LocalFileError(f"{path}: {_reason(folder, name, error)}", subject=path) from error
-        finally:
-            os.close(folder)
-        folder = inner
-    return folder
 
 
 def _open_inner(folder: int, name: str, follow: bool, make: bool) -> int:
@@ -104,8 +99,9 @@ def _open_inner(folder: int, name: str, follow: bool, make: bool) -> int:
     return os.open(name, flags, dir_fd=folder)
 
 
-def _reason(folder: int, name: str, error: OSError) -> str:
+def _reason(path: str, folder: int, name: str, error: OSError) -> str:
+    """Why a folder cannot be opened."""
     with contextlib.suppress(OSError):
         if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            return "is a symbolic link, and nothing is written through it; to write where it points to, give --follow"
-    return os.strerror(error.errno or 0)
+            return f"{path} is a symbolic link and is not written through; give --follow to write where it points to"
+    return f"{path}: {error.strerror}"
