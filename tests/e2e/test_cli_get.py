@@ -10,6 +10,8 @@ import pytest
 
 import lakefs
 from lakefs.parts import part_names
+from lakefs.steps import send
+from lakefs.wire.messages import MakeSymlink, ObjectAttributes
 from tests.e2e.served import Finished, Served
 
 MIB = 1 << 20
@@ -27,19 +29,17 @@ def fates(done: Finished) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("size", [5, 9 * MIB])
-@pytest.mark.parametrize("again", [False, True])
 def test_an_object_named_as_a_part_is_an_object_like_any_other(
-    served: Served, tmp_path: Path, size: int, again: bool
+    served: Served, tmp_path: Path, size: int
 ) -> None:
     contents = {PART: b"m" * size, "small": os.urandom(size), ".small.2.lake-part": b"2"}
     put_all(served, {f"parts{size}/k/{name}": content for name, content in contents.items()})
-    if again:
-        served.good("get", "-r", f"parts{size}/k", tmp_path / "out")
+    for _ in range(2):
+        got = json.loads(served.good("get", "-r", "--json", f"parts{size}/k", tmp_path / "out").out)
+        assert got["totals"]["fetched"] == 3
+        assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == contents
         for path in (tmp_path / "out").iterdir():
             path.write_bytes(b"old")
-    got = json.loads(served.good("get", "-r", "--json", f"parts{size}/k", tmp_path / "out").out)
-    assert got["totals"]["fetched"] == 3
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == contents
 
 
 @pytest.mark.parametrize("size", [5, 9 * MIB])
@@ -135,9 +135,6 @@ def test_a_link_that_the_user_names_is_written_through_and_no_other(served: Serv
 def test_a_symbolic_link_of_the_lake_is_not_fetched_and_that_is_a_failure(
     served: Served, tmp_path: Path
 ) -> None:
-    from lakefs.steps import send
-    from lakefs.wire.messages import MakeSymlink, ObjectAttributes
-
     put_all(served, {"odd/k/x": b"new", "odd/k/f/": b"content of a folder's own key"})
     with lakefs.connect(served.server) as client:
         client.run(send(MakeSymlink("odd", "k/link", b"x", ObjectAttributes())))
@@ -149,15 +146,20 @@ def test_a_symbolic_link_of_the_lake_is_not_fetched_and_that_is_a_failure(
     assert "content" in messages["odd/k/f/"]
 
 
-@pytest.mark.parametrize("name", ["folder/k", "folder/k/", "folder", "lake://folder/k"])
-def test_a_folder_is_said_to_be_one(served: Served, tmp_path: Path, name: str) -> None:
+def test_a_folder_is_said_to_be_one(served: Served, tmp_path: Path) -> None:
     put_all(served, {"folder/k/x": b"x"})
-    for command in (["get", name, tmp_path / "out"], ["get", name, "-"], ["cat", name]):
+    for name, command in {
+        "folder/k": ["get", "folder/k", tmp_path / "out"],
+        "folder/k/": ["get", "folder/k/", tmp_path],
+        "lake://folder/k": ["get", "lake://folder/k", "-"],
+        "folder/": ["cat", "folder/"],
+        "folder": ["get", "folder", tmp_path / "out"],
+    }.items():
         done = served(*command)
         assert done.code == 73
-        assert f"lake: {name} is a " in done.err
-        assert "lake get -r" in done.err
-        assert "lake ls" in done.err
+        assert f"lake: {name} is a {'bucket' if name.strip('/') == 'folder' else 'folder'}; " in done.err
+        assert f"lake get -r {name} DST" in done.err
+        assert f"lake ls {name}\n" in done.err
     assert list(tmp_path.iterdir()) == []
     missing = served("cat", "folder/none")
     assert (missing.code, "does not exist" in missing.err) == (66, True)
