@@ -20,7 +20,6 @@ from engine.segment_files import SEGMENTS_FOLDER
 from lakefs.client.blocking import Lake
 from lakefs.client.trio_lake import OpenedObject, TrioLake
 from lakefs.errors import (
-    BucketNotFound,
     ChunkDamaged,
     InvalidArgument,
     InvalidName,
@@ -446,42 +445,6 @@ def test_names_do_what_their_verbs_say(kind: Kind) -> None:
         for bad, error in (("", InvalidName), ("bkt", InvalidName), ("/k", InvalidName)):
             with pytest.raises(error):
                 await lake.run(steps.get(bad))
-
-    run(kind, body)
-
-
-def test_a_bucket_is_made_only_when_that_is_asked_for(kind: Kind) -> None:
-    async def body(lake: Driven) -> None:
-        steps = lake.steps
-        await lake.run(steps.put("bkt/a/x", b"x"))
-        lake.asked.clear()
-        for refused in (
-            steps.put("fresh/k", b"x"),
-            steps.put("fresh/k", MANY),
-            steps.put("fresh/k", io.BytesIO(MANY)),
-            steps.put_many([("fresh/k", b"x")]),
-            steps.copy("bkt/a/x", "fresh/k"),
-            steps.move("bkt/a/x", "fresh/k"),
-            steps.move("bkt/a/", "fresh/k/"),
-            steps.make_folder("fresh/k"),
-        ):
-            with pytest.raises(BucketNotFound, match="lake bucket create fresh"):
-                await lake.run(refused)
-        assert lake.count(m.StoreChunks) == lake.count(m.StoreFromSource) == 0, (
-            "large content was moved first"
-        )
-        assert [bucket.name for bucket in await lake.run(steps.buckets())] == ["bkt"]
-        makings: list[Callable[[str], Steps[object]]] = [
-            lambda name: steps.put(name, b"x", create_bucket=True),
-            lambda name: steps.put(name, MANY, create_bucket=True),
-            lambda name: steps.put_many([(name, b"x")], create_bucket=True),
-            lambda name: steps.copy("bkt/a/x", name, create_bucket=True),
-            lambda name: steps.move("bkt/a/x", name, create_bucket=True),
-            lambda name: steps.make_folder(name, create_bucket=True),
-        ]
-        for number, making in enumerate(makings):
-            await lake.run(making(f"made{number}/k"))
-        assert len(await lake.run(steps.buckets())) == 7
 
     run(kind, body)
 

@@ -148,13 +148,14 @@ def test_a_symbolic_link_of_the_lake_is_not_fetched_and_that_is_a_failure(
 
 def test_a_folder_is_said_to_be_one(served: Served, tmp_path: Path) -> None:
     put_all(served, {"folder/k/x": b"x"})
-    for name, command in {
+    commands: dict[str, list[str | Path]] = {
         "folder/k": ["get", "folder/k", tmp_path / "out"],
         "folder/k/": ["get", "folder/k/", tmp_path],
         "lake://folder/k": ["get", "lake://folder/k", "-"],
         "folder/": ["cat", "folder/"],
         "folder": ["get", "folder", tmp_path / "out"],
-    }.items():
+    }
+    for name, command in commands.items():
         done = served(*command)
         assert done.code == 73
         assert f"lake: {name} is a {'bucket' if name.strip('/') == 'folder' else 'folder'}; " in done.err
