@@ -167,7 +167,7 @@ def test_a_trio_lake_outlives_its_engine_and_takes_nothing_over_from_it(folder: 
             served.kill()
             served.data.rename(folder / "old")
             served.start()
-            await lake.put("b/x", other)
+            await lake.put("b/x", other, create_bucket=True)
             assert await lake.get("b/x") == other
 
     trio.run(main)

@@ -20,7 +20,7 @@ from tests.e2e.served import ROOT, Served, environment
 HOLDER = """
 import sys, time, lakefs
 with lakefs.connect() as lake, lake.shared_memory(8 << 20) as memory:
-    lake.put("bkt/held", memory.allocate(5 << 20))
+    lake.put("bkt/held", memory.allocate(5 << 20), create_bucket=True)
     print("held", flush=True)
     time.sleep(1000)
 """
