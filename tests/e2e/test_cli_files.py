@@ -242,6 +242,7 @@ def test_json_tells_each_file_and_the_totals(served: Served, tmp_path: Path) -> 
 
 def test_nothing_but_one_line_is_printed_without_a_terminal(served: Served, tmp_path: Path) -> None:
     random_file(tmp_path / "f", 9 * MIB)
+    served.good("bucket", "create", "quiet")
     done = served.good("put", tmp_path / "f", "quiet/f")
     assert done.err == ""
     assert len(done.lines) == 1
