@@ -237,7 +237,7 @@ def _check(engine: EngineProcess) -> None:
 
 def _put(lake: lakefs.Lake, folder: Path, key: str) -> Totals:
     walks = [Walk(str(folder), key, WalkOptions())]
-    totals = lake.run(put_tree(lake.steps, walks, "models", PutOptions(), Observer()))
+    totals = lake.run(put_tree(lake.steps, walks, "models", PutOptions(create_bucket=True), Observer()))
     if totals.first_error is not None:
         raise totals.first_error
     return totals

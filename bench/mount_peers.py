@@ -193,7 +193,6 @@ def _count_and_bytes(path: Path) -> tuple[int, int]:
 def lake_side(folder: Path, content: Path | None) -> Iterator[LakeSide]:
     """Our engine and mount, with the files below `content` in the bucket."""
     with EngineProcess(folder) as engine, engine.connect() as lake:
-        lake.create_bucket(BUCKET)
         if content is not None:
             _put_tree(lake, content)
         with lake_mounted(engine, folder) as mount:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -95,8 +96,11 @@ class EngineProcess:
         self._process = None
 
     def connect(self, check: lakefs.Check = lakefs.Check.BLAKE3) -> lakefs.Lake:
-        """A client of this engine."""
-        return lakefs.connect(self.address, check=check)
+        """A client of this engine, in which there is the bucket `bench`."""
+        lake = lakefs.connect(self.address, check=check)
+        with suppress(lakefs.errors.AlreadyExists):
+            lake.create_bucket("bench")
+        return lake
 
     def s3(self) -> tuple[str, str, str]:
         """The URL at which it serves S3, and the access key and secret of the store's first start."""

@@ -211,7 +211,7 @@ def _put_many(ground: Ground) -> Call:
         for _ in range(BATCH):
             ground.content.renew(template)
             objects.append((ground.name(f"put-many/{next(numbers):07}"), bytes(template)))
-        ground.lake.put_many(objects)
+        ground.lake.put_many(objects, create_bucket=True)
         return BATCH * SMALL
 
     return call
@@ -226,7 +226,9 @@ def _putting(size: int) -> Callable[[Ground], Call]:
 
         def call() -> int:
             ground.content.renew(content)
-            ground.lake.put(ground.name(f"put/{size}/{next(numbers)}"), memoryview(content))
+            ground.lake.put(
+                ground.name(f"put/{size}/{next(numbers)}"), memoryview(content), create_bucket=True
+            )
             return size
 
         return call
@@ -237,7 +239,7 @@ def _putting(size: int) -> Callable[[Ground], Call]:
 def _filled(ground: Ground, size: int, count: int) -> list[str]:
     """Objects to read; their names."""
     names = [ground.name(f"get/{size}/{number:04}") for number in range(count)]
-    ground.lake.put_many([(name, bytes(ground.content.make(size))) for name in names])
+    ground.lake.put_many([(name, bytes(ground.content.make(size))) for name in names], create_bucket=True)
     return names
 
 
@@ -268,7 +270,7 @@ def _put_shared(ground: Ground) -> Call:
         for slot in slots:
             ground.content.renew(content)
             slot.buffer[:] = content
-        ground.lake.put_many(objects)
+        ground.lake.put_many(objects, create_bucket=True)
         return BLOCKS * MIB
 
     return call
@@ -292,7 +294,7 @@ def _chunks(ground: Ground, count: int) -> list[bytes]:
 
 def _get_large(ground: Ground) -> Call:
     name = ground.name("get/large")
-    ground.lake.put(name, memoryview(ground.content.make(LARGE)))
+    ground.lake.put(name, memoryview(ground.content.make(LARGE)), create_bucket=True)
     buffer = bytearray(LARGE)
     return lambda: ground.lake.get_into(name, buffer)
 
@@ -300,7 +302,7 @@ def _get_large(ground: Ground) -> Call:
 def _read_mounted(ground: Ground) -> Call:
     """From the beginning to the end, and again; what the kernel kept of it is dropped in between."""
     assert ground.target is not None, "nothing was lacking"
-    ground.lake.put(ground.name("mounted"), memoryview(ground.content.make(LARGE)))
+    ground.lake.put(ground.name("mounted"), memoryview(ground.content.make(LARGE)), create_bucket=True)
     folder = ground.held.enter_context(temporary_mount(ground.target, ground.bucket))
     file = ground.held.enter_context((folder / "mounted").open("rb", buffering=0))
     buffer = bytearray(MIB)

@@ -184,7 +184,7 @@ def _copy_batch(pairs: list[tuple[Name, Name]], no_clobber: bool) -> Steps[list[
         found.append(AlreadyExists(f"the target exists already: {error.message}") if taken else error)
 
     for old, new in pairs:
-        request = Copy(*old, *new, condition=Condition(absent=no_clobber), create_bucket=True)
+        request = Copy(*old, *new, condition=Condition(absent=no_clobber))
         yield from pipeline.submit(Send(request), done, failed)
     yield from pipeline.drain()
     return found

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from cli.output import json_option
 from cli.target import Target, engine_options, target_of
-from lakefs.errors import InvalidArgument, LocalFileError
+from lakefs.errors import InvalidArgument, LakeError, LocalFileError
 
 if TYPE_CHECKING:
     from cli.transfer import Account
@@ -50,6 +52,7 @@ def put(
     One SRC gets the name BUCKET/KEY; a KEY that ends in / is a folder, in which files get their own last names.
     Several SRC need such a folder.  With -r, what is in the folder SRC lands under KEY/ (of several folders, each
     under KEY/ and its own last name); files that are stored already with the same content are left alone.
+    A bucket that does not exist is made, and that is reported.
     """
     from cli.transfer import Account
     from lakefs.tree_putting import PutOptions
@@ -65,12 +68,27 @@ def put(
     places = _places(sources, target, recursive)
     with where.open(create=True) as lake:
         total_bytes = _total_bytes(sources) if sys.stderr.isatty() else None
-        with Account("put", total_bytes, as_json=as_json, quiet=quiet) as account:
+        with (
+            Account("put", total_bytes, as_json=as_json, quiet=quiet) as account,
+            _new_bucket_noted(lake, places[0][1].bucket, options, account),
+        ):
             if sources == ("-",):
                 _put_stdin(lake, places[0][1], options, account)
             else:
                 _put_files(lake, places, follow, _refused(lake, where, recursive), options, account)
         account.finish()
+
+
+@contextlib.contextmanager
+def _new_bucket_noted(lake: Lake, bucket: str, options: PutOptions, account: Account) -> Iterator[None]:
+    """Report a bucket that the put makes, however the put ends."""
+    may_be_made = options.create_bucket and not lake.exists(bucket)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(LakeError):
+            if may_be_made and lake.exists(bucket):
+                account.note_made_bucket(bucket)
 
 
 def _put_files(

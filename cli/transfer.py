@@ -25,6 +25,7 @@ class Account:
         self.totals = Totals()
         self._document = JsonList("files") if as_json else None
         self._quiet = quiet
+        self._made_bucket = ""
         self.observer = Observer(self._outcome, self.meter.progress)
 
     def __enter__(self) -> Account:
@@ -36,13 +37,19 @@ class Account:
     ) -> None:
         self.meter.__exit__(kind, error, trace)
         if self._document is not None:
-            self._document.end({"totals": self._totals_document(), "complete": error is None})
+            made = {"made_bucket": self._made_bucket} if self._made_bucket else {}
+            self._document.end({"totals": self._totals_document(), "complete": error is None, **made})
         elif error is None and not self._quiet:
             write_line(self.summary())
 
     def note(self, outcome: FileOutcome) -> None:
         """An outcome that no tree operation told."""
         self._outcome(outcome)
+
+    def note_made_bucket(self, bucket: str) -> None:
+        """The transfer made a bucket, which may have been a slip of the user's."""
+        self._made_bucket = bucket
+        self.meter.notice(f"lake: bucket {bucket} did not exist, and was made")
 
     def finish(self) -> None:
         """Raise the first failure, after all files were tried."""

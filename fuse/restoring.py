@@ -71,7 +71,8 @@ def restore_to_store(
 
     `force` replaces whatever is there; `zeros` stand for bytes that are nowhere any more.  PreconditionFailed when the
     name has other content than the file was written over (or anything, for another name); KeyNotFound for bytes that
-    are missed; and what `store_staged` raises: then nothing was changed.
+    are missed; BucketNotFound for another name (the bucket of its own is made again); and what `store_staged` raises:
+    then nothing was changed.
     """
     own = parse_object_name(leftover.name) if leftover.name else None
     found = yield from _stat(lake, name)
@@ -82,6 +83,8 @@ def restore_to_store(
     base = yield from open_base(lake, leftover, zeros=zeros)
     try:
         if isinstance(found, BucketNotFound):
+            if name != own:
+                raise found
             yield from lake.create_bucket(name.bucket)
         with reopened(leftover, with_base=base is not None) as staged:
             stored = yield from store_staged(

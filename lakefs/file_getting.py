@@ -11,7 +11,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from lakefs.errors import AlreadyExists, EngineUnreachable, LocalFileError
 from lakefs.fetching import fetch_pieces
 from lakefs.getting import close_object, open_object, read_range
 from lakefs.lake import LakeSteps
+from lakefs.local_folders import LocalTarget
 from lakefs.names import Name
 from lakefs.opened import Access, Opened, Piece
 from lakefs.parts import PartFile, restore_attributes
@@ -33,23 +33,27 @@ STREAM_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class GetOptions:
-    """`compare`: leave alone what is already there; `replace`: overwrite files that exist."""
+    """`compare`: leave alone what is already there; `replace`: overwrite files that exist.
+
+    `follow`: of a tree, folders below the target's may be symbolic links; else what is below one fails.
+    """
 
     compare: bool = True
     replace: bool = True
+    follow: bool = False
 
 
 def get_to_file(
     lake: LakeSteps, name: Name, target: str, options: GetOptions, observer: Observer
 ) -> Steps[FileOutcome]:
-    """One object into a local file, complete or absent.
+    """One object into a local file, complete or absent.  A symbolic link that has the target's name is replaced.
 
     KeyNotFound, IsAFolder, ChunkDamaged, AlreadyExists (without `replace`), LocalFileError.
     """
     access = lake.access(observer.progress)
     opened = yield from open_object(access, name)
     try:
-        return (yield from get_opened(access, opened, target, options, observer))
+        return (yield from get_opened(access, opened, LocalTarget.at(target), options, observer))
     finally:
         yield from close_object(opened)
 
@@ -59,7 +63,7 @@ def replace_file(lake: LakeSteps, name: Name, target: str, observer: Observer) -
     access = lake.access(observer.progress)
     opened = yield from open_object(access, name)
     try:
-        yield from get_opened(access, opened, target, GetOptions(compare=False), observer)
+        yield from get_opened(access, opened, LocalTarget.at(target), GetOptions(compare=False), observer)
         return opened.stat
     finally:
         yield from close_object(opened)
@@ -88,15 +92,15 @@ def stream_range(
 
 
 def get_opened(
-    access: Access, opened: Opened, target: str, options: GetOptions, observer: Observer
+    access: Access, opened: Opened, target: LocalTarget, options: GetOptions, observer: Observer
 ) -> Steps[FileOutcome]:
     """One opened object through a part file; as `get_to_file`."""
     size = opened.stat.size_bytes
     if options.compare and (yield from _is_there(opened, target)):
         observer.progress(size, size)
-        return FileOutcome(target, str(opened.name), Fate.UNCHANGED, size)
-    if not options.replace and (yield from work(os.path.lexists, target)):
-        raise AlreadyExists(f"{target} exists already", subject=target)
+        return FileOutcome(target.path, str(opened.name), Fate.UNCHANGED, size)
+    if not options.replace and (yield from work(target.exists)):
+        raise AlreadyExists(f"{target.path} exists already", subject=target.path)
     part = PartFile(target)
     try:
         yield from work(part.open)
@@ -110,25 +114,26 @@ def get_opened(
     except BaseException:
         part.discard()
         raise
-    return FileOutcome(target, str(opened.name), Fate.FETCHED, size, sum(piece.length for piece in missing))
+    new_bytes = sum(piece.length for piece in missing)
+    return FileOutcome(target.path, str(opened.name), Fate.FETCHED, size, new_bytes)
 
 
 def _finish(part: PartFile, stat_: ObjectStat, options: GetOptions) -> None:
     part.finish(stat_, replace=options.replace)
 
 
-def _is_there(opened: Opened, target: str) -> Steps[bool]:
+def _is_there(opened: Opened, target: LocalTarget) -> Steps[bool]:
     """Whether the target has the object's bytes; then its mode and time are set."""
     try:
-        source = yield from work(FileSource, target)
+        source: FileSource = yield from work(target.open_file)
     except LocalFileError:
         return False
     try:
         equal = yield from same_content(source, opened)
+        if equal:
+            yield from work(restore_attributes, source, opened.stat)
     finally:
         source.close()
-    if equal:
-        yield from work(restore_attributes, target, opened.stat)
     return equal
 
 

@@ -91,12 +91,13 @@ class LakeSteps(UploadSteps, ReadSteps):
         user_metadata: dict[str, str] | None = None,
         if_absent: bool = False,
         if_match: str = "",
-        create_bucket: bool = True,
+        create_bucket: bool = False,
         progress: Progress | None = None,
     ) -> Steps[PutResult]:
         """Store data under a name, replacing what was there; durable on return.
 
-        `if_absent`: only when the name is free; `if_match`: only when the present ETag is this one.
+        `if_absent`: only when the name is free; `if_match`: only when the present ETag is this one; `create_bucket`:
+        make the bucket when it is missing.
         PreconditionFailed, KeyNotFound (`if_match` of a free name), StoreFull, SourceChanged, LocalFileError,
         InvalidName, BucketNotFound.
         """
@@ -139,7 +140,7 @@ class LakeSteps(UploadSteps, ReadSteps):
         attributes: ObjectAttributes | None = None,
         *,
         condition: Condition = NO_CONDITION,
-        create_bucket: bool = True,
+        create_bucket: bool = False,
         progress: Progress | None = None,
     ) -> Steps[PutResult]:
         """Store a regular file with its permission bits and modification time; as `put` otherwise."""
@@ -164,7 +165,7 @@ class LakeSteps(UploadSteps, ReadSteps):
         self,
         objects: Sequence[tuple[str, Buffer | Slot]],
         *,
-        create_bucket: bool = True,
+        create_bucket: bool = False,
         in_flight: int = 256,
     ) -> Steps[list[ObjectStat]]:
         """Store many small objects (each at most 4 MiB, one chunk) in few journal groups; durable on return.
@@ -230,13 +231,13 @@ class LakeSteps(UploadSteps, ReadSteps):
         return len([result_of(item) for item in present])
 
     def move(
-        self, source: str, target: str, *, replace: bool = True, create_bucket: bool = True
+        self, source: str, target: str, *, replace: bool = True, create_bucket: bool = False
     ) -> Steps[ObjectStat]:
         """Rename an object or a folder (both end in `/`), atomically."""
         old, new = parse_object_name(source), parse_object_name(target)
         return only_result((yield from send(Rename(*old, *new, replace, create_bucket))))
 
-    def copy(self, source: str, target: str, *, create_bucket: bool = True) -> Steps[ObjectStat]:
+    def copy(self, source: str, target: str, *, create_bucket: bool = False) -> Steps[ObjectStat]:
         """Give an object's content a second name; no byte moves."""
         old, new = parse_object_name(source), parse_object_name(target)
         return only_result((yield from send(Copy(*old, *new, create_bucket=create_bucket))))

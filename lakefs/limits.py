@@ -52,6 +52,8 @@ ACCESS_KEYS_MAX: Final = 10_000
 """Counted when one is made: about 10 ms."""
 ACCESS_KEY_BUCKETS_MAX: Final = 50
 """A page of 1,000 access keys, each limited to so many buckets of 63 bytes: 3.3 MiB of one control part."""
+PART_NAMES_MAX: Final = 8
+"""Names tried for the part of a local file; each that is free costs a system call of about a microsecond."""
 COMPONENT_SPLIT_BYTES: Final = 480
 """LMDB keys end at 511 bytes: 8 bytes of parent and 480 of component leave room for the slash."""
 ATTRIBUTES_BYTES_MAX: Final = 64 * KIB

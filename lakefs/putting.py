@@ -46,6 +46,7 @@ from lakefs.uploading import (
 )
 from lakefs.wire.messages import (
     NO_CONDITION,
+    BucketList,
     Condition,
     NameChange,
     ObjectAttributes,
@@ -65,7 +66,7 @@ def put(
     attributes: ObjectAttributes,
     *,
     condition: Condition = NO_CONDITION,
-    create_bucket: bool = True,
+    create_bucket: bool = False,
 ) -> Steps[PutResult]:
     """Store a source of known length under a name.  Durable on return.
 
@@ -76,6 +77,7 @@ def put(
     head = list(islice(plan.lengths(), 2))
     if len(head) <= 1:
         return (yield from _put_one_chunk(transfer, change, source))
+    yield from _check_bucket(change)
     for attempt in range(ATTEMPTS):
         try:
             return (yield from _put_many_chunks(transfer, change, source, plan))
@@ -92,7 +94,7 @@ def put_stream(
     attributes: ObjectAttributes,
     *,
     condition: Condition = NO_CONDITION,
-    create_bucket: bool = True,
+    create_bucket: bool = False,
 ) -> Steps[PutResult]:
     """Store what a stream gives until its end, cut every 4 MiB.  Durable on return.
 
@@ -103,6 +105,7 @@ def put_stream(
     second = (yield from work(read_stream, stream, CHUNK_BYTES)) if len(first) == CHUNK_BYTES else b""
     if not second:
         return (yield from _put_one_chunk(transfer, change, BufferSource(first)))
+    yield from _check_bucket(change)
     upload = yield from open_upload(transfer, CutKind.FIXED)
     try:
         pipeline = Pipeline(WINDOW_REQUESTS)
@@ -138,6 +141,12 @@ def _put_one_chunk(transfer: Transfer, change: NameChange, source: Source) -> St
     stat = only_result(reply)
     transfer.progress(source.size_bytes, 0)
     return PutResult(stat, source.size_bytes, source.size_bytes)
+
+
+def _check_bucket(change: NameChange) -> Steps[None]:
+    """BucketNotFound, InvalidName, before the bytes move that cannot be stored."""
+    if not change.create_bucket:
+        yield from send(BucketList(change.bucket))
 
 
 def _put_many_chunks(

@@ -76,11 +76,13 @@ class FileSource:
 
     in_memory = False
 
-    def __init__(self, path: str | Path, *, follow_symlinks: bool = True) -> None:
+    def __init__(self, path: str | Path, *, follow_symlinks: bool = True, folder: int | None = None) -> None:
+        """`folder`: the descriptor of a folder in which the last name of the path is opened."""
         self.path = os.fspath(path)
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_symlinks else os.O_NOFOLLOW)
         try:
-            self._descriptor = os.open(self.path, flags)
+            name = self.path if folder is None else os.path.basename(self.path)
+            self._descriptor = os.open(name, flags, dir_fd=folder)
         except OSError as error:
             raise LocalFileError(f"{self.path}: {error.strerror}", subject=self.path) from error
         self._stat = os.fstat(self._descriptor)
@@ -98,6 +100,10 @@ class FileSource:
     def descriptor(self) -> int | None:
         """None of a file on a file system that the engine would refuse: a network's, or one that a process serves."""
         return self._descriptor if self._is_local else None
+
+    def fileno(self) -> int:
+        """The descriptor, for this process."""
+        return self._descriptor
 
     @property
     def mode(self) -> int:

@@ -4,9 +4,10 @@ Small objects are fetched together: one `OpenObjects` for up to 256 names, their
 written in one go.  A larger one is fetched by itself (`lakefs.file_getting`).
 
 Rules kept here:
-- No key leads out of the target folder: keys with `..`, empty or absolute parts are refused, one by one.
-- A file that fails ends alone; the others go on.
-- A small object has its file written and renamed by one piece of work, so nothing half-written can be left.
+- No key leads out of the target folder: keys with `..`, empty or absolute parts are refused, one by one; so is
+  what lies below a folder that is a symbolic link here, unless links are to be followed.
+- A file that fails ends alone; the others go on.  What is not fetched has failed, unless it was asked to be left.
+- A small object has its file written and named by one piece of work, so nothing half-written can be left.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from lakefs.file_getting import GetOptions, get_opened
 from lakefs.getting import close_leases, close_object, open_objects
 from lakefs.lake import LakeSteps
 from lakefs.limits import CHUNK_BYTES
+from lakefs.local_folders import LocalTarget
 from lakefs.names import Name
 from lakefs.opened import Opened, Piece
 from lakefs.parts import restore_attributes, write_whole
@@ -66,7 +68,7 @@ def get_tree(
     assert source.is_folder
     if source.key:
         yield from lake.stat(str(source))
-    yield from work(_make_folders, folder)
+    yield from work(_make_root, folder)
     run = _TreeGet(lake, source, folder, options, observer)
     after = ""
     while True:
@@ -78,7 +80,7 @@ def get_tree(
             return run.totals
 
 
-def local_path(folder: str, relative_key: str) -> str:
+def local_target(folder: str, relative_key: str, *, follow: bool = False) -> LocalTarget:
     """Where an object of a folder lands.  InvalidName for keys that no path below the folder can say."""
     parts = relative_key.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
@@ -86,15 +88,20 @@ def local_path(folder: str, relative_key: str) -> str:
             f"{relative_key!r} cannot be a path below {folder}; get it by itself, under another name",
             subject=relative_key,
         )
-    return os.path.join(folder, *parts)
+    return LocalTarget(folder, tuple(parts[:-1]), parts[-1], follow)
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """An object and where it goes."""
+    """An object, or a folder, and where it lands."""
 
     entry: ListEntry
-    path: str
+    target: LocalTarget
+
+    @property
+    def path(self) -> str:
+        """As outcomes show it."""
+        return self.target.path
 
 
 @dataclass(frozen=True)
@@ -140,15 +147,15 @@ class _TreeGet:
         if not relative:
             return None
         try:
-            path = local_path(self._folder, relative.removesuffix("/"))
+            target = local_target(self._folder, relative.removesuffix("/"), follow=self._options.follow)
         except LakeError as error:
             self._end(FileOutcome("", self._name(entry), Fate.FAILED, entry.size_bytes, error=error))
             return None
+        wanted = _Wanted(entry, target)
         if entry.kind != OBJECT_KIND and not relative.endswith("/"):
-            notice = "not a regular file"
-            self._end(FileOutcome(path, self._name(entry), Fate.SKIPPED, notice=notice))
+            self._fail(wanted, _not_a_file(self._name(entry)))
             return None
-        return _Wanted(entry, path)
+        return wanted
 
     # --- what is there (blocks; runs as work) ------------------------------------------------------
 
@@ -166,45 +173,42 @@ class _TreeGet:
 
     def _survey_one(self, one: _Wanted) -> _Surveyed | None:
         if one.entry.key.endswith("/"):
-            _make_folders(one.path)
-            notice = "the content of a folder's own key has no place in a file system"
-            return (
-                _Surveyed(one, self._outcome(one, Fate.SKIPPED, notice=notice))
-                if one.entry.size_bytes
-                else None
-            )
-        try:
-            status = os.stat(one.path, follow_symlinks=False)
-        except FileNotFoundError:
-            _make_folders(os.path.dirname(one.path))
-            return _Surveyed(one)
-        except OSError as error:
-            raise LocalFileError(f"{one.path}: {error.strerror}", subject=one.path) from error
-        if not self._options.replace:
-            return _Surveyed(one, self._outcome(one, Fate.SKIPPED, notice="there already"))
-        if stat.S_ISDIR(status.st_mode):
-            raise LocalFileError(f"{one.path}: is a folder", subject=one.path)
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
-            raise LocalFileError(f"{one.path}: is not a regular file", subject=one.path)
-        return self._compared(one, status)
+            _make_folder(one.target)
+            if one.entry.size_bytes:
+                raise _content_of_a_folder(self._name(one.entry))
+            return None
+        with one.target.folder(make=True) as folder:
+            try:
+                status = os.stat(one.target.name, dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                return _Surveyed(one)
+            except OSError as error:
+                raise LocalFileError(f"{one.path}: {error.strerror}", subject=one.path) from error
+            if not self._options.replace:
+                return _Surveyed(one, self._outcome(one, Fate.SKIPPED, notice="there already"))
+            if stat.S_ISDIR(status.st_mode):
+                raise LocalFileError(f"{one.path}: is a folder", subject=one.path)
+            if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+                raise LocalFileError(f"{one.path}: is not a regular file", subject=one.path)
+            return self._compared(one, status, folder)
 
-    def _compared(self, one: _Wanted, status: os.stat_result) -> _Surveyed:
+    def _compared(self, one: _Wanted, status: os.stat_result, folder: int) -> _Surveyed:
         comparable = self._options.compare and stat.S_ISREG(status.st_mode)
         if not comparable or status.st_size != one.entry.size_bytes:
             return _Surveyed(one)
         if status.st_size > CHUNK_BYTES:
             return _Surveyed(one, compare=True)
         try:
-            source = FileSource(one.path, follow_symlinks=False)
+            source = FileSource(one.path, follow_symlinks=False, folder=folder)
         except LocalFileError:
             return _Surveyed(one)  # not readable: it is replaced
         try:
             equal = file_holds_blob(source, _stat_of(one.entry))
+            if equal:
+                restore_attributes(source, one.entry)
+                return _Surveyed(one, self._outcome(one, Fate.UNCHANGED))
         finally:
             source.close()
-        if equal:
-            restore_attributes(one.path, one.entry)
-            return _Surveyed(one, self._outcome(one, Fate.UNCHANGED))
         return _Surveyed(one, compare=equal is None)
 
     # --- fetching ----------------------------------------------------------------------------------
@@ -261,7 +265,7 @@ class _TreeGet:
 
     def _fetch_small(self, small: Sequence[tuple[_Wanted, Opened]]) -> Steps[None]:
         """Objects of one chunk each, all in one pipeline; those left over after a failure each by itself."""
-        joined = _JoinedSink([(one.path, opened) for one, opened in small], replace=self._options.replace)
+        joined = _JoinedSink([(one.target, opened) for one, opened in small], replace=self._options.replace)
         try:
             yield from fetch_pieces(self._access, joined.opened, joined.opened.pieces, joined)
         except LakeError as error:
@@ -280,7 +284,7 @@ class _TreeGet:
     def _fetch_alone(self, one: _Wanted, opened: Opened, *, compare: bool) -> Steps[None]:
         options = GetOptions(compare=compare, replace=self._options.replace)
         try:
-            outcome = yield from get_opened(self._access, opened, one.path, options, self._observer)
+            outcome = yield from get_opened(self._access, opened, one.target, options, self._observer)
         except LakeError as error:
             self._fail(one, error)
             return
@@ -326,7 +330,7 @@ class _JoinedSink:
 
     in_place = True
 
-    def __init__(self, targets: Sequence[tuple[str, Opened]], *, replace: bool) -> None:
+    def __init__(self, targets: Sequence[tuple[LocalTarget, Opened]], *, replace: bool) -> None:
         self.written: set[int] = set()
         self.failures: dict[int, LakeError] = {}
         self._targets = targets
@@ -360,9 +364,9 @@ class _JoinedSink:
                 return
             self._users += 1
         index = self._indexes[bisect_right(self._starts, piece.offset) - 1]
-        path, opened = self._targets[index]
+        target, opened = self._targets[index]
         try:
-            write_whole(path, payload, opened.stat, replace=self._replace)
+            write_whole(target, payload, opened.stat, replace=self._replace)
             self.written.add(index)
         except LakeError as error:
             self.failures[index] = error
@@ -383,18 +387,34 @@ def _write_batch(batch: Sequence[tuple[_Wanted, Opened]], replace: bool) -> list
     failures: list[LakeError | None] = []
     for one, opened in batch:
         try:
-            write_whole(one.path, opened.inline[opened.pieces[0].chunk], opened.stat, replace=replace)
+            write_whole(one.target, opened.inline[opened.pieces[0].chunk], opened.stat, replace=replace)
             failures.append(None)
         except LakeError as error:
             failures.append(error)
     return failures
 
 
-def _make_folders(path: str) -> None:
+def _make_root(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         raise LocalFileError(f"{path}: {error.strerror}", subject=path) from error
+
+
+def _make_folder(target: LocalTarget) -> None:
+    """Make the folder of the target's name, unless it is there."""
+    inner = LocalTarget(target.root, (*target.below, target.name), "", target.follow)
+    os.close(inner.open_folder(make=True))
+
+
+def _not_a_file(name: str) -> LocalFileError:
+    reason = "is no regular file in the lake (a symbolic link, perhaps), and get -r fetches only those"
+    return LocalFileError(f"{name} {reason}; to have it, mount the lake", subject=name)
+
+
+def _content_of_a_folder(name: str) -> LocalFileError:
+    reason = "is a folder's own key, and has content, which no folder here can have"
+    return LocalFileError(f"{name} {reason}; to have that, give: lake get {name} FILE", subject=name)
 
 
 def _stat_of(entry: ListEntry) -> ObjectStat:

@@ -59,11 +59,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PutOptions:
-    """`compare`: leave alone what is already stored; `jobs`: frames of small files in flight."""
+    """`compare`: leave alone what is already stored; `jobs`: frames of small files in flight.
+
+    `create_bucket`: make the bucket, when it is missing, with the first file that is stored.
+    """
 
     compare: bool = True
     if_absent: bool = False
-    create_bucket: bool = True
+    create_bucket: bool = False
     content_type: str = ""
     jobs: int = 4
 

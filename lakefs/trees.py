@@ -30,7 +30,7 @@ from lakefs.errors import (
 from lakefs.ids import BlobId, ChunkKind, kind_of
 from lakefs.limits import KEY_BYTES_MAX
 from lakefs.opened import Opened, Piece
-from lakefs.parts import PART_SUFFIX
+from lakefs.parts import is_part
 from lakefs.sources import FileSource
 from lakefs.steps import Pipeline, Steps, Work
 from lakefs.verify import matches_id
@@ -188,7 +188,7 @@ class Walk:
         if key_bytes > KEY_BYTES_MAX:
             reason = f"{path}: its key would be longer than {KEY_BYTES_MAX} bytes"
             return _failed(path, key, InvalidName(reason, subject=path))
-        if name.startswith(".") and name.endswith(PART_SUFFIX):
+        if is_part(path):
             return _skipped(path, key, "a part of a get that did not end")
         if stat.S_ISREG(found.st_mode):
             return LocalEntry(path, key, found.st_size, stat.S_IMODE(found.st_mode))

@@ -136,7 +136,6 @@ def edit(kind: Kind, body: Callable[[Edited], Awaitable[None]]) -> None:
 
     async def with_lake(lake: Driven) -> None:
         edited = Edited(lake, lake.engine.folder)
-        await lake.run(lake.steps.create_bucket(NAME.bucket))
         try:
             await body(edited)
         finally:

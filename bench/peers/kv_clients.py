@@ -107,7 +107,8 @@ class LakeClient(KvClient):
 
     def put(self, keys: Sequence[int], first: int) -> None:
         """Durable when it returns."""
-        self.lake.put_many([(self.name(key), self.slot(first + index)) for index, key in enumerate(keys)])
+        objects = [(self.name(key), self.slot(first + index)) for index, key in enumerate(keys)]
+        self.lake.put_many(objects, create_bucket=True)
 
     def drop(self, keys: Sequence[int]) -> None:
         """Remove the names, and let gc give the room back."""
@@ -150,7 +151,7 @@ class LakeChunks(LakeClient):
     def put(self, keys: Sequence[int], first: int) -> None:
         """As objects of one chunk, whose ids are kept."""
         objects = [(self.name(key), self.slot(first + index)) for index, key in enumerate(keys)]
-        for key, stat in zip(keys, self.lake.put_many(objects), strict=True):
+        for key, stat in zip(keys, self.lake.put_many(objects, create_bucket=True), strict=True):
             self._ids[key] = bytes(stat.blob)
 
 
@@ -180,7 +181,8 @@ class LakeShared(LakeClient):
             [
                 (self.name(key), self._memory.slot((first + index) * self.block_bytes, self.block_bytes))
                 for index, key in enumerate(keys)
-            ]
+            ],
+            create_bucket=True,
         )
 
 

@@ -60,7 +60,8 @@ def _fill(lake: lakefs.Lake, folder: str, count: int) -> None:
     """Objects in folders of a thousand."""
     for start in range(0, count, 10_000):
         names = range(start, min(start + 10_000, count))
-        lake.put_many([(f"{folder}/d/{n // 1000:05}/{n % 1000:03}", payload(PAYLOAD_BYTES)) for n in names])
+        objects = [(f"{folder}/d/{n // 1000:05}/{n % 1000:03}", payload(PAYLOAD_BYTES)) for n in names]
+        lake.put_many(objects, create_bucket=True)
 
 
 def measure_memory(bench: Bench) -> dict[str, float]:

@@ -69,7 +69,7 @@ class Lake(BlockingDriver):
         self,
         objects: Sequence[tuple[str, Buffer | Slot]],
         *,
-        create_bucket: bool = True,
+        create_bucket: bool = False,
         in_flight: int = 256,
     ) -> list[ObjectStat]:
         """Store many small objects (each at most 4 MiB) from buffers or slots of shared memory; durable on return."""
@@ -276,17 +276,19 @@ class Lake(BlockingDriver):
         """Remove an object or an empty folder; whether it was there."""
         return self.run(self.steps.remove(name))
 
-    def move(self, source: str, target: str, *, replace: bool = True) -> ObjectStat:
-        """Rename an object or folder, atomically."""
-        return self.run(self.steps.move(source, target, replace=replace))
+    def move(
+        self, source: str, target: str, *, replace: bool = True, create_bucket: bool = False
+    ) -> ObjectStat:
+        """Rename an object or folder, atomically; `create_bucket` makes the target's bucket when it is missing."""
+        return self.run(self.steps.move(source, target, replace=replace, create_bucket=create_bucket))
 
-    def copy(self, source: str, target: str) -> ObjectStat:
+    def copy(self, source: str, target: str, *, create_bucket: bool = False) -> ObjectStat:
         """Give an object's content a second name; no byte moves."""
-        return self.run(self.steps.copy(source, target))
+        return self.run(self.steps.copy(source, target, create_bucket=create_bucket))
 
-    def make_folder(self, name: str, *, exclusive: bool = False) -> ObjectStat:
+    def make_folder(self, name: str, *, exclusive: bool = False, create_bucket: bool = False) -> ObjectStat:
         """Make a folder that stays when empty."""
-        return self.run(self.steps.make_folder(name, exclusive=exclusive))
+        return self.run(self.steps.make_folder(name, exclusive=exclusive, create_bucket=create_bucket))
 
     # --- buckets -----------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ class TrioLake(TrioDriver):
         self,
         objects: Sequence[tuple[str, Buffer | Slot]],
         *,
-        create_bucket: bool = True,
+        create_bucket: bool = False,
         in_flight: int = 256,
     ) -> list[ObjectStat]:
         """Store many small objects (each at most 4 MiB) from buffers or slots of shared memory; durable on return."""
@@ -242,17 +242,21 @@ class TrioLake(TrioDriver):
         """Remove an object or an empty folder; whether it was there."""
         return await self.run(self.steps.remove(name))
 
-    async def move(self, source: str, target: str, *, replace: bool = True) -> ObjectStat:
-        """Rename an object or folder, atomically."""
-        return await self.run(self.steps.move(source, target, replace=replace))
+    async def move(
+        self, source: str, target: str, *, replace: bool = True, create_bucket: bool = False
+    ) -> ObjectStat:
+        """Rename an object or folder, atomically; `create_bucket` makes the target's bucket when it is missing."""
+        return await self.run(self.steps.move(source, target, replace=replace, create_bucket=create_bucket))
 
-    async def copy(self, source: str, target: str) -> ObjectStat:
+    async def copy(self, source: str, target: str, *, create_bucket: bool = False) -> ObjectStat:
         """Give an object's content a second name; no byte moves."""
-        return await self.run(self.steps.copy(source, target))
+        return await self.run(self.steps.copy(source, target, create_bucket=create_bucket))
 
-    async def make_folder(self, name: str, *, exclusive: bool = False) -> ObjectStat:
+    async def make_folder(
+        self, name: str, *, exclusive: bool = False, create_bucket: bool = False
+    ) -> ObjectStat:
         """Make a folder that stays when empty."""
-        return await self.run(self.steps.make_folder(name, exclusive=exclusive))
+        return await self.run(self.steps.make_folder(name, exclusive=exclusive, create_bucket=create_bucket))
 
     def watch(self, bucket: str) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
         """Events of a bucket from now on: `async with lake.watch("models") as events: async for event in events`.

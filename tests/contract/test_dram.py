@@ -74,7 +74,7 @@ class World:
         """Store content of one chunk, and read it until the tier has it."""
         chunk = data_chunk_id(content)
         async with self.lake() as lake:
-            await lake.run(lake.steps.put(name, content))
+            await lake.run(lake.steps.put(name, content, create_bucket=True))
             for _ in range(2):
                 assert await lake.run(lake.steps.get(name)) == content
         await self.event(chunk).wait()
@@ -121,7 +121,7 @@ def test_what_is_read_again_comes_from_memory_also_when_the_disk_has_it_no_more(
     async def body(world: World) -> None:
         content = os.urandom(length)
         async with world.lake(check=check) as lake:
-            await lake.run(lake.steps.put("bkt/object", content))
+            await lake.run(lake.steps.put("bkt/object", content, create_bucket=True))
             for _ in range(2):
                 assert await lake.run(lake.steps.get("bkt/object")) == content
             for at in range(0, length, 4 * MIB):
@@ -164,7 +164,7 @@ def test_what_a_read_has_just_brought_comes_in_without_another_read(
             strict.setattr(world.store.segments.reader, "read_chunk", refuse)
             async with world.lake(descriptors=False) as lake:
                 for number, content in enumerate(contents):
-                    await lake.run(lake.steps.put(f"bkt/{number}", content))
+                    await lake.run(lake.steps.put(f"bkt/{number}", content, create_bucket=True))
                     for _ in range(2):
                         assert await lake.run(lake.steps.get(f"bkt/{number}")) == content
                     await world.event(data_chunk_id(content)).wait()
@@ -181,7 +181,7 @@ def test_what_was_read_in_part_comes_in_whole() -> None:
         content = os.urandom(300 * KIB)
         chunk = data_chunk_id(content)
         async with world.lake() as lake:
-            await lake.run(lake.steps.put("bkt/object", content))
+            await lake.run(lake.steps.put("bkt/object", content, create_bucket=True))
         for _ in range(2):
             await world.client(descriptors=False).call(m.ReadChunks([chunk], [0], [9]))
         await world.event(chunk).wait()
@@ -203,7 +203,7 @@ def test_payload_that_waits_for_its_place_is_bounded_and_read_again_beyond_that(
         chunks: list[bytes] = [data_chunk_id(content) for content in contents]
         async with world.lake() as lake:
             for number, content in enumerate(contents):
-                await lake.run(lake.steps.put(f"bkt/{number}", content))
+                await lake.run(lake.steps.put(f"bkt/{number}", content, create_bucket=True))
         client = world.client(descriptors=False)
         for _ in range(2):
             await client.call(m.ReadChunks(chunks, [0] * 4, [0] * 4))
@@ -342,7 +342,7 @@ def test_a_tier_without_memory_stops_growing_and_everything_is_served_from_the_d
         monkeypatch.setattr(world.tier.arena, "_make_memory", refuse)
         content = os.urandom(64 * KIB)
         async with world.lake() as lake:
-            await lake.run(lake.steps.put("bkt/object", content))
+            await lake.run(lake.steps.put("bkt/object", content, create_bucket=True))
             for _ in range(2):
                 await lake.run(lake.steps.get("bkt/object"))
             await refused.wait()
@@ -367,7 +367,7 @@ def test_a_machine_that_is_short_of_memory_costs_a_place_in_the_tier_and_not_the
         with monkeypatch.context() as short:
             short.setattr(world.store.segments.reader, "read_chunk", fail)
             async with world.lake() as lake:
-                await lake.run(lake.steps.put("bkt/object", content))
+                await lake.run(lake.steps.put("bkt/object", content, create_bucket=True))
                 for _ in range(2):
                     await lake.run(lake.steps.get("bkt/object"))
             await failed.wait()
@@ -398,7 +398,7 @@ def test_noted_reads_count_and_odd_ones_are_refused() -> None:
         content = os.urandom(64 * KIB)
         chunk = data_chunk_id(content)
         async with world.lake() as lake:
-            await lake.run(lake.steps.put("bkt/object", content))
+            await lake.run(lake.steps.put("bkt/object", content, create_bucket=True))
         await world.client().call(m.NoteReads([chunk, chunk, data_chunk_id(b"elsewhere")]))
         await world.event(chunk).wait()
         await world.client().call(m.NoteReads([chunk]))

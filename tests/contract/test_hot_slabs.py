@@ -46,7 +46,7 @@ def run(body: Body, setting: str = "memory", entries: int = 800) -> None:
 
 
 async def _stored(lake: TrioLake, content: bytes, name: str = "bkt/object") -> ChunkId:
-    await lake.run(lake.steps.put(name, content))
+    await lake.run(lake.steps.put(name, content, create_bucket=True))
     return data_chunk_id(content)
 
 
@@ -257,7 +257,9 @@ def test_a_table_that_grows_tells_slabs_as_the_one_before(monkeypatch: pytest.Mo
         async with world.lake() as lake:
             hot = await _hot(world, lake, os.urandom(64 * KIB))
             await lake.run(
-                lake.steps.put_many([(f"bkt/{number}", b"%05d" % number) for number in range(900)])
+                lake.steps.put_many(
+                    [(f"bkt/{number}", b"%05d" % number) for number in range(900)], create_bucket=True
+                )
             )
         while index.counts.grown == 0 or index.state == "filling":
             await trio.lowlevel.checkpoint()

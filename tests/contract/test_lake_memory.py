@@ -112,7 +112,6 @@ def test_slots_are_parts_of_an_upload(kind: Kind) -> None:
     async def body(lake: Driven) -> None:
         memory = SharedMemory(2 * CHUNK_BYTES)
         content = content_of(CHUNK_BYTES + 5)
-        await lake.run(lake.steps.create_bucket("bkt"))
         upload = await lake.run(lake.steps.create_upload("bkt/whole"))
         part = await lake.run(lake.steps.put_part(upload, 1, filled(memory, content)))
         assert sent_by_memory(lake) == lake.engine.client.carries_descriptors

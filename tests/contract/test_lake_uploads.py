@@ -37,8 +37,6 @@ def md5(content: bytes) -> bytes:
 
 
 async def begin(lake: Driven, name: str = "bkt/k", **options: Any) -> UploadName:
-    if not await lake.run(lake.steps.exists("bkt/")):
-        await lake.run(lake.steps.create_bucket("bkt"))
     return await lake.run(lake.steps.create_upload(name, **options))
 
 
@@ -165,7 +163,6 @@ def test_a_part_is_not_copied_from_what_is_not_there_or_was_replaced(kind: Kind)
 
 def test_a_copied_part_has_the_md5_of_its_source_where_that_is_known(kind: Kind) -> None:
     async def body(lake: Driven) -> None:
-        await lake.run(lake.steps.create_bucket("bkt"))
         attributes = m.ObjectAttributes(etag_kind=1, etag=md5(LAST))
         change = m.NameChange("bkt", "source", b"", attributes)
         await lake.engine.client.call(m.PutObjects([len(LAST)], [change]), [LAST])

@@ -163,7 +163,7 @@ class Cycles:
             self._died_at(failpoint.partition(":")[0])
             first.start()
             with connect(first.server) as client:
-                client.put("b/x", b"content")
+                client.put("b/x", b"content", create_bucket=True)
             first.kill()
             assert (first.data / TOKEN_FILE).read_text().strip()
             first.start()

@@ -94,7 +94,7 @@ def test_a_put_outlives_an_engine_that_is_killed_and_started_again(engine: Serve
 
         def put() -> None:
             try:
-                client.put("b/x", content)
+                client.put("b/x", content, create_bucket=True)
             except LakeError as error:
                 outcome.append(error)
             else:

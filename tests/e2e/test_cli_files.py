@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.served import LAKE, Served, environment
+from tests.part_files import left_part
 
 MIB = 1 << 20
 
@@ -241,6 +242,7 @@ def test_json_tells_each_file_and_the_totals(served: Served, tmp_path: Path) -> 
 
 def test_nothing_but_one_line_is_printed_without_a_terminal(served: Served, tmp_path: Path) -> None:
     random_file(tmp_path / "f", 9 * MIB)
+    served.good("bucket", "create", "quiet")
     done = served.good("put", tmp_path / "f", "quiet/f")
     assert done.err == ""
     assert len(done.lines) == 1
@@ -303,7 +305,7 @@ def test_a_killed_get_goes_on_from_what_its_part_holds(served: Served, tmp_path:
     half = bytearray(content)
     half[8 * MIB + 5] ^= 1
     del half[40 * MIB :]
-    (tmp_path / ".out.lake-part").write_bytes(half)
+    left_part(tmp_path / "out", bytes(half))
     got = json.loads(served.good("get", "--json", "resume/x", tmp_path / "out").out)
     assert (tmp_path / "out").read_bytes() == content
     # Ten of sixteen chunks were there, one of them damaged.

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import subprocess
+from pathlib import Path
 
 import lakefs
 from tests.e2e.served import LAKE, Served, environment
@@ -14,7 +15,7 @@ from tests.e2e.served import LAKE, Served, environment
 def fill(served: Served, bucket: str, *keys: str) -> None:
     """Objects whose content is their key."""
     with lakefs.connect(served.server) as client:
-        client.put_many([(f"{bucket}/{key}", key.encode()) for key in keys])
+        client.put_many([(f"{bucket}/{key}", key.encode()) for key in keys], create_bucket=True)
 
 
 def keys_of(served: Served, bucket: str) -> list[str]:
@@ -171,6 +172,7 @@ def test_mv_renames_folders_with_and_without_slashes_and_across_buckets(served: 
     fill(served, "folders", "d/e/x", "d/y", "other/z")
     served.good("mv", "folders/d", "folders/new")
     assert keys_of(served, "folders") == ["new/e/x", "new/y", "other/z"]
+    served.good("bucket", "create", "folders2")
     served.good("mv", "folders/new/", "folders2/deep/er/")
     assert keys_of(served, "folders2") == ["deep/er/e/x", "deep/er/y"]
     assert served("mv", "folders2/deep", "folders2/deep/er/in").code == 2
@@ -184,6 +186,7 @@ def test_cp_gives_a_second_name(served: Served) -> None:
     assert served.good("cat", "copy/b", "copy/into/a").out == b"aa"
     assert served("cp", "-n", "copy/d/x", "copy/b").code == 73
     assert served("cp", "copy/d", "copy/e").code == 2
+    served.good("bucket", "create", "copy2")
     served.good("cp", "-r", "copy/d", "copy2/e")
     assert keys_of(served, "copy2") == ["e/x", "e/y"]
     assert served("cp", "-r", "copy/d", "copy/d/inside").code == 2
@@ -196,3 +199,26 @@ def test_a_renamed_folder_keeps_what_a_get_finds(served: Served) -> None:
     served.good("mv", "kept/d", "kept/e")
     assert served.good("cat", "kept/e/x").out == b"d/x"
     assert served("cat", "kept/d/x").code == 66
+
+
+def test_put_says_that_it_made_a_bucket_and_nothing_else_makes_one(served: Served, tmp_path: Path) -> None:
+    told = "lake: bucket fresh did not exist, and was made\n"
+    refused = served("put", "--no-create", "-", "fresh/x", stdin=b"x")
+    assert (refused.code, "lake bucket create fresh" in refused.err) == (66, True)
+    assert served("put", "-", "fresh/" + "k" * 2000, stdin=b"x").err.count("\n") == 1, "no bucket was made"
+    assert "fresh" not in served.good("ls").lines
+    assert served.good("put", "-", "fresh/x", stdin=b"x").err == told
+    assert served.good("put", "-", "fresh/y", stdin=b"x").err == ""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "x").write_bytes(b"x")
+    made = served.good("put", "-r", "--json", tmp_path / "in", "second/k")
+    assert json.loads(made.out)["made_bucket"] == "second"
+    assert "bucket second" in made.err
+    for command in (
+        ("mv", "fresh/x", "typo/x"),
+        ("cp", "fresh/x", "typo/x"),
+        ("cp", "-r", "second/k", "typo/k"),
+    ):
+        done = served(*command)
+        assert (done.code, "create it with: lake bucket create typo" in done.err) == (66, True)
+    assert "typo" not in served.good("ls").lines

@@ -13,6 +13,7 @@ import pytest
 
 import lakefs
 from tests.e2e.served import Served, lake
+from tests.part_files import left_part
 
 MIB = 1 << 20
 
@@ -208,7 +209,8 @@ def test_a_changed_mode_is_stored_though_the_content_is(served: Served, tmp_path
 def test_the_part_of_a_get_that_did_not_end_is_not_stored(served: Served, tmp_path: Path) -> None:
     root = tmp_path / "in"
     root.mkdir()
-    (root / ".x.lake-part").write_bytes(b"half")
+    left_part(root / "x", b"half")
+    assert (root / ".x.lake-part").exists()
     (root / "x.lake-part").write_bytes(b"a name like any other")
     served.good("put", "-r", root, "parts/k")
     assert served.good("ls", "parts/k").lines == ["x.lake-part"]
@@ -231,7 +233,7 @@ def test_if_absent_refuses_names_that_hold_other_content(served: Served, tmp_pat
 def test_keys_that_lead_out_of_the_target_are_refused_one_by_one(served: Served, tmp_path: Path) -> None:
     with lakefs.connect(served.server) as client:
         for key in ("k/../../../escape", "k/a//b", "k/./x", "k//abs", "k/good", "k/.."):
-            client.put(f"hostile/{key}", b"content")
+            client.put(f"hostile/{key}", b"content", create_bucket=True)
     (tmp_path / "w").mkdir()
     done = served("get", "-r", "--json", "hostile/k", tmp_path / "w" / "out")
     assert done.code == 2
@@ -244,7 +246,7 @@ def test_keys_that_lead_out_of_the_target_are_refused_one_by_one(served: Served,
 
 def test_an_object_and_a_folder_of_one_name_cannot_both_land(served: Served, tmp_path: Path) -> None:
     with lakefs.connect(served.server) as client:
-        client.put("both/k/a", b"object")
+        client.put("both/k/a", b"object", create_bucket=True)
         client.put("both/k/a/b", b"below")
     done = served("get", "-r", "both/k", tmp_path / "out")
     assert done.code == 74
@@ -253,7 +255,7 @@ def test_an_object_and_a_folder_of_one_name_cannot_both_land(served: Served, tmp
 
 def test_folders_and_files_in_the_way_fail_alone(served: Served, tmp_path: Path) -> None:
     with lakefs.connect(served.server) as client:
-        client.put_many([(f"way/k/{name}", name.encode()) for name in ("a", "b", "d/e")])
+        client.put_many([(f"way/k/{name}", name.encode()) for name in ("a", "b", "d/e")], create_bucket=True)
     (tmp_path / "out" / "a").mkdir(parents=True)
     (tmp_path / "out" / "d").write_bytes(b"file")
     done = served("get", "-r", "--json", "way/k", tmp_path / "out")
@@ -269,7 +271,7 @@ def test_folders_and_files_in_the_way_fail_alone(served: Served, tmp_path: Path)
 
 def test_no_clobber_leaves_what_is_there(served: Served, tmp_path: Path) -> None:
     with lakefs.connect(served.server) as client:
-        client.put_many([("leave/k/a", b"new"), ("leave/k/b", b"new")])
+        client.put_many([("leave/k/a", b"new"), ("leave/k/b", b"new")], create_bucket=True)
     (tmp_path / "a").write_bytes(b"old")
     served.good("get", "-r", "--no-clobber", "leave/k", tmp_path)
     assert (tmp_path / "a").read_bytes() == b"old"
@@ -278,7 +280,7 @@ def test_no_clobber_leaves_what_is_there(served: Served, tmp_path: Path) -> None
 
 def test_a_link_in_the_way_is_replaced_and_not_written_through(served: Served, tmp_path: Path) -> None:
     with lakefs.connect(served.server) as client:
-        client.put("linked/k/a", b"new")
+        client.put("linked/k/a", b"new", create_bucket=True)
     (tmp_path / "outside").write_bytes(b"precious")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "a").symlink_to(tmp_path / "outside")

@@ -46,7 +46,7 @@ def use(engine: ShiftedEngine, signer: Signer, stored: dict[str, bytes]) -> None
     with connect(engine.server) as client:
         for size in (10, 70_000, 300_000):
             stored[f"{name}-{size}"] = os.urandom(size)
-            client.put(f"{name}-{size}", stored[f"{name}-{size}"])
+            client.put(f"{name}-{size}", stored[f"{name}-{size}"], create_bucket=True)
         stored[f"{name}-s3"] = os.urandom(5_000)
         assert right.ask("PUT", f"/{name}-s3", stored[f"{name}-s3"]).status == 200
         client.remove(f"{name}-10")
@@ -68,7 +68,7 @@ def test_a_date_that_is_set_forwards_and_back_takes_nothing_along(tmp_path: Path
         engine = ShiftedEngine(Path(folder))
         signer = signer_of(engine)
         with connect(engine.server) as client:
-            client.put("b/before", stored["b/before"])
+            client.put("b/before", stored["b/before"], create_bucket=True)
             upload = client.create_upload("b/parts")
             parts = [client.put_part(upload, 1, bytes(100_000))]
             with client.open("b/before") as reader:

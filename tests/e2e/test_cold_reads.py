@@ -39,7 +39,9 @@ def payloads() -> list[bytes]:
 @pytest.fixture
 def folder(tmp_path: Path, payloads: list[bytes]) -> Path:
     with open_lake(tmp_path / "store") as lake:
-        lake.put_many([(f"b/k{index}", payload) for index, payload in enumerate(payloads)])
+        lake.put_many(
+            [(f"b/k{index}", payload) for index, payload in enumerate(payloads)], create_bucket=True
+        )
     return tmp_path / "store"
 
 

@@ -46,7 +46,7 @@ def store_some(engine: Served) -> Contents:
     stored = {f"b/folder/{name}": generator.randbytes(size) for name, size in sizes.items()}
     with connect(engine.server) as client:
         for name, content in stored.items():
-            client.put(name, content)
+            client.put(name, content, create_bucket=True)
         client.copy("b/folder/large", "b/copied")
     return {**stored, "b/copied": stored["b/folder/large"]}
 
@@ -131,7 +131,7 @@ def test_flipped_bits_fail_their_objects_by_name_until_they_are_put_again(engine
 
     with connect(engine.server) as client:
         for name in harmed - {"b/copied"}:
-            client.put(name, stored[name])
+            client.put(name, stored[name], create_bucket=True)
     assert damaged_names(engine, stored) == set()
     assert objects_in(fsck(engine)) == set()
     assert engine("fsck", "--full").code == 0
@@ -194,9 +194,9 @@ def test_a_segment_that_is_gone_or_spoilt_takes_only_its_own_objects_along(engin
     assert objects_in(fsck(engine)) == harmed
     new = os.urandom(20_000)
     with connect(engine.server) as client:
-        client.put("b/new", new)
+        client.put("b/new", new, create_bucket=True)
         for name in harmed:
-            client.put(name, stored[name])
+            client.put(name, stored[name], create_bucket=True)
     assert damaged_names(engine, stored | {"b/new": new}) == set()
     assert engine.stop() == 0
 
@@ -267,7 +267,7 @@ def test_an_index_that_is_lost_or_spoilt_is_made_anew_with_every_name(engine: Se
     stored = store_some(engine)
     with connect(engine.server) as client:
         many = [(f"b/many/{number}", number.to_bytes(4, "big")) for number in range(2000)]
-        client.put_many(many)
+        client.put_many(many, create_bucket=True)
     stored |= {name: bytes(content) for name, content in many[::100]}
     engine.stop()
     spoil_index(engine.data / "index", how)

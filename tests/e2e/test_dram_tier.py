@@ -46,7 +46,7 @@ def test_a_client_of_another_process_reads_what_the_tier_has_and_what_it_lost(fo
         for check in (Check.BLAKE3, Check.CRC32C):
             with connect(address, check=check) as client:
                 for content in contents:
-                    client.put(f"bkt/{len(content)}", content)
+                    client.put(f"bkt/{len(content)}", content, create_bucket=True)
                 for _ in range(2):
                     assert [client.get(f"bkt/{length}") for length in LENGTHS] == contents
                 _wait_until_in(address, contents)
@@ -62,7 +62,7 @@ def test_a_client_of_another_process_reads_what_the_tier_has_and_what_it_lost(fo
 def test_an_engine_that_was_killed_leaves_its_clients_no_memory_to_be_wrong_about(folder: Path) -> None:
     content = os.urandom(300 << 10)
     with serving(folder, "--dram-tier-bytes", "64M") as engine, connect(engine.server) as client:
-        client.put("bkt/object", content)
+        client.put("bkt/object", content, create_bucket=True)
         for _ in range(2):
             client.get("bkt/object")
         _wait_until_in(engine.server, [content])

@@ -24,7 +24,7 @@ Contents = dict[str, bytes]
 
 def put_plainly(lake: Lake, contents: Contents) -> None:
     for name, content in contents.items():
-        lake.put(name, content)
+        lake.put(name, content, create_bucket=True)
 
 
 def put_from_memory(lake: Lake, contents: Contents) -> None:
@@ -32,12 +32,12 @@ def put_from_memory(lake: Lake, contents: Contents) -> None:
         for name, content in contents.items():
             slot = memory.allocate(len(content))
             slot.buffer[:] = content
-            lake.put(name, slot)
+            lake.put(name, slot, create_bucket=True)
 
 
 def put_together(lake: Lake, contents: Contents) -> None:
     short = {name: content for name, content in contents.items() if len(content) <= CHUNK_BYTES}
-    lake.put_many(list(short.items()))
+    lake.put_many(list(short.items()), create_bucket=True)
     put_plainly(lake, {name: content for name, content in contents.items() if name not in short})
 
 

@@ -39,7 +39,7 @@ def check_serves(engine: SmallEngine, stored: Contents) -> None:
     """All is there, the store takes more, and it was never restarted."""
     with connect(engine.server) as client:
         client.gc()  # what a killed engine had taken and not used
-        client.put("b/afterwards", b"there is enough again")
+        client.put("b/afterwards", b"there is enough again", create_bucket=True)
         client.put("b/large-afterwards", bytes(300_000))
         for name, content in stored.items():
             assert client.get(name) == content, name
@@ -76,7 +76,7 @@ def test_a_store_without_descriptors_goes_on_writing(folder: Path) -> None:
     chance = random.Random(1)
     stored: Contents = {}
     with connect(engine.server) as client, ExitStack() as stack:
-        client.put("b/before", b"before")
+        client.put("b/before", b"before", create_bucket=True)
         resource.prlimit(engine.process.pid, resource.RLIMIT_NOFILE, (120, 120))
         held_connections(stack, engine, 200)
         opened = Path(f"/proc/{engine.process.pid}/fd")
@@ -102,7 +102,7 @@ def test_more_connections_than_the_descriptors_allow_are_refused_with_the_reason
     engine.wrapped = lambda command: ["prlimit", "--nofile=256:256", *command]
     engine.start()
     with connect(engine.server) as client, ExitStack() as stack:
-        client.put("b/x", b"content")
+        client.put("b/x", b"content", create_bucket=True)
         held_connections(stack, engine, 100)
         with pytest.raises(EngineBusy, match="connections already"):
             connect(engine.server)
@@ -118,7 +118,7 @@ def test_a_store_without_memory_refuses_what_it_cannot_hold_and_goes_on(folder: 
     stored: Contents = {"b/before": os.urandom(300_000)}
     refused: list[LakeError] = []
     with connect(engine.server) as client:
-        client.put("b/before", stored["b/before"])
+        client.put("b/before", stored["b/before"], create_bucket=True)
         status = Path(f"/proc/{engine.process.pid}/status").read_text().splitlines()
         has_kib = next(int(line.split()[1]) for line in status if line.startswith("VmSize:"))
         resource.prlimit(
@@ -151,7 +151,7 @@ def put_large(engine: SmallEngine, number: int, stored: Contents, refused: list[
             for turn in range(12):
                 content = chance.randbytes(9 * MIB)
                 try:
-                    client.put(f"b/{number}-{turn}", content)
+                    client.put(f"b/{number}-{turn}", content, create_bucket=True)
                     stored[f"b/{number}-{turn}"] = content
                 except EngineBusy as error:
                     refused.append(error)
@@ -194,7 +194,7 @@ def fill_at_the_step(engine: SmallEngine, disk: Path, stored: Contents) -> bool:
                     name = f"b/{number % 30}"
                     stored.pop(name, None)
                     try:
-                        client.put(name, content)
+                        client.put(name, content, create_bucket=True)
                     except LakeError as error:
                         refusals.append(error)
                         if client.exists(name):  # whole, and the new or the old one

@@ -53,7 +53,7 @@ def test_a_segments_descriptor_shows_all_that_lies_in_the_segment(tmp_path: Path
 def test_contents_and_secret_keys_lie_in_the_store_as_they_are(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with open_lake(store) as lake:
-        lake.put("bucket/key", MINE)
+        lake.put("bucket/key", MINE, create_bucket=True)
         secret = lake.create_access_key().secret_key.encode()
     segments = b"".join(path.read_bytes() for path in (store / "segments").iterdir())
     journal = b"".join(path.read_bytes() for path in (store / "journal").iterdir())

@@ -88,7 +88,7 @@ def test_a_client_that_has_all_its_sessions_keeps_nobody_from_putting(served: Se
 
 def puts_go_on(served: Served, name: str) -> None:
     with lakefs.connect(served.server) as lake:
-        lake.put(f"fair/{name}", CONTENT)
+        lake.put(f"fair/{name}", CONTENT, create_bucket=True)
         assert lake.get(f"fair/{name}") == CONTENT
 
 

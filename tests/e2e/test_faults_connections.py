@@ -33,7 +33,7 @@ def served() -> Iterator[Served]:
         serving(Path(folder), "--native", "127.0.0.1:0") as engine,
     ):
         with connect(engine.server) as client:
-            client.put("b/x", CONTENT)
+            client.put("b/x", CONTENT, create_bucket=True)
         yield engine
 
 

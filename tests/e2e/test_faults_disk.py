@@ -116,10 +116,10 @@ def test_a_failed_sync_is_final_and_loses_nothing_acknowledged(tmp_path: Path, w
         disk = FailingDisk(tmp_path)
         async with opened(disk) as (lake, store):
             for name, content in stored.items():
-                await lake.put(name, content)
+                await lake.put(name, content, create_bucket=True)
             disk.fail = ("sync", where)
             victim = "b/doubtful packed" if where != ".large" else "b/doubtful large"
-            first = await refused(lake, lambda: lake.put(victim, doubtful[victim]))
+            first = await refused(lake, lambda: lake.put(victim, doubtful[victim], create_bucket=True))
             assert "Input/output error" in first.message
             failures = disk.failures
             assert failures == 1
@@ -148,7 +148,7 @@ def test_a_failed_sync_is_final_and_loses_nothing_acknowledged(tmp_path: Path, w
                 assert not await lake.exists(name) or await lake.get(name) == content
             assert (await lake.gc())["live_chunks"] >= 4
             assert (await lake.fsck(full=True))["damage"] == 0
-            await lake.put("b/after", b"after")
+            await lake.put("b/after", b"after", create_bucket=True)
             assert (await lake.status())["state"] == "serving"
 
     trio.run(fail)
@@ -164,7 +164,7 @@ def test_a_segment_that_cannot_be_read_fails_its_objects_and_is_healed_by_puttin
         disk = FailingDisk(tmp_path)
         async with opened(disk) as (lake, _):
             for name, content in stored.items():
-                await lake.put(name, content)
+                await lake.put(name, content, create_bucket=True)
         async with opened(disk) as (lake, _):
             disk.fail = ("read", "0000000000000001")
             harmed = []
@@ -175,7 +175,7 @@ def test_a_segment_that_cannot_be_read_fails_its_objects_and_is_healed_by_puttin
                     harmed.append(error.subject)
             assert harmed
             for name in harmed:
-                await lake.put(name, stored[name])
+                await lake.put(name, stored[name], create_bucket=True)
             await read_all(lake, stored)
             assert (await lake.status())["state"] == "serving"
 
@@ -205,8 +205,8 @@ def test_a_wall_clock_that_goes_back_changes_what_is_shown_and_nothing_else(tmp_
         for round_number in range(3):
             async with opened(LocalDisk(tmp_path), clock) as (lake, _):
                 for name, content in stored.items():
-                    await lake.put(f"{name} {round_number}", content)
-                    await lake.put(name, content[::-1] if round_number % 2 else content)
+                    await lake.put(f"{name} {round_number}", content, create_bucket=True)
+                    await lake.put(name, content[::-1] if round_number % 2 else content, create_bucket=True)
                 await lake.remove(f"b/one {round_number}")
                 await lake.gc()
                 assert (await lake.fsck(full=True))["damage"] == 0

@@ -86,7 +86,7 @@ def test_a_folder_goes_nowhere_inside_itself(served: Served) -> None:
 def test_a_full_disk_ends_a_get_and_leaves_what_was_there(served: Served, folder: Path) -> None:
     content = os.urandom(12 * MIB)
     with connect(served.server) as client:
-        client.put("gets/large", content)
+        client.put("gets/large", content, create_bucket=True)
         client.put_many([(f"gets/tree/{number}", os.urandom(MIB)) for number in range(12)])
     with tmpfs(folder, 8 * MIB) as disk:
         (disk / "kept").write_bytes(b"what was there")
@@ -187,7 +187,7 @@ def test_headers_that_lie_give_fixed_cuts_and_the_same_bytes_back(served: Served
         for name, header in HOSTILE.items():
             content = safetensors(header, BODY)
             path.write_bytes(content)
-            stat_ = client.put(f"tensors/{name}", path).stat
+            stat_ = client.put(f"tensors/{name}", path, create_bucket=True).stat
             assert stat_.chunk_count == -(-len(content) // CHUNK_BYTES), name
             assert client.get(f"tensors/{name}") == content, name
         for name, length in (("longer than the file", 1 << 40), ("the largest", (1 << 64) - 1), ("zero", 0)):
@@ -213,6 +213,6 @@ def test_a_hundred_thousand_tiny_tensors_are_few_chunks(served: Served, folder: 
     content = safetensors(header, 800_000)
     (folder / "tiny.safetensors").write_bytes(content)
     with connect(served.server) as client:
-        stat_ = client.put("tensors/tiny", folder / "tiny.safetensors").stat
+        stat_ = client.put("tensors/tiny", folder / "tiny.safetensors", create_bucket=True).stat
         assert stat_.chunk_count <= len(content) // MIB + 2
         assert client.get("tensors/tiny") == content

@@ -197,7 +197,7 @@ def test_of_many_first_starts_at_once_one_serves_and_the_others_say_why(folder: 
     (winner,) = running
     assert one_is_ready.wait(60)
     with connect(f"unix:{folder / str(winner)}") as client:
-        client.put("b/x", b"content")
+        client.put("b/x", b"content", create_bucket=True)
     starts[winner].send_signal(signal.SIGTERM)
     for number, start in enumerate(starts):
         _, told = start.communicate()

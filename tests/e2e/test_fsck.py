@@ -30,7 +30,7 @@ def whole() -> Iterator[Path]:
     with TemporaryDirectory(prefix="lake-") as folder:
         with serving(Path(folder)) as served, connect(served.server) as client:
             for name, content in CONTENTS.items():
-                client.put(name, content)
+                client.put(name, content, create_bucket=True)
         data = Path(folder) / "store"
         assert lake("rm", "--data", data, "b/900").code == 0
         assert lake("put", "--data", data, "-", "b/900", stdin=CONTENTS["b/900"]).code == 0

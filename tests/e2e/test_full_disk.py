@@ -46,7 +46,7 @@ def put_until_full(engine: Served, prefix: str, size_bytes: int) -> Contents:
         while True:
             name, content = f"b/{prefix}{len(stored)}", generator.randbytes(size_bytes)
             try:
-                client.put(name, content)
+                client.put(name, content, create_bucket=True)
             except StoreFull:
                 return stored
             stored[name] = content
@@ -102,7 +102,7 @@ def test_a_disk_that_others_filled_takes_rm_and_gc_and_serves_reads(folder: Path
         stored: Contents = {f"b/{i}": os.urandom(3 * MIB) for i in range(16)}
         with connect(engine.server) as client:
             for name, content in stored.items():
-                client.put(name, content)
+                client.put(name, content, create_bucket=True)
         fill(disk / "others")
         refused = engine("put", "-", "b/refused", stdin=os.urandom(40 * MIB))
         assert refused.code == 74, refused
@@ -131,7 +131,7 @@ def test_names_without_content_are_refused_on_a_full_disk_and_removing_goes_on(f
         with connect(engine.server) as client, pytest.raises(StoreFull, match="lake gc"):
             while len(stored) < 100_000:
                 batch = {f"b/{len(stored) + number}": b"" for number in range(100)}
-                client.put_many(list(batch.items()))
+                client.put_many(list(batch.items()), create_bucket=True)
                 stored |= batch
         assert len(stored) > 1000
         with connect(engine.server) as client:
@@ -160,7 +160,7 @@ def test_a_reserve_that_is_used_up_makes_the_store_read_only_until_there_is_room
     with tmpfs(folder, 24 * MIB) as disk, engine_on(disk) as engine:
         stored: Contents = {f"b/{i}": os.urandom(100) for i in range(3)}
         with connect(engine.server) as client:
-            client.put_many([*stored.items(), ("b/at0", b"moved to and fro")])
+            client.put_many([*stored.items(), ("b/at0", b"moved to and fro")], create_bucket=True)
         fill(disk / "others")
         refused = rename_until_refused(engine)
         assert refused.code == 74

@@ -50,7 +50,7 @@ def test_a_chunk_is_read_without_a_request_and_is_not_there_when_it_was_freed(
     content = os.urandom(65_536)
     chunk = data_chunk_id(content)
     with lakefs.connect(served.server, check=check) as lake:
-        lake.put(f"hot/{check.name}", content)
+        lake.put(f"hot/{check.name}", content, create_bucket=True)
         until_hot(lake, chunk)
         buffer = bytearray(65_536)
         with no_requests():
@@ -72,7 +72,7 @@ def test_what_is_read_without_the_engine_is_told_to_it_and_then_read_from_its_me
     chunks = [data_chunk_id(content) for content in contents]
     with serving(folder, "--dram-tier-bytes", "256M") as engine, lakefs.connect(engine.server) as lake:
         for number, content in enumerate(contents):
-            lake.put(f"bkt/{number}", content)
+            lake.put(f"bkt/{number}", content, create_bucket=True)
         for chunk in chunks:
             until_hot(lake, chunk)
         hot = lake.chunks.hot_reads()
@@ -103,7 +103,7 @@ def test_chunks_are_read_after_the_engine_was_replaced(folder: Path) -> None:
     content = os.urandom(65_536)
     chunk = data_chunk_id(content)
     with serving(folder, "--dram-tier-bytes", "0") as served, lakefs.connect(served.server) as lake:
-        lake.put("hot/stays", content)
+        lake.put("hot/stays", content, create_bucket=True)
         until_hot(lake, chunk)
         served.stop()
         with no_requests():
@@ -143,7 +143,9 @@ def test_cached_chunks_are_loaded_into_a_pool_without_a_request_and_the_rest_by_
     chunks: list[bytes] = [data_chunk_id(content) for content in contents]
     offsets = [number << 20 for number in range(len(sizes))]
     with lakefs.connect(served.server, check=check) as lake, lake.pool(size_bytes=32 << 20) as pool:
-        lake.put_many([(f"pooled/{check.name}-{n}", content) for n, content in enumerate(contents)])
+        lake.put_many(
+            [(f"pooled/{check.name}-{n}", content) for n, content in enumerate(contents)], create_bucket=True
+        )
 
         def assert_loaded(rooms: list[int] | tuple[()] = ()) -> None:
             pool.buffer[:] = bytes(32 << 20)
@@ -173,7 +175,9 @@ def test_what_is_wrong_with_a_load_is_told_by_the_engine_though_the_chunks_are_c
     chunks: list[bytes] = [data_chunk_id(content) for content in contents]
     places = [0, 65_536, 131_072, 196_608]
     with lakefs.connect(served.server) as lake:
-        lake.put_many([(f"wrong/{number}", content) for number, content in enumerate(contents)])
+        lake.put_many(
+            [(f"wrong/{number}", content) for number, content in enumerate(contents)], create_bucket=True
+        )
         with lake.pool(size_bytes=1 << 20) as pool:
             until_loaded_alone(served, lake, chunks, pool, places)
             missing: bytes = data_chunk_id(b"never stored")
@@ -201,7 +205,7 @@ def test_a_pool_that_shrank_is_an_error_also_when_the_client_fills_it_itself(
     memory = os.memfd_create("shrinks", os.MFD_CLOEXEC)
     os.ftruncate(memory, 1 << 20)
     with lakefs.connect(served.server, check=check) as lake, lake.pool(descriptor=memory) as pool:
-        lake.put(f"shrunk/{check.name}", content)
+        lake.put(f"shrunk/{check.name}", content, create_bucket=True)
         until_loaded_alone(served, lake, [chunk], pool, [0])
         for length in (4096, 0):
             os.ftruncate(memory, length)
@@ -236,7 +240,7 @@ def test_unverified_reads_ask_the_engine_again_once_it_was_killed(served: Served
     content = os.urandom(65_536)
     chunk = data_chunk_id(content)
     with lakefs.connect(served.server, check=lakefs.Check.NONE) as lake:
-        lake.put("hot/killed", content)
+        lake.put("hot/killed", content, create_bucket=True)
         until_hot(lake, chunk)
         buffer = bytearray(65_536)
         with no_requests():

@@ -259,7 +259,7 @@ def test_an_interrupt_at_any_line_of_the_client_is_only_an_interrupt(
             lake.get_file("b/there", tmp_path / "out")
 
     with connect(engine.server) as watcher, connect(engine.server) as lake:
-        watcher.put("b/there", content)
+        watcher.put("b/there", content, create_bucket=True)
         lines = interrupted(lambda: operate(lake), 1 << 30).lines
         assert lines > 100
         for at in sorted(chance.sample(range(1, lines), min(lines - 1, LINES_TRIED))):

@@ -26,7 +26,7 @@ def test_an_object_that_was_opened_on_a_lost_connection_is_not_read_unverified_f
 ) -> None:
     content = random.Random(1).randbytes(12 * MIB)
     with serving(folder) as served, connect(served.server, check=Check.NONE) as lake:
-        lake.put("bkt/gone", content)
+        lake.put("bkt/gone", content, create_bucket=True)
         lake.put("bkt/kept", random.Random(2).randbytes(12 * MIB))
         with lake.open("bkt/gone") as opened:
             served.kill()
@@ -59,7 +59,7 @@ def test_a_load_that_was_interrupted_writes_nothing_more_to_its_pool(folder: Pat
     with serving(folder) as served, connect(served.server) as lake:
         names = [f"bkt/{number}" for number in range(count)]
         for name in names:
-            lake.put(name, rng.randbytes(size))
+            lake.put(name, rng.randbytes(size), create_bucket=True)
         with lake.pool(size_bytes=count * size) as pool:
             for _ in range(6):
                 _forget_pages(served)

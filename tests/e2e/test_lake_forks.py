@@ -47,7 +47,7 @@ time.sleep(60)
 def objects(served: Served) -> None:
     with lakefs.connect(served.server) as lake:
         for name, size in (("small", 100), ("chunk", ONE_CHUNK), ("large", LARGE)):
-            lake.put(f"bkt/{name}", content(name, size))
+            lake.put(f"bkt/{name}", content(name, size), create_bucket=True)
 
 
 def content(name: str, size: int) -> bytes:
@@ -84,7 +84,7 @@ def read_all_ways(lake: lakefs.Lake) -> None:
         for _ in range(2):
             assert lake.load_many([identifier], pool, [0]) == [ONE_CHUNK]
             assert pool.buffer[:ONE_CHUNK] == chunk
-    lake.put(f"bkt/of-{os.getpid()}", content("large", 3 * MIB))
+    lake.put(f"bkt/of-{os.getpid()}", content("large", 3 * MIB), create_bucket=True)
 
 
 def open_segments(served: Served) -> int:
@@ -106,7 +106,7 @@ def alone(lake: lakefs.Lake) -> dict[str, int]:
 def test_a_forked_child_has_a_lake_of_its_own_and_the_parents_goes_on(served: Served, check: Check) -> None:
     with lakefs.connect(served.server, check=check) as lake:
         read_all_ways(lake)
-        lake.put("bkt/fresh", os.urandom(ONE_CHUNK))  # in no memory of the engine's yet
+        lake.put("bkt/fresh", os.urandom(ONE_CHUNK), create_bucket=True)  # in no memory of the engine's yet
         lake.get("bkt/fresh")
         assert open_segments(served)
         with lake.open("bkt/large") as opened, lake.map("bkt/large") as mapped:
@@ -202,7 +202,9 @@ def test_an_operation_in_whose_midst_was_forked_is_the_parents(served: Served) -
 
     with lakefs.connect(served.server) as lake:
         try:
-            lake.put("bkt/forked", io.BytesIO(content("large", LARGE)), progress=fork_once)
+            lake.put(
+                "bkt/forked", io.BytesIO(content("large", LARGE)), progress=fork_once, create_bucket=True
+            )
         except EngineUnreachable as error:
             os._exit(0 if "midst" in error.message and lake.get("bkt/small") else 1)
         if children == [0]:
@@ -226,7 +228,7 @@ def test_a_lake_that_was_closed_is_so_in_a_child_too(served: Served) -> None:
 
 def test_a_store_that_the_parent_has_open_is_not_asked_by_a_child(folder: Path) -> None:
     with open_lake(folder / "store") as lake:
-        lake.put("bkt/small", b"content")
+        lake.put("bkt/small", b"content", create_bucket=True)
 
         def work() -> None:
             with pytest.raises(EngineUnreachable, match="forked"):
@@ -293,7 +295,7 @@ def test_workers_of_a_pool_are_given_a_lake(
 def test_lakes_that_nobody_closes_leave_nothing_behind(served: Served) -> None:
     with lakefs.connect(served.server) as lake:
         for number in range(3):  # each is read once: the engine's memory gets none of them
-            lake.put(f"bkt/fresh-{number}", os.urandom(ONE_CHUNK))
+            lake.put(f"bkt/fresh-{number}", os.urandom(ONE_CHUNK), create_bucket=True)
         pickled, before = pickle.dumps(lake), alone(lake)
 
         def work(number: int) -> None:

@@ -274,7 +274,7 @@ def test_a_source_that_shrinks_or_changes_is_not_stored(
                 os.utime(path, ns=(1, 1))
 
         with pytest.raises(SourceChanged, match="nothing was stored") as caught:
-            client.put(f"lies/{way}-{how}", path, progress=spoil)
+            client.put(f"lies/{way}-{how}", path, progress=spoil, create_bucket=True)
         assert str(path) in caught.value.message
         assert not client.exists(f"lies/{way}-{how}")
         client.put(f"lies/{way}-{how}", path)
@@ -313,7 +313,7 @@ for grant, length in zip(opened.grants, opened.lengths):
 def test_a_sleeping_holder_of_descriptors_sees_its_own_bytes_or_zeros(served: Served, way: str) -> None:
     content = os.urandom(9 * MIB)
     with connect(served.server) as client:
-        client.put("sleep/victim", content)
+        client.put("sleep/victim", content, create_bucket=True)
     sleeper = subprocess.Popen(
         [sys.executable, "-c", SLEEPER, served.server, way],
         env=environment(),
@@ -333,7 +333,7 @@ def test_a_sleeping_holder_of_descriptors_sees_its_own_bytes_or_zeros(served: Se
             assert client.gc()["freed_bytes"] >= 9 * MIB
             others = {f"sleep/other{number}": os.urandom(9 * MIB) for number in range(3)}
             for name, other in others.items():
-                client.put(name, other)
+                client.put(name, other, create_bucket=True)
             for name in others:
                 client.remove(name)
             client.gc()
@@ -361,7 +361,7 @@ def test_a_reader_that_finds_zeros_never_takes_them_for_content(served: Served) 
     """The holder of an old grant looks again, and learns that the object is gone."""
     content = os.urandom(300 * KIB)
     with connect(served.server) as reader, connect(served.server) as other:
-        other.put("sleep/gone", content)
+        other.put("sleep/gone", content, create_bucket=True)
         reader.get("sleep/gone")
         opened = reader.run(reader.steps.open("sleep/gone"))
         reader.run(reader.steps.close(opened))

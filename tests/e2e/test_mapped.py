@@ -16,7 +16,7 @@ BYTES = 9 << 20
 def test_what_is_mapped_stays_though_its_name_was_removed_by_another(served: Served) -> None:
     with lakefs.connect(served.server) as lake, lakefs.connect(served.server) as other:
         content = os.urandom(BYTES)
-        lake.put("map/gone", content)
+        lake.put("map/gone", content, create_bucket=True)
         lake.put("map/behind", os.urandom(100_000))
         with lake.map("map/gone", 5, BYTES - 10) as mapped:
             other.remove("map/gone")
@@ -30,7 +30,7 @@ def test_what_is_mapped_stays_though_its_name_was_removed_by_another(served: Ser
 def test_a_mapping_outlives_its_engine_and_says_that_nothing_pins_it(served: Served) -> None:
     content = os.urandom(BYTES)
     with lakefs.connect(served.server) as lake:
-        lake.put("map/x", content)
+        lake.put("map/x", content, create_bucket=True)
         with lake.map("map/x") as mapped:
             assert lake.status()["pins"]["chunks"] == len(mapped.chunks) == 3
             served.kill()

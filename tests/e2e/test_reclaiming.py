@@ -39,10 +39,10 @@ def put_all(client: Lake, contents: Contents) -> None:
         if len(content) <= MIB:
             batch[name] = content
             continue
-        client.put_many(list(batch.items()))
-        client.put(name, content)
+        client.put_many(list(batch.items()), create_bucket=True)
+        client.put(name, content, create_bucket=True)
         batch.clear()
-    client.put_many(list(batch.items()))
+    client.put_many(list(batch.items()), create_bucket=True)
 
 
 def remove_all(client: Lake, names: list[str]) -> None:
@@ -123,7 +123,7 @@ def test_rm_and_one_cycle_on_a_full_disk_give_the_room_back(
                 for number in range(max(1, 500_000 // object_bytes))
             }
             try:
-                client.put_many(list(batch.items()))
+                client.put_many(list(batch.items()), create_bucket=True)
             except StoreFull:
                 break
             stored |= batch
@@ -135,5 +135,5 @@ def test_rm_and_one_cycle_on_a_full_disk_give_the_room_back(
         ahead = SMALL_FILL_BYTES  # zeros in front of the next payload
         assert before - segment_blocks(engine) >= 0.95 * dead - ahead, report.text
         assert client.get_many(list(stored)) == list(stored.values())
-        client.put("b/afterwards", generator.randbytes(dead // 2))
+        client.put("b/afterwards", generator.randbytes(dead // 2), create_bucket=True)
         assert client.fsck(full=True)["damage"] == 0

@@ -162,12 +162,12 @@ def test_a_trio_lake_outlives_its_engine_and_takes_nothing_over_from_it(folder: 
 
     async def main() -> None:
         async with connect_trio(served.server) as lake:
-            await lake.put("b/x", content)
+            await lake.put("b/x", content, create_bucket=True)
             assert await lake.get("b/x") == content
             served.kill()
             served.data.rename(folder / "old")
             served.start()
-            await lake.put("b/x", other)
+            await lake.put("b/x", other, create_bucket=True)
             assert await lake.get("b/x") == other
 
     trio.run(main)

@@ -20,7 +20,7 @@ from tests.e2e.served import ROOT, Served, environment
 HOLDER = """
 import sys, time, lakefs
 with lakefs.connect() as lake, lake.shared_memory(8 << 20) as memory:
-    lake.put("bkt/held", memory.allocate(5 << 20))
+    lake.put("bkt/held", memory.allocate(5 << 20), create_bucket=True)
     print("held", flush=True)
     time.sleep(1000)
 """
@@ -79,8 +79,10 @@ def test_a_client_that_writes_while_it_is_read_harms_only_what_it_puts(served: S
         blobs = []
         for number in range(20):
             slots = [(f"bkt/torn-{number}-{part}", memory.slot(part << 20, 1 << 20)) for part in range(4)]
-            blobs += [stat.blob for stat in lake.put_many(slots)]
-            blobs.append(lake.put(f"bkt/torn-{number}", memory.slot(0, 4 << 20)).stat.blob)
+            blobs += [stat.blob for stat in lake.put_many(slots, create_bucket=True)]
+            blobs.append(
+                lake.put(f"bkt/torn-{number}", memory.slot(0, 4 << 20), create_bucket=True).stat.blob
+            )
         scribbler.kill()
         scribbler.wait()
         scribbler.stdout.close()
@@ -97,7 +99,7 @@ def test_memory_is_lent_anew_to_an_engine_that_came_back(folder: Path) -> None:
         with lakefs.connect(served.server) as lake, lake.shared_memory(3 * CHUNK_BYTES) as memory:
             memory.buffer[: len(content)] = content
             whole, part = memory.slot(0, len(content)), memory.slot(3, 1000)
-            lake.put("bkt/whole", whole)
+            lake.put("bkt/whole", whole, create_bucket=True)
             served.kill()
             served.start()
             # A look first: what changes names is not asked twice, whatever has become of the connection.
@@ -120,7 +122,7 @@ def test_the_trio_client_puts_from_shared_memory_at_once(served: Served) -> None
             async def put(number: int) -> None:
                 with memory.allocate(len(contents[number])) as slot:
                     slot.buffer[:] = contents[number]
-                    await lake.put(f"bkt/trio-{number}", slot)
+                    await lake.put(f"bkt/trio-{number}", slot, create_bucket=True)
 
             async with trio.open_nursery() as nursery:
                 for number in range(len(contents)):

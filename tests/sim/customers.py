@@ -222,7 +222,7 @@ class Customer(NameCustomer, SessionCustomer, PinCustomer, UploadCustomer, Versi
     async def put(self) -> None:
         name, content = self._name(), self._contents.take()
         blob = self._contents.blob_of(content)
-        result = await self._lake.put(name, content)
+        result = await self._lake.put(name, content, create_bucket=True)
         self._expect(result.stat.blob == blob and result.size_bytes == len(content), f"put of {name}")
 
     async def put_many(self) -> None:
@@ -232,7 +232,7 @@ class Customer(NameCustomer, SessionCustomer, PinCustomer, UploadCustomer, Versi
             if len(content) < 200_000:
                 self._contents.register_chunk(content)
                 objects.append((self._name(), content))
-        stats = await self._lake.put_many(objects)
+        stats = await self._lake.put_many(objects, create_bucket=True)
         for (name, content), stat in zip(objects, stats, strict=True):
             self._expect(stat.blob == data_chunk_id(content), f"put of {name} among {len(objects)}")
 
@@ -240,11 +240,11 @@ class Customer(NameCustomer, SessionCustomer, PinCustomer, UploadCustomer, Versi
         name, content = self._name(), self._contents.take()
         blob = self._contents.blob_of(content)
         if self._rng.random() < 0.5:
-            result = await self._lake.put(name, content, if_absent=True)
+            result = await self._lake.put(name, content, if_absent=True, create_bucket=True)
         else:
             stat = await self._lake.stat(name)
             await self._pause()
-            result = await self._lake.put(name, content, if_match=stat.etag or "none")
+            result = await self._lake.put(name, content, if_match=stat.etag or "none", create_bucket=True)
         self._expect(result.stat.blob == blob, f"conditional put of {name}")
 
     async def put_visible(self) -> None:
@@ -300,7 +300,7 @@ class Customer(NameCustomer, SessionCustomer, PinCustomer, UploadCustomer, Versi
                 replacement = self._contents.take_small()
                 self._contents.register_chunk(replacement)
                 try:
-                    await self._lake.put(name, replacement)
+                    await self._lake.put(name, replacement, create_bucket=True)
                 except LakeError as error:
                     self._judge(error, "put beside an open object", storing=True)
             for _ in range(self._rng.randint(1, 5)):
@@ -347,12 +347,12 @@ class Customer(NameCustomer, SessionCustomer, PinCustomer, UploadCustomer, Versi
             self._contents.register_chunk(content)
         name = self._name()
         for content in contents:
-            await self._lake.put(name, content)
+            await self._lake.put(name, content, create_bucket=True)
         await self._lake.remove(name)
 
         async def put_again() -> None:
             await self._pause()
-            await self._lake.put_many([(self._name(), content) for content in contents])
+            await self._lake.put_many([(self._name(), content) for content in contents], create_bucket=True)
 
         await self._beside_gc(put_again)
 

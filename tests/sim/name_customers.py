@@ -66,7 +66,7 @@ class NameCustomer:
         )
 
     async def copy(self) -> None:
-        await self._lake.copy(self._name(), self._name())
+        await self._lake.copy(self._name(), self._name(), create_bucket=True)
 
     async def make_folder(self) -> None:
         exclusive, create = self._rng.random() < 0.3, self._coin()

@@ -40,7 +40,9 @@ def test_gc_frees_no_room_that_a_gc_before_it_has_freed_only_in_memory() -> None
 
     async def fill() -> None:
         async with opened(disk) as (_, lake):
-            await lake.put_many([(f"b/{number}", bytes([number]) * 9000) for number in range(10)])
+            await lake.put_many(
+                [(f"b/{number}", bytes([number]) * 9000) for number in range(10)], create_bucket=True
+            )
 
     async def collect_twice() -> None:
         async with opened(disk) as (store, lake):
@@ -70,7 +72,7 @@ def test_a_superseded_journal_file_that_a_crash_brought_back_is_no_damage() -> N
     async def put_and_rotate() -> None:
         async with opened(disk) as (_, lake):
             for number in range(12):
-                await lake.put(f"b/{number}", bytes([number]) * 100)
+                await lake.put(f"b/{number}", bytes([number]) * 100, create_bucket=True)
             path = f"journal/{disk.list_folder('journal')[0]}"
             oldest.append((path, read_whole(disk, path)))
 

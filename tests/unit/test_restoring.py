@@ -12,7 +12,14 @@ from fuse.leftovers import Leftover, claimed, find_leftovers, forget, is_in_use
 from fuse.restoring import Standing, restore_to_store, standing
 from fuse.staging import Base, StagingFolder
 from lakefs.client.blocking import Lake
-from lakefs.errors import EngineUnreachable, KeyNotFound, LocalFileError, PreconditionFailed, StoreLocked
+from lakefs.errors import (
+    BucketNotFound,
+    EngineUnreachable,
+    KeyNotFound,
+    LocalFileError,
+    PreconditionFailed,
+    StoreLocked,
+)
 from lakefs.names import Name
 from lakefs.steps import Step, Steps
 from lakefs.wire.messages import ObjectStat
@@ -74,6 +81,8 @@ def test_the_same_content_put_again_is_what_it_was_made_on(lake: Lake, tmp_path:
 
 def test_a_new_file_is_its_owner_s_alone_and_its_bucket_is_made_again(lake: Lake, tmp_path: Path) -> None:
     leftover = left(tmp_path, None, (0, b"new"), name="gone/file")
+    with pytest.raises(BucketNotFound, match="lake bucket create typo"):
+        lake.run(restore_to_store(lake.steps, leftover, Name("typo", "file")))
     stored = lake.run(restore_to_store(lake.steps, leftover, Name("gone", "file")))
     assert (lake.get("gone/file"), stored.mode) == (b"new", 0o600)
 

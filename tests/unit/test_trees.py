@@ -23,14 +23,15 @@ from lakefs.errors import (
 )
 from lakefs.file_getting import GetOptions, get_to_file, stream_range
 from lakefs.getting import close_object, open_object
-from lakefs.ids import data_chunk_id
+from lakefs.local_folders import LocalTarget
 from lakefs.names import Name
-from lakefs.opened import Opened, Piece
-from lakefs.parts import PartFile, part_path, write_whole
+from lakefs.opened import Opened
+from lakefs.parts import PartFile, is_part, part_names, write_whole
 from lakefs.steps import Steps
-from lakefs.tree_getting import get_tree, local_path
+from lakefs.tree_getting import get_tree, local_target
 from lakefs.tree_putting import PutOptions, put_tree
 from lakefs.trees import Fate, FileOutcome, Observer, Totals, Walk, WalkOptions
+from tests.part_files import left_part, opened_part, piece_of
 
 MIB = 1 << 20
 
@@ -41,10 +42,6 @@ class Attributes:
 
     mode: int = 0o640
     mtime_ns: int = 1_500_000_000_000_000_000
-
-
-def piece_of(content: bytes, offset: int = 0) -> Piece:
-    return Piece(data_chunk_id(content), offset, len(content))
 
 
 @pytest.fixture
@@ -118,11 +115,11 @@ def test_a_walk_that_follows_links_ends_at_loops(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["..", "../x", "a/../../x", "", "/x", "a//x", "./x", "a/.", "a\0b"])
 def test_keys_that_are_no_path_below_a_folder_are_refused(key: str) -> None:
     with pytest.raises(InvalidName):
-        local_path("/target", key)
+        local_target("/target", key)
 
 
 def test_other_keys_are_paths_below_the_folder() -> None:
-    assert local_path("/target", "a/..b/c..") == "/target/a/..b/c.."
+    assert local_target("/target", "a/..b/c..").path == "/target/a/..b/c.."
 
 
 # --- part files ------------------------------------------------------------------------------------------
@@ -131,7 +128,7 @@ def test_other_keys_are_paths_below_the_folder() -> None:
 def test_a_part_takes_the_targets_name_with_mode_and_time(tmp_path: Path) -> None:
     target = tmp_path / "x"
     target.write_bytes(b"old content")
-    write_whole(str(target), b"new", Attributes())
+    write_whole(LocalTarget.at(str(target)), b"new", Attributes())
     status = target.stat()
     assert (target.read_bytes(), status.st_mode & 0o7777, status.st_mtime_ns) == (
         b"new",
@@ -142,22 +139,16 @@ def test_a_part_takes_the_targets_name_with_mode_and_time(tmp_path: Path) -> Non
 
 
 def test_set_uid_is_not_taken_from_a_store(tmp_path: Path) -> None:
-    write_whole(str(tmp_path / "x"), b"", Attributes(mode=0o6755))
+    write_whole(LocalTarget.at(str(tmp_path / "x")), b"", Attributes(mode=0o6755))
     assert (tmp_path / "x").stat().st_mode & 0o7777 == 0o755
 
 
 def test_a_part_that_may_not_replace_leaves_the_target(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"old")
     with pytest.raises(AlreadyExists):
-        write_whole(str(tmp_path / "x"), b"new", Attributes(), replace=False)
+        write_whole(LocalTarget.at(str(tmp_path / "x")), b"new", Attributes(), replace=False)
     assert (tmp_path / "x").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
-
-
-def opened_part(target: Path) -> PartFile:
-    part = PartFile(str(target))
-    part.open()
-    return part
 
 
 def test_one_target_is_written_by_one_at_a_time(tmp_path: Path) -> None:
@@ -171,18 +162,18 @@ def test_one_target_is_written_by_one_at_a_time(tmp_path: Path) -> None:
 
 def test_a_part_that_was_replaced_never_gets_the_name(tmp_path: Path) -> None:
     part = opened_part(tmp_path / "x")
-    Path(part.path).unlink()
-    Path(part.path).write_bytes(b"another's")
+    (tmp_path / part.part_name).unlink()
+    (tmp_path / part.part_name).write_bytes(b"another's")
     with pytest.raises(LocalFileError, match="replaced"):
         part.finish(Attributes())
     part.discard()
     assert not (tmp_path / "x").exists()
-    assert Path(part.path).read_bytes() == b"another's"
+    assert (tmp_path / part.part_name).read_bytes() == b"another's"
 
 
 def test_a_part_knows_what_an_earlier_one_left(tmp_path: Path) -> None:
     content = os.urandom(100)
-    Path(part_path(str(tmp_path / "x"))).write_bytes(content[:60])
+    left_part(tmp_path / "x", content[:60])
     part = opened_part(tmp_path / "x")
     assert part.holds(piece_of(content[:40]))
     assert not part.holds(piece_of(content[1:41]))
@@ -192,6 +183,7 @@ def test_a_part_knows_what_an_earlier_one_left(tmp_path: Path) -> None:
 
 def test_a_kept_part_is_found_again(tmp_path: Path) -> None:
     part = opened_part(tmp_path / "x")
+    part.set_length(4)
     part.deliver(piece_of(b"half"), memoryview(b"half"))
     part.keep()
     again = opened_part(tmp_path / "x")
@@ -200,7 +192,7 @@ def test_a_kept_part_is_found_again(tmp_path: Path) -> None:
 
 
 def test_a_part_that_was_given_up_before_it_was_open_is_not_there(tmp_path: Path) -> None:
-    part = PartFile(str(tmp_path / "x"))
+    part = PartFile(LocalTarget.at(str(tmp_path / "x")))
     part.discard()
     part.open()
     part.deliver(piece_of(b"late"), memoryview(b"late"))
@@ -232,9 +224,10 @@ def test_a_write_in_progress_keeps_the_descriptor_until_it_ends(tmp_path: Path) 
 
 def test_a_name_too_long_for_a_suffix_has_a_part_too(tmp_path: Path) -> None:
     name = "n" * 255
-    write_whole(str(tmp_path / name), b"x", Attributes())
+    write_whole(LocalTarget.at(str(tmp_path / name)), b"x", Attributes())
     assert (tmp_path / name).read_bytes() == b"x"
-    assert part_path(str(tmp_path / ("n" * 254 + "m"))) != part_path(str(tmp_path / name))
+    assert part_names("n" * 254 + "m") != part_names(name)
+    assert all(len(part) <= 255 for length in range(230, 256) for part in part_names("n" * length))
 
 
 # --- putting and getting ---------------------------------------------------------------------------------
@@ -246,7 +239,7 @@ def put(lake: Lake, root: Path, options: PutOptions | None = None) -> tuple[Tota
         lake.steps,
         [Walk(str(root), "k/", WalkOptions())],
         "b",
-        options or PutOptions(),
+        options or PutOptions(create_bucket=True),
         Observer(outcomes.append),
     )
     return lake.run(steps), outcomes
@@ -282,7 +275,7 @@ def test_progress_adds_up_both_ways(lake: Lake, tmp_path: Path) -> None:
     done: list[tuple[int, int]] = []
     observer = Observer(progress=lambda moved, present: done.append((moved, present)))
     walk = Walk(str(root), "k/", WalkOptions())
-    lake.run(put_tree(lake.steps, [walk], "b", PutOptions(), observer))
+    lake.run(put_tree(lake.steps, [walk], "b", PutOptions(create_bucket=True), observer))
     assert sum(moved for moved, _ in done) == sum(sizes.values())
     for present in (0, sum(sizes.values())):
         done.clear()
@@ -323,7 +316,7 @@ def interrupted(lake: Lake, target: Path, error: BaseException) -> None:
 
 
 def test_an_interrupted_get_leaves_the_target_and_no_part(lake: Lake, tmp_path: Path) -> None:
-    lake.put("b/x", os.urandom(30 * MIB))
+    lake.put("b/x", os.urandom(30 * MIB), create_bucket=True)
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "x").write_bytes(b"old")
@@ -334,20 +327,21 @@ def test_an_interrupted_get_leaves_the_target_and_no_part(lake: Lake, tmp_path: 
 
 def test_a_get_that_lost_its_engine_keeps_its_part_for_the_next(lake: Lake, tmp_path: Path) -> None:
     content = os.urandom(30 * MIB)
-    lake.put("b/x", content)
+    lake.put("b/x", content, create_bucket=True)
     interrupted(lake, tmp_path / "x", EngineUnreachable("gone"))
-    assert Path(part_path(str(tmp_path / "x"))).exists()
+    part = tmp_path / part_names("x")[0]
+    assert is_part(str(part))
     there: list[int] = []
     observer = Observer(progress=lambda moved, present: there.append(present))
     lake.run(get_to_file(lake.steps, Name("b", "x"), str(tmp_path / "x"), GetOptions(), observer))
     assert sum(there) >= 4 * MIB
     assert (tmp_path / "x").read_bytes() == content
-    assert not Path(part_path(str(tmp_path / "x"))).exists()
+    assert not part.exists()
 
 
 def test_a_stream_gives_every_range_in_order(lake: Lake) -> None:
     content = os.urandom(21 * MIB + 11)
-    lake.put("b/x", content)
+    lake.put("b/x", content, create_bucket=True)
 
     def streamed(offset: int, length: int) -> Steps[bytes]:
         got: list[bytes] = []
@@ -371,7 +365,7 @@ def test_a_stream_gives_every_range_in_order(lake: Lake) -> None:
 
 
 def test_a_file_that_cannot_be_written_fails_alone(lake: Lake, tmp_path: Path) -> None:
-    lake.put_many([(f"b/k/{index:03}", os.urandom(100_000)) for index in range(40)])
+    lake.put_many([(f"b/k/{index:03}", os.urandom(100_000)) for index in range(40)], create_bucket=True)
     (tmp_path / "out" / "017").mkdir(parents=True)
     outcomes: list[FileOutcome] = []
     totals = get(lake, tmp_path / "out", Observer(outcomes.append))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import pytest
 import trio
@@ -61,7 +62,7 @@ class StuckEngine:
 async def cancel_a_put(engine: StuckEngine) -> None:
     lake = TrioLake(engine, InlineOffload())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lake.put, "b/k", bytes(CHUNK_BYTES + 1))
+        nursery.start_soon(partial(lake.put, "b/k", bytes(CHUNK_BYTES + 1), create_bucket=True))
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
 

@@ -1,0 +1,31 @@
+"""Parts as killed gets leave them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lakefs.ids import data_chunk_id
+from lakefs.local_folders import LocalTarget
+from lakefs.opened import Piece
+from lakefs.parts import PartFile
+
+
+def opened_part(target: Path) -> PartFile:
+    """The part of a get that is at work."""
+    part = PartFile(LocalTarget.at(str(target)))
+    part.open()
+    return part
+
+
+def piece_of(content: bytes, offset: int = 0) -> Piece:
+    """A piece of an object."""
+    return Piece(data_chunk_id(content), offset, len(content))
+
+
+def left_part(target: Path, content: bytes) -> Path:
+    """The part of a get that was killed when it had written this."""
+    part = opened_part(target)
+    part.set_length(len(content))
+    part.deliver(piece_of(content), memoryview(content))
+    part.keep()
+    return target.parent / part.part_name
