@@ -7,8 +7,6 @@ they are asked for by name of the field.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from engine.access_keys import (
     create_access_key,
     find_access_key,
@@ -17,10 +15,11 @@ from engine.access_keys import (
     remove_access_key,
 )
 from engine.decisions import Decisions
+from engine.handlers import handles
 from engine.holds import Client
 from engine.store import Store
 from engine.views import Transaction, View
-from lakefs.service import Body, Reply
+from lakefs.service import Reply
 from lakefs.wire import messages as m
 
 
@@ -31,7 +30,8 @@ class AccessKeyRequests:
         self._decisions = Decisions(store.metadata)
         self._clock = store.clock
 
-    async def create(self, client: Client, request: m.AccessKeyCreate, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.AccessKeyCreate)
+    async def create(self, client: Client, request: m.AccessKeyCreate) -> Reply:
         key_pair = new_key_pair()
 
         def decide(txn: Transaction) -> m.AccessKeyStat:
@@ -40,7 +40,8 @@ class AccessKeyRequests:
 
         return Reply(m.AccessKeys([await self._decisions.change(client, decide)]))
 
-    async def list_(self, client: Client, request: m.AccessKeyList, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.AccessKeyList)
+    async def list_(self, request: m.AccessKeyList) -> Reply:
         def look(view: View) -> m.AccessKeys:
             if request.access_key:
                 found = find_access_key(view, request.access_key, with_secret=request.secrets)
@@ -51,7 +52,8 @@ class AccessKeyRequests:
 
         return Reply(await self._decisions.look(look))
 
-    async def remove(self, client: Client, request: m.AccessKeyRemove, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.AccessKeyRemove)
+    async def remove(self, client: Client, request: m.AccessKeyRemove) -> Reply:
         await self._decisions.change(
             client, lambda txn: remove_access_key(txn, request.access_key), grows=False
         )

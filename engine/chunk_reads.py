@@ -17,8 +17,8 @@ from engine.answers import failure_of
 from engine.batch_reader import Range
 from engine.chunks import find_chunk
 from engine.format import ChunkRecord
+from engine.handlers import handles
 from engine.held_blobs import checked_chunks
-from engine.holds import Client
 from engine.hot_index import record_at
 from engine.segment_reader import READ_AT_ONCE_BYTES, RangeRead
 from engine.store import Store
@@ -44,7 +44,8 @@ class ChunkReads:
         self._segments = store.segments
         self._dram = store.dram
 
-    async def read_chunks(self, client: Client, request: m.ReadChunks, body: Body, _: Seq[int]) -> Reply:
+    @handles(m.ReadChunks)
+    async def read_chunks(self, request: m.ReadChunks) -> Reply:
         chunks = checked_chunks(request.chunks)
         if not len(chunks) == len(request.offsets) == len(request.lengths):
             raise InvalidArgument("chunks, offsets and lengths go together")

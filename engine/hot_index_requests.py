@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from engine.handlers import handles
 from engine.holds import Client
 from engine.store import Store
 from lakefs.errors import PermissionDenied, UnsupportedVersion
 from lakefs.hot_table_format import entries_max
-from lakefs.service import Body, Reply
+from lakefs.service import Reply
 from lakefs.wire import messages as m
 
 
@@ -18,7 +17,8 @@ class HotIndexRequests:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def open(self, client: Client, request: m.OpenHotIndex, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.OpenHotIndex)
+    async def open(self, client: Client) -> Reply:
         if not (client.descriptors and client.trusted):
             raise PermissionDenied("the hot index is shared on the Unix socket only; use Locate instead")
         index = self._store.hot_index

@@ -25,6 +25,7 @@ from engine.answers import failure_of
 from engine.checksums import check_vector, vector_of
 from engine.chunks import find_chunk
 from engine.format import ChunkRecord
+from engine.handlers import handles
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
 from engine.lent_memory import LentMemory, put_into
@@ -43,7 +44,7 @@ from lakefs.errors import (
 from lakefs.hot_table_format import Found
 from lakefs.ids import EMPTY_CHUNK, ChunkId, SegmentId, id_text
 from lakefs.limits import GRANULE_BYTES, KIB, MIB, PAGE_BYTES, SMALL_PAYLOAD_BYTES
-from lakefs.service import Body, Reply
+from lakefs.service import Reply
 from lakefs.wire import messages as m
 from lakefs.wire.grants import MEDIUM_SEGMENT
 
@@ -149,7 +150,8 @@ class Loads:
         self._segments = store.segments
         self._slots = store.segments.lent
 
-    async def load_slots(self, client: Client, request: m.LoadSlots, body: Body, _: Seq[int]) -> Reply:
+    @handles(m.LoadSlots)
+    async def load_slots(self, client: Client, request: m.LoadSlots) -> Reply:
         chunks = checked_chunks(request.chunks)
         if len(request.offsets) != len(chunks) or len(request.lengths) not in (0, len(chunks)):
             raise InvalidArgument("chunks and offsets go together, and lengths with them when there are any")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.handlers import handles
 from engine.holds import Client
 from engine.store import Store
 from lakefs.descriptors import duplicates
 from lakefs.errors import InvalidArgument, PermissionDenied
-from lakefs.service import Body, Reply
+from lakefs.service import Reply
 from lakefs.wire import messages as m
 
 
@@ -18,9 +19,8 @@ class MemoryRequests:
     def __init__(self, store: Store) -> None:
         self._lent = store.lent
 
-    async def lend(
-        self, client: Client, request: m.LendMemory, body: Body, descriptors: Sequence[int]
-    ) -> Reply:
+    @handles(m.LendMemory)
+    async def lend(self, client: Client, request: m.LendMemory, descriptors: Sequence[int]) -> Reply:
         if not (client.descriptors and client.trusted):
             raise PermissionDenied(
                 "memory is lent on the Unix socket only; send and ask for the bytes instead"
@@ -31,6 +31,7 @@ class MemoryRequests:
         number = await self._lent.lend(client, own, request.size_bytes, writable=request.writable)
         return Reply(m.MemoryLent(number))
 
-    async def give_back(self, client: Client, request: m.ReturnMemory, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.ReturnMemory)
+    async def give_back(self, client: Client, request: m.ReturnMemory) -> Reply:
         await self._lent.give_back(client, request.memory)
         return Reply(m.Done())

@@ -23,6 +23,7 @@ from engine.buckets import (
 )
 from engine.decisions import Decisions
 from engine.format import ReadOnlyFeature
+from engine.handlers import handles
 from engine.holds import Client
 from engine.listing import list_names
 from engine.names import copy, make_folder, rename, require
@@ -36,7 +37,7 @@ from engine.versions import shown_version, version_id
 from engine.views import Transaction, View
 from lakefs.errors import InvalidArgument, RequestTooLarge, UserError
 from lakefs.limits import BATCH_MAX, DELETE_BATCH
-from lakefs.service import Body, Reply
+from lakefs.service import Reply
 from lakefs.wire import messages as m
 
 
@@ -49,7 +50,8 @@ class NameRequests:
 
     # --- looking -----------------------------------------------------------------------------------
 
-    async def stat_names(self, client: Client, request: m.StatNames, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.StatNames)
+    async def stat_names(self, request: m.StatNames) -> Reply:
         _check_count(request.names, BATCH_MAX)
 
         wanted = list(zip(request.names, versions_of(request), strict=True))
@@ -59,7 +61,8 @@ class NameRequests:
 
         return Reply(m.NameResults(await self._decisions.look(look, request.durable)))
 
-    async def list_names(self, client: Client, request: m.ListNames, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.ListNames)
+    async def list_names(self, request: m.ListNames) -> Reply:
         def look(view: View) -> m.Listed:
             bucket = find_bucket(view, request.bucket)
             entries, next_after = list_names(
@@ -75,15 +78,15 @@ class NameRequests:
 
         return Reply(await self._decisions.look(look, request.durable))
 
-    async def list_versions(
-        self, client: Client, request: m.ListVersions, body: Body, _: Sequence[int]
-    ) -> Reply:
+    @handles(m.ListVersions)
+    async def list_versions(self, request: m.ListVersions) -> Reply:
         def look(view: View) -> m.ListedVersions:
             return list_versions(view, find_bucket(view, request.bucket), request)
 
         return Reply(await self._decisions.look(look))
 
-    async def bucket_list(self, client: Client, request: m.BucketList, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.BucketList)
+    async def bucket_list(self, request: m.BucketList) -> Reply:
         def look(view: View) -> list[BucketRef]:
             return [find_bucket(view, request.name)] if request.name else list_buckets(view)
 
@@ -91,9 +94,8 @@ class NameRequests:
 
     # --- changing ----------------------------------------------------------------------------------
 
-    async def delete_names(
-        self, client: Client, request: m.DeleteNames, body: Body, _: Sequence[int]
-    ) -> Reply:
+    @handles(m.DeleteNames)
+    async def delete_names(self, client: Client, request: m.DeleteNames) -> Reply:
         _check_count(request.names, DELETE_BATCH)
 
         now_ns = self._store.clock.wall_ns()
@@ -120,7 +122,8 @@ class NameRequests:
         results = await self._decisions.change(client, decide, request.durable, grows=False)
         return Reply(m.NameResults(results))
 
-    async def rename(self, client: Client, request: m.Rename, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.Rename)
+    async def rename(self, client: Client, request: m.Rename) -> Reply:
         def decide(txn: Transaction) -> Resolved:
             now_ns = self._store.clock.wall_ns()
             source = find_bucket(txn, request.bucket)
@@ -139,7 +142,8 @@ class NameRequests:
         renamed = await self._decisions.change(client, decide, request.durable, grows=False)
         return one_name(request.to_bucket, request.to_key, renamed)
 
-    async def copy(self, client: Client, request: m.Copy, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.Copy)
+    async def copy(self, client: Client, request: m.Copy) -> Reply:
         def decide(txn: Transaction) -> Resolved:
             now_ns = self._store.clock.wall_ns()
             source = find_bucket(txn, request.bucket)
@@ -159,7 +163,8 @@ class NameRequests:
 
         return one_name(request.to_bucket, request.to_key, await self._decisions.change(client, decide))
 
-    async def make_folder(self, client: Client, request: m.MakeFolder, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.MakeFolder)
+    async def make_folder(self, client: Client, request: m.MakeFolder) -> Reply:
         def decide(txn: Transaction) -> Resolved:
             now_ns = self._store.clock.wall_ns()
             bucket = self._target(txn, request.bucket, request.create_bucket, now_ns)
@@ -169,9 +174,8 @@ class NameRequests:
             request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
         )
 
-    async def remove_folder(
-        self, client: Client, request: m.RemoveFolder, body: Body, _: Sequence[int]
-    ) -> Reply:
+    @handles(m.RemoveFolder)
+    async def remove_folder(self, client: Client, request: m.RemoveFolder) -> Reply:
         def decide(txn: Transaction) -> Resolved:
             now_ns = self._store.clock.wall_ns()
             bucket = find_bucket(txn, request.bucket)
@@ -180,9 +184,8 @@ class NameRequests:
         removed = await self._decisions.change(client, decide, request.durable, grows=False)
         return one_name(request.bucket, request.key, removed)
 
-    async def make_symlink(
-        self, client: Client, request: m.MakeSymlink, body: Body, _: Sequence[int]
-    ) -> Reply:
+    @handles(m.MakeSymlink)
+    async def make_symlink(self, client: Client, request: m.MakeSymlink) -> Reply:
         def decide(txn: Transaction) -> Resolved:
             now_ns = self._store.clock.wall_ns()
             bucket = find_bucket(txn, request.bucket)
@@ -192,9 +195,8 @@ class NameRequests:
             request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
         )
 
-    async def set_attributes(
-        self, client: Client, request: m.SetAttributes, body: Body, _: Sequence[int]
-    ) -> Reply:
+    @handles(m.SetAttributes)
+    async def set_attributes(self, client: Client, request: m.SetAttributes) -> Reply:
         def decide(txn: Transaction) -> list[m.NameResult]:
             bucket = find_bucket(txn, request.bucket)
             changed = set_attributes(txn, bucket, request, self._store.clock.wall_ns())
@@ -205,21 +207,20 @@ class NameRequests:
             m.NameResults(await self._decisions.change(client, decide, request.durable, grows=grows))
         )
 
-    async def bucket_create(
-        self, client: Client, request: m.BucketCreate, body: Body, _: Sequence[int]
-    ) -> Reply:
+    @handles(m.BucketCreate)
+    async def bucket_create(self, client: Client, request: m.BucketCreate) -> Reply:
         def decide(txn: Transaction) -> BucketRef:
             return create_bucket(txn, request.name, self._store.clock.wall_ns())
 
         return _buckets([await self._decisions.change(client, decide)])
 
-    async def bucket_remove(
-        self, client: Client, request: m.BucketRemove, body: Body, _: Sequence[int]
-    ) -> Reply:
+    @handles(m.BucketRemove)
+    async def bucket_remove(self, client: Client, request: m.BucketRemove) -> Reply:
         await self._decisions.change(client, lambda txn: remove_bucket(txn, request.name), grows=False)
         return Reply(m.Done())
 
-    async def bucket_set(self, client: Client, request: m.BucketSet, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.BucketSet)
+    async def bucket_set(self, client: Client, request: m.BucketSet) -> Reply:
         if request.versioning is not None:
             await self._store.begin_to_use(ReadOnlyFeature.VERSIONS)
 

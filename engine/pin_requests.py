@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from engine.chunks import find_chunk
 from engine.extents import Place
 from engine.grants import grant_of
+from engine.handlers import handles
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
 from engine.hot_index import NO_GRANT
 from engine.store import Store
 from lakefs.errors import PermissionDenied
-from lakefs.service import Body, Reply
+from lakefs.service import Reply
 from lakefs.wire import messages as m
 
 
@@ -23,7 +22,8 @@ class PinRequests:
         self._store = store
         self._pins = store.segments.pins
 
-    async def pin(self, client: Client, request: m.PinChunks, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.PinChunks)
+    async def pin(self, client: Client, request: m.PinChunks) -> Reply:
         if not client.trusted:
             raise PermissionDenied("chunks are pinned on the Unix socket only; read them instead")
         chunks = checked_chunks(request.chunks)
@@ -42,6 +42,7 @@ class PinRequests:
             raise
         return Reply(m.Pinned([NO_GRANT if pin is None else grant_of(pin.record) for pin in found]))
 
-    async def unpin(self, client: Client, request: m.UnpinChunks, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.UnpinChunks)
+    async def unpin(self, client: Client, request: m.UnpinChunks) -> Reply:
         self._pins.unpin(client.pins, checked_chunks(request.chunks))
         return Reply(m.Done())

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from engine.answers import failed, stored
 from engine.buckets import BucketRef, PlannedBuckets, find_bucket
 from engine.chunks import find_chunk
+from engine.handlers import handles
 from engine.held_blobs import HeldBlob, HeldBlobs, checked_chunks
 from engine.holds import Client
 from engine.intake import Choose
@@ -75,40 +76,38 @@ class Puts:
 
     # --- sessions ----------------------------------------------------------------------------------
 
-    async def session_open(
-        self, client: Client, request: m.SessionOpen, body: Body, _: Sequence[int]
-    ) -> Reply:
+    @handles(m.SessionOpen)
+    async def session_open(self, client: Client, request: m.SessionOpen) -> Reply:
         if request.domain != 0:
             raise InvalidArgument(f"there is no domain {request.domain}")
         return Reply(m.SessionOpened(self._holds.begin_session(client).identifier))
 
-    async def session_join(
-        self, client: Client, request: m.SessionJoin, body: Body, _: Sequence[int]
-    ) -> Reply:
+    @handles(m.SessionJoin)
+    async def session_join(self, client: Client, request: m.SessionJoin) -> Reply:
         self._holds.join_session(client, SessionId(request.session))
         return Reply(m.Done())
 
-    async def session_end(self, client: Client, request: m.SessionEnd, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.SessionEnd)
+    async def session_end(self, client: Client, request: m.SessionEnd) -> Reply:
         self._holds.end_session(client, SessionId(request.session))
         return Reply(m.Done())
 
-    async def offer(self, client: Client, request: m.Offer, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.Offer)
+    async def offer(self, client: Client, request: m.Offer) -> Reply:
         session = self._holds.join_session(client, SessionId(request.session))
         present = await self._chunks.offer(session, checked_chunks(request.chunks))
         return Reply(m.Offered(present))
 
     # --- chunks ------------------------------------------------------------------------------------
 
-    async def store_chunks(
-        self, client: Client, request: m.StoreChunks, body: Body, _: Sequence[int]
-    ) -> Reply:
+    @handles(m.StoreChunks)
+    async def store_chunks(self, client: Client, request: m.StoreChunks, body: Body) -> Reply:
         session = self._holds.join_session(client, SessionId(request.session))
         assert isinstance(body, ReceivedBody)
         return stored(await self._chunks.store(session, body.payloads))
 
-    async def source_open(
-        self, client: Client, request: m.SourceOpen, body: Body, descriptors: Sequence[int]
-    ) -> Reply:
+    @handles(m.SourceOpen)
+    async def source_open(self, client: Client, request: m.SourceOpen, descriptors: Sequence[int]) -> Reply:
         if len(descriptors) != 1:
             raise InvalidArgument(f"SourceOpen takes one descriptor, {len(descriptors)} came with it")
         _check_room(client)
@@ -123,15 +122,13 @@ class Puts:
         client.sources[number] = own
         return Reply(m.SourceOpened(number))
 
-    async def source_close(
-        self, client: Client, request: m.SourceClose, body: Body, _: Sequence[int]
-    ) -> Reply:
+    @handles(m.SourceClose)
+    async def source_close(self, client: Client, request: m.SourceClose) -> Reply:
         _close_source(client, request.source)
         return Reply(m.Done())
 
-    async def store_from_source(
-        self, client: Client, request: m.StoreFromSource, body: Body, _: Sequence[int]
-    ) -> Reply:
+    @handles(m.StoreFromSource)
+    async def store_from_source(self, client: Client, request: m.StoreFromSource) -> Reply:
         session = self._holds.join_session(client, SessionId(request.session))
         opened = client.sources.get(request.source)
         if opened is None:
@@ -157,7 +154,8 @@ class Puts:
 
     # --- names -------------------------------------------------------------------------------------
 
-    async def commit(self, client: Client, request: m.Commit, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.Commit)
+    async def commit(self, client: Client, request: m.Commit) -> Reply:
         session = self._holds.join_session(client, SessionId(request.session))
         if len(request.changes) > BATCH_MAX:
             raise RequestTooLarge(f"{len(request.changes)} names in one commit; the limit is {BATCH_MAX}")
@@ -180,7 +178,8 @@ class Puts:
             self._holds.end_session(client, session.identifier)
         return Reply(m.NameResults(results))
 
-    async def put_objects(self, client: Client, request: m.PutObjects, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.PutObjects)
+    async def put_objects(self, client: Client, request: m.PutObjects, body: Body) -> Reply:
         assert isinstance(body, ReceivedBody)
         return await self.put_payloads(client, body.payloads, request.changes, durable=request.durable)
 

@@ -27,6 +27,7 @@ from engine.chunks import find_chunk
 from engine.extents import Place
 from engine.format import ChunkRecord, NodeKind
 from engine.grants import grant_of, inline_grant
+from engine.handlers import handles
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
 from engine.hot_index import NO_GRANT, HotIndex
@@ -110,7 +111,8 @@ class Reads:
 
     # --- opening -----------------------------------------------------------------------------------
 
-    async def open_objects(self, client: Client, request: m.OpenObjects, body: Body, _: Seq[int]) -> Reply:
+    @handles(m.OpenObjects)
+    async def open_objects(self, client: Client, request: m.OpenObjects) -> Reply:
         if len(request.names) > BATCH_MAX:
             raise RequestTooLarge(f"{len(request.names)} names in one request; the limit is {BATCH_MAX}")
         wanted = versions_of(request)
@@ -161,7 +163,8 @@ class Reads:
         item.grants = [inline_grant(item.small, 0, len(payload))]
         return Reply(m.OpenResults([_open_result(item)]), Body([payload]))
 
-    async def close_leases(self, client: Client, request: m.CloseLeases, body: Body, _: Seq[int]) -> Reply:
+    @handles(m.CloseLeases)
+    async def close_leases(self, client: Client, request: m.CloseLeases) -> Reply:
         if len(request.leases) > LEASES_PER_CONNECTION_MAX:
             raise RequestTooLarge(
                 f"{len(request.leases)} leases; a connection has {LEASES_PER_CONNECTION_MAX}"
@@ -279,7 +282,8 @@ class Reads:
 
     # --- places ------------------------------------------------------------------------------------
 
-    async def locate(self, client: Client, request: m.Locate, body: Body, _: Seq[int]) -> Reply:
+    @handles(m.Locate)
+    async def locate(self, client: Client, request: m.Locate) -> Reply:
         hot = self._store.hot_index
         understood = _reads_slabs(client, request.media)
         if hot is not None:
@@ -337,7 +341,8 @@ class Reads:
             item.grants = [NO_GRANT] * len(item.chunks)
             item.grants[first:behind] = grants
 
-    async def open_segments(self, client: Client, request: m.OpenSegments, body: Body, _: Seq[int]) -> Reply:
+    @handles(m.OpenSegments)
+    async def open_segments(self, client: Client, request: m.OpenSegments) -> Reply:
         if not (client.descriptors and client.trusted):
             raise PermissionDenied("descriptors are given on the Unix socket only; ask for the bytes instead")
         if len(request.segments) > SEGMENTS_PER_REQUEST_MAX:

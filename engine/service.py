@@ -1,7 +1,7 @@
 """The engine's answers: one handler for each request of `lakefs.wire.messages`.
 
-The handlers live beside what they are about (`puts`, `name_requests`, `reads`, `upload_requests`,
-`access_key_requests`); here is the table, what a connection is, and the few requests that are about the engine itself.
+The handlers live beside what they are about (`puts`, `name_requests`, `reads`, ...) and say themselves what they answer
+(`engine.handlers`); here is what a connection is, and the few requests that are about the engine itself.
 
 Rules kept here:
 - A reply leaves only when everything it rests on is durable; of a change that was asked for with `durable` false,
@@ -13,13 +13,14 @@ Rules kept here:
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 from engine.access_key_requests import AccessKeyRequests
 from engine.buckets import find_bucket
 from engine.chunk_reads import ChunkReads
+from engine.handlers import handles, require_handlers, table_of, takes_descriptors
 from engine.holds import Client
 from engine.hot_index_requests import HotIndexRequests
 from engine.loads import Loads
@@ -40,8 +41,6 @@ from lakefs.limits import COMPACT_SHARE, COMPACT_SHARE_MOST, SCRUB_STEP_S_MAX
 from lakefs.service import Body, Reply, ServedClient
 from lakefs.wire import messages as m
 
-Handler = Callable[[Client, Any, Body, Sequence[int]], Awaitable[Reply]]
-
 
 class Service:
     """Implements `lakefs.service.EngineService` on a store."""
@@ -49,69 +48,23 @@ class Service:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._puts = Puts(store)
-        self._reads = Reads(store)
-        names = NameRequests(store)
-        uploads = UploadRequests(store)
-        access_keys = AccessKeyRequests(store)
-        self._handlers: Final[dict[type[m.Request], Handler]] = {
-            m.Hello: self._hello,
-            m.Ping: self._ping,
-            m.Status: self._status,
-            m.SessionOpen: self._puts.session_open,
-            m.SessionJoin: self._puts.session_join,
-            m.SessionEnd: self._puts.session_end,
-            m.Offer: self._puts.offer,
-            m.StoreChunks: self._puts.store_chunks,
-            m.SourceOpen: self._puts.source_open,
-            m.SourceClose: self._puts.source_close,
-            m.StoreFromSource: self._puts.store_from_source,
-            **SlabRequests(store).handlers,
-            m.Commit: self._puts.commit,
-            m.PutObjects: self._puts.put_objects,
-            m.StatNames: names.stat_names,
-            m.DeleteNames: names.delete_names,
-            m.Rename: names.rename,
-            m.Copy: names.copy,
-            m.MakeFolder: names.make_folder,
-            m.RemoveFolder: names.remove_folder,
-            m.MakeSymlink: names.make_symlink,
-            m.SetAttributes: names.set_attributes,
-            m.ListNames: names.list_names,
-            m.ListVersions: names.list_versions,
-            m.BucketList: names.bucket_list,
-            m.BucketCreate: names.bucket_create,
-            m.BucketRemove: names.bucket_remove,
-            m.BucketSet: names.bucket_set,
-            m.UploadCreate: uploads.create,
-            m.UploadPut: uploads.put,
-            m.UploadList: uploads.list_,
-            m.UploadParts: uploads.parts,
-            m.UploadComplete: uploads.complete,
-            m.UploadAbort: uploads.abort,
-            m.UploadedParts: uploads.of_object,
-            m.AccessKeyCreate: access_keys.create,
-            m.AccessKeyList: access_keys.list_,
-            m.AccessKeyRemove: access_keys.remove,
-            **self._reading_handlers(),
-            m.RunGc: self._run_gc,
-            m.RunFsck: self._run_fsck,
-            m.RunScrub: self._run_scrub,
-            m.Sync: self._sync,
-            **_about_memory(store, self._puts),
-        }
-
-    def _reading_handlers(self) -> dict[type[m.Request], Handler]:
-        pins = PinRequests(self._store)
-        return {
-            m.OpenObjects: self._reads.open_objects,
-            m.CloseLeases: self._reads.close_leases,
-            m.Locate: self._reads.locate,
-            m.OpenSegments: self._reads.open_segments,
-            m.OpenHotIndex: HotIndexRequests(self._store).open,
-            m.PinChunks: pins.pin,
-            m.UnpinChunks: pins.unpin,
-            m.ReadChunks: ChunkReads(self._store).read_chunks,
-        }
+        self._handlers: Final = table_of(
+            (
+                self,
+                self._puts,
+                Reads(store),
+                ChunkReads(store),
+                NameRequests(store),
+                UploadRequests(store),
+                AccessKeyRequests(store),
+                PinRequests(store),
+                HotIndexRequests(store),
+                SlabRequests(store),
+                MemoryRequests(store),
+                SlotRequests(store, self._puts),
+                Loads(store),
+            )
+        )
 
     # --- EngineService -----------------------------------------------------------------------------
 
@@ -151,7 +104,7 @@ class Service:
         try:
             if handler is None:
                 raise UnsupportedVersion(f"this engine does not offer {type(request).__name__}")
-            if descriptors and not isinstance(request, m.SourceOpen | m.LendMemory):
+            if descriptors and not takes_descriptors(type(request)):
                 raise InvalidArgument(f"{type(request).__name__} takes no descriptors")
             return await handler(client, request, body, descriptors)
         except IndexDamaged:
@@ -171,35 +124,34 @@ class Service:
 
     # --- about the engine --------------------------------------------------------------------------
 
-    async def _hello(self, client: Client, request: m.Hello, body: Body, descriptors: Sequence[int]) -> Reply:
+    @handles(m.Hello)
+    async def _hello(self, client: Client) -> Reply:
         return Reply(self._store.hello(descriptors=client.descriptors))
 
-    async def _ping(self, client: Client, request: m.Ping, body: Body, descriptors: Sequence[int]) -> Reply:
+    @handles(m.Ping)
+    async def _ping(self) -> Reply:
         return Reply(m.Done())
 
-    async def _status(
-        self, client: Client, request: m.Status, body: Body, descriptors: Sequence[int]
-    ) -> Reply:
+    @handles(m.Status)
+    async def _status(self) -> Reply:
         return Reply(m.StatusReply(json.dumps(await self._store.status())))
 
-    async def _sync(self, client: Client, request: m.Sync, body: Body, descriptors: Sequence[int]) -> Reply:
+    @handles(m.Sync)
+    async def _sync(self) -> Reply:
         await self._store.metadata.sync()
         return Reply(m.Done())
 
-    async def _run_gc(
-        self, client: Client, request: m.RunGc, body: Body, descriptors: Sequence[int]
-    ) -> Reply:
+    @handles(m.RunGc)
+    async def _run_gc(self, request: m.RunGc) -> Reply:
         report = await self._store.collect(COMPACT_SHARE_MOST if request.compact else COMPACT_SHARE)
         return Reply(m.ReportReply(json.dumps(asdict(report))))
 
-    async def _run_fsck(
-        self, client: Client, request: m.RunFsck, body: Body, descriptors: Sequence[int]
-    ) -> Reply:
+    @handles(m.RunFsck)
+    async def _run_fsck(self, request: m.RunFsck) -> Reply:
         return Reply(m.ReportReply(json.dumps(await self._store.check(full=request.full))))
 
-    async def _run_scrub(
-        self, client: Client, request: m.RunScrub, body: Body, descriptors: Sequence[int]
-    ) -> Reply:
+    @handles(m.RunScrub)
+    async def _run_scrub(self, request: m.RunScrub) -> Reply:
         scrubber = self._store.scrubber
         if not 0 <= request.for_s <= SCRUB_STEP_S_MAX or request.rate_bytes_per_s < -1:
             raise InvalidArgument(
@@ -215,14 +167,5 @@ class Service:
         return Reply(m.ReportReply(json.dumps(report)))
 
 
-def _about_memory(store: Store, puts: Puts) -> dict[type[m.Request], Handler]:
-    """What clients ask about memory that they lend."""
-    memory = MemoryRequests(store)
-    slots = SlotRequests(store, puts)
-    return {
-        m.LendMemory: memory.lend,
-        m.ReturnMemory: memory.give_back,
-        m.StoreSlots: slots.store,
-        m.PutSlots: slots.put,
-        m.LoadSlots: Loads(store).load_slots,
-    }
+# A watch is no request with one answer: `Service.watch`.
+require_handlers(request for request in m.REQUESTS.values() if request is not m.Watch)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
 
 from engine.chunks import find_chunk
+from engine.handlers import handles
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
 from engine.store import Store
 from lakefs.errors import PermissionDenied, RequestTooLarge
 from lakefs.ids import ChunkId
 from lakefs.limits import SLABS_PER_REQUEST_MAX
-from lakefs.service import Body, Reply
+from lakefs.service import Reply
 from lakefs.wire import messages as m
-
-Handler = Callable[[Client, Any, Body, Sequence[int]], Awaitable[Reply]]
 
 
 class SlabRequests:
@@ -24,12 +22,9 @@ class SlabRequests:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._dram = store.dram
-        self.handlers: Final[Mapping[type[m.Request], Handler]] = {
-            m.OpenSlabs: self.open,
-            m.NoteReads: self.note_reads,
-        }
 
-    async def open(self, client: Client, request: m.OpenSlabs, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.OpenSlabs)
+    async def open(self, client: Client, request: m.OpenSlabs) -> Reply:
         if not (client.descriptors and client.trusted):
             raise PermissionDenied("descriptors are given on the Unix socket only; ask for the bytes instead")
         if len(request.slabs) > SLABS_PER_REQUEST_MAX:
@@ -45,7 +40,8 @@ class SlabRequests:
             descriptors=[*descriptors, arena.generations_descriptor],
         )
 
-    async def note_reads(self, client: Client, request: m.NoteReads, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.NoteReads)
+    async def note_reads(self, request: m.NoteReads) -> Reply:
         chunks = checked_chunks(request.chunks)
         if self._dram.tier is not None:
             for chunk, length in zip(chunks, self._lengths(chunks), strict=True):

@@ -8,10 +8,11 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from engine.answers import stored
+from engine.handlers import handles
 from engine.holds import Client
 from engine.lent_memory import LentMemory, read_into
 from engine.payload import Fill, Payload
@@ -20,7 +21,7 @@ from engine.puts import Puts
 from engine.store import Store
 from lakefs.errors import InvalidArgument, SessionLost
 from lakefs.ids import ChunkKind, SessionId
-from lakefs.service import Body, Reply
+from lakefs.service import Reply
 from lakefs.wire import messages as m
 
 
@@ -34,14 +35,16 @@ class SlotRequests:
         self._payload_memory = store.payload_memory
         self._puts = puts
 
-    async def store(self, client: Client, request: m.StoreSlots, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.StoreSlots)
+    async def store(self, client: Client, request: m.StoreSlots) -> Reply:
         session = self._holds.join_session(client, SessionId(request.session))
         if 0 in request.lengths:
             raise InvalidArgument("a chunk has at least 1 byte")
         async with self._payloads(client, request) as payloads:
             return stored(await self._chunks.store(session, payloads))
 
-    async def put(self, client: Client, request: m.PutSlots, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.PutSlots)
+    async def put(self, client: Client, request: m.PutSlots) -> Reply:
         async with self._payloads(client, request) as payloads:
             return await self._puts.put_payloads(client, payloads, request.changes, durable=request.durable)
 

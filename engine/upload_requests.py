@@ -13,6 +13,7 @@ import msgspec
 from engine.buckets import find_bucket
 from engine.decisions import Decisions
 from engine.format import ReadOnlyFeature
+from engine.handlers import handles
 from engine.held_blobs import HeldBlobs
 from engine.holds import Client, Session
 from engine.name_requests import one_name
@@ -39,7 +40,7 @@ from engine.views import Transaction, View
 from lakefs.errors import ChunkNotFound, InvalidArgument, SessionLost
 from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SessionId, kind_of, new_id16
 from lakefs.limits import LIST_PAGE_MAX, PART_CHUNKS_MAX, PART_NUMBER_MAX
-from lakefs.service import Body, Reply
+from lakefs.service import Reply
 from lakefs.wire import messages as m
 
 _LOOKS_FOR_LAYOUT = 3
@@ -55,7 +56,8 @@ class UploadRequests:
         self._held = HeldBlobs(store.metadata, store.chunks, store.manifests, store.holds)
         self._decisions = Decisions(store.metadata)
 
-    async def create(self, client: Client, request: m.UploadCreate, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.UploadCreate)
+    async def create(self, client: Client, request: m.UploadCreate) -> Reply:
         await self._store.begin_to_use(ReadOnlyFeature.UPLOADS)
         upload = new_id16()
 
@@ -66,7 +68,8 @@ class UploadRequests:
 
         return Reply(await self._decisions.change(client, decide))
 
-    async def put(self, client: Client, request: m.UploadPut, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.UploadPut)
+    async def put(self, client: Client, request: m.UploadPut) -> Reply:
         session = self._holds.join_session(client, SessionId(request.session))
         held = await self._held.hold(session, request.blob)
 
@@ -82,13 +85,15 @@ class UploadRequests:
             self._holds.end_session(client, session.identifier)
         return Reply(stat)
 
-    async def list_(self, client: Client, request: m.UploadList, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.UploadList)
+    async def list_(self, request: m.UploadList) -> Reply:
         def look(view: View) -> m.Uploads:
             return list_uploads(view, find_bucket(view, request.bucket), request)
 
         return Reply(await self._decisions.look(look))
 
-    async def parts(self, client: Client, request: m.UploadParts, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.UploadParts)
+    async def parts(self, request: m.UploadParts) -> Reply:
         check_page(request.after, request.limit)
         limit = min(request.limit, LIST_PAGE_MAX)
 
@@ -109,9 +114,8 @@ class UploadRequests:
             return Reply(m.Parts(to_upload_stat(ref, record), page, next_after))
         raise AssertionError("unreachable")
 
-    async def complete(
-        self, client: Client, request: m.UploadComplete, body: Body, _: Sequence[int]
-    ) -> Reply:
+    @handles(m.UploadComplete)
+    async def complete(self, client: Client, request: m.UploadComplete) -> Reply:
         if len(request.numbers) != len(request.etags) or len(request.numbers) > PART_NUMBER_MAX:
             raise InvalidArgument(
                 f"{len(request.numbers)} part numbers and {len(request.etags)} ETags; they go in pairs, "
@@ -154,13 +158,13 @@ class UploadRequests:
             self._holds.end_session(client, session.identifier)
         return one_name(request.bucket, request.key, bound)
 
-    async def abort(self, client: Client, request: m.UploadAbort, body: Body, _: Sequence[int]) -> Reply:
+    @handles(m.UploadAbort)
+    async def abort(self, client: Client, request: m.UploadAbort) -> Reply:
         await self._decisions.change(client, lambda txn: abort_upload(txn, _ref(txn, request)), grows=False)
         return Reply(m.Done())
 
-    async def of_object(
-        self, client: Client, request: m.UploadedParts, body: Body, _: Sequence[int]
-    ) -> Reply:
+    @handles(m.UploadedParts)
+    async def of_object(self, request: m.UploadedParts) -> Reply:
         check_page(request.after, request.limit)
         limit = min(request.limit, LIST_PAGE_MAX)
         return Reply(
