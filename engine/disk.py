@@ -8,6 +8,8 @@ Rules kept here:
 - A write is whole or raises; short writes are continued.
 - Nothing reached by a path lies outside the root: paths are relative, without `.`, `..` and empty parts,
   and the last part is never followed when it is a symlink.
+- While the lock is held, no name is created, renamed or removed in another folder than the locked one, nor when the lock
+  file is gone; a file that is missing because the folder is gone is not reported as missing.
 - What the file system refuses is replaced by the nearest thing that keeps the promise of the port: O_DIRECT
   by buffered writes (`direct` says so), fallocate by a longer file, punching by writing zeros.
 
@@ -22,6 +24,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -242,19 +245,60 @@ class LocalFile:
 
 
 class _LockFile(LocalFile):
-    """The store's lock; the spare descriptors go with it."""
+    """The store's lock: of its folder and of the file in it.  It keeps the spare descriptors for as long."""
 
-    __slots__ = ("_spares",)
+    __slots__ = ("_folder", "_held", "_root", "_spares")
 
-    def __init__(self, descriptor: int, name: str, spares: SpareDescriptors) -> None:
+    def __init__(self, root: str, folder: int, descriptor: int, name: str, spares: SpareDescriptors) -> None:
         super().__init__(descriptor, name, direct=False)
+        self._root = root
+        self._folder = folder
+        self._held = os.fstat(folder), os.fstat(descriptor)
         self._spares = spares
         spares.fill()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it was not given up."""
+        return self._folder != _CLOSED
+
+    def check_folder(self) -> None:
+        """StoreReadOnly unless the folder has the path at which it was locked."""
+        if not _is_same(self._held[0], self._root):
+            raise StoreReadOnly(
+                f"the folder {self._root} was moved, removed or replaced under the process that has it open; that "
+                "writes no more to it: stop it, and put the folder back, or open it where it is",
+                subject=self._root,
+            )
+
+    def check(self) -> None:
+        """StoreReadOnly unless folder and file are those that were locked."""
+        self.check_folder()
+        if not _is_same(self._held[1], f"{self._root}/{self._name}"):
+            raise StoreReadOnly(
+                f"the file {self._name} of {self._root} was removed or replaced under the process that has the store "
+                "open; that writes no more to it: restart it, and leave that file alone",
+                subject=self._name,
+            )
+
+    def file_system_state(self) -> os.statvfs_result:
+        """statvfs of the folder, wherever it is."""
+        return os.statvfs(self._folder)
 
     def close(self) -> None:
         """Give the store up."""
         self._spares.close()
         super().close()
+        folder, self._folder = self._folder, _CLOSED
+        if folder != _CLOSED:
+            os.close(folder)
+
+
+def _is_same(held: os.stat_result, path: str) -> bool:
+    try:
+        return os.path.samestat(held, os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 class LocalDisk:
@@ -266,6 +310,7 @@ class LocalDisk:
     def __init__(self, root: Path) -> None:
         self._root = str(root.absolute())
         self._spares = SpareDescriptors()
+        self._lock: _LockFile | None = None
 
     def open(
         self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False
@@ -275,20 +320,28 @@ class LocalDisk:
         if create:
             flags |= os.O_CREAT | os.O_EXCL
         with _Translating("open", path):
-            descriptor = self._open(path, flags, spare=not read_only)
+            if create:
+                self.check_lock()
+            try:
+                descriptor = self._open(path, flags, spare=not read_only)
+            except FileNotFoundError:
+                if self._held is not None:
+                    self._held.check_folder()
+                raise
             return LocalFile(descriptor, path, direct and _make_direct(descriptor))
 
     def list_folder(self, path: str) -> list[str]:
         """Names in a folder, in order of their text; empty when there is no such folder."""
         with _Translating("list", path):
             try:
-                return sorted(os.listdir(self._inside(path)))
+                return sorted(self._spares.list_folder(self._inside(path)))
             except FileNotFoundError:
                 return []
 
     def make_folder(self, path: str) -> None:
         """Create a folder; the root with all the folders above it, their names durable on return."""
         with _Translating("create folder", path):
+            self.check_lock()
             try:
                 if path in _ROOT_NAMES:
                     make_folders(Path(self._root))
@@ -310,11 +363,13 @@ class LocalDisk:
     def rename(self, source: str, target: str) -> None:
         """rename(2): `target` is the old file or the new one at every moment."""
         with _Translating("rename", source):
+            self.check_lock()
             os.rename(self._inside(source), self._inside(target))
 
     def unlink(self, path: str) -> None:
         """Remove a file's name."""
         with _Translating("remove", path):
+            self.check_lock()
             os.unlink(self._inside(path))
 
     def sync_folder(self, path: str) -> None:
@@ -330,36 +385,56 @@ class LocalDisk:
 
     def free_bytes(self) -> int:
         """Room that this user can still take (root's share of the file system is not counted)."""
-        with _Translating("look at", self._root):
-            state = os.statvfs(self._root)
+        state = self._file_system_state()
         return state.f_bavail * state.f_frsize
 
     def total_bytes(self) -> int:
         """Size of the file system."""
-        with _Translating("look at", self._root):
-            state = os.statvfs(self._root)
+        state = self._file_system_state()
         return state.f_blocks * state.f_frsize
 
     def lock(self, path: str) -> LocalFile:
-        """flock(2), exclusive, not waiting.  The file is never removed: its inode is the store's identity."""
-        with _Translating("lock", path):
+        """flock(2) of folder and file, exclusive, not waiting.
+
+        The engine never removes the file: its inode is the store's identity.
+        """
+        with _Translating("lock", path), ExitStack() as opened:
+            folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, folder)
+            self._take(folder)  # first: a process that is refused makes no file
             descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                os.close(descriptor)
-                raise StoreLocked(
-                    f"the store in {self._root} is open in another process; stop it, or use --server",
-                    subject=self._root,
-                ) from error
-            except OSError:
-                os.close(descriptor)
-                raise
-        return _LockFile(descriptor, path, self._spares)
+            opened.callback(os.close, descriptor)
+            self._take(descriptor)
+            self._lock = _LockFile(self._root, folder, descriptor, path, self._spares)
+            opened.pop_all()
+        return self._lock
+
+    def check_lock(self) -> None:
+        """StoreReadOnly unless folder and lock file are those that `lock` locked; without a lock nothing happens."""
+        if self._held is not None:
+            with _Translating("look at", self._root):
+                self._held.check()
 
     def local_path(self, path: str) -> str:
         """The absolute path."""
         return self._inside(path)
+
+    @property
+    def _held(self) -> _LockFile | None:
+        return self._lock if self._lock is not None and self._lock.is_held else None
+
+    def _file_system_state(self) -> os.statvfs_result:
+        with _Translating("look at", self._root):
+            return os.statvfs(self._root) if self._held is None else self._held.file_system_state()
+
+    def _take(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreLocked(
+                f"the store in {self._root} is open in another process; stop it, or use --server",
+                subject=self._root,
+            ) from error
 
     def _open(self, path: str, flags: int, *, spare: bool = False) -> int:
         opening = self._spares.open if spare else os.open

@@ -382,6 +382,7 @@ class Metadata:
                 await self._offload.run(remove_index, old_path)
 
     def _build_blocking(self, path: Path, upto: Sequence) -> Index:
+        self._disk.check_lock()  # LMDB opens its files by path
         files = list_journal(self._disk, self._identity.store_id)
         return build_index(self._disk, self._identity, path, upto, files)
 
@@ -393,6 +394,7 @@ class Metadata:
         async with self._long_reader, self._applier.paused:
             new_path = index.path.with_name(index.path.name + ".new")
             try:
+                await self._offload.run(self._disk.check_lock)
                 await self._offload.run(index.copy_to, new_path)
                 old_path = replace_index(new_path, index.path)
                 await self._offload.run(remove_index, old_path)

@@ -123,7 +123,7 @@ class Store:
         if self.metadata.failed is not None:
             return self.metadata.failed.message
         if self.segments.failed:
-            return "a write or sync of a segment failed; mend the disk and restart the engine"
+            return f"a write or sync of a segment failed ({self.segments.failure}); mend that, and restart the engine"
         return ""
 
     @property

@@ -147,7 +147,15 @@ class Disk(Protocol):
         ...
 
     def lock(self, path: str) -> DiskFile:
-        """Create the file if needed and take its exclusive lock, held until close.  StoreLocked."""
+        """Lock the folder itself and this file, made if needed: exclusive, held until close.  StoreLocked.
+
+        The folder's lock stays when the file is removed.  While the lock is held, creating, renaming and removing
+        names first do what `check_lock` does.
+        """
+        ...
+
+    def check_lock(self) -> None:
+        """StoreReadOnly unless folder and lock file are those that `lock` locked; without a lock nothing happens."""
         ...
 
     def local_path(self, path: str) -> str:

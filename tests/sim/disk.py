@@ -25,7 +25,7 @@ from contextlib import contextmanager
 
 from crc32c import crc32c
 
-from lakefs.errors import DiskFailed, StoreFull, StoreLocked
+from lakefs.errors import DiskFailed, StoreFull, StoreLocked, StoreReadOnly
 from lakefs.ids import Buffer
 from lakefs.limits import GIB
 from lakefs.ports import FileStat
@@ -65,7 +65,7 @@ class SimDisk:
         self._names = Names()
         self._inode_count = 1
         self._open: dict[int, Inode] = {}
-        self._locks: set[str] = set()
+        self._locks: dict[str, Inode] = {}
         self._index = RealIndex()
 
     @property
@@ -181,7 +181,7 @@ class SimDisk:
         inode.open_count -= 1
         if inode.open_count == 0:
             self._open.pop(inode.number, None)
-            self._locks.discard(path)
+            self._locks.pop(path, None)
 
     # --- the port ------------------------------------------------------------------------------------
 
@@ -218,6 +218,7 @@ class SimDisk:
         if self._is_index(path):
             self._index.path(path).mkdir(mode=0o700, exist_ok=True)
         elif path not in self._names.seen:
+            self.check_lock()
             with self.changing("make_folder", path):
                 self._names.change({path: self._new_inode(folder=True)})
 
@@ -235,6 +236,7 @@ class SimDisk:
             os.rename(self.local_path(source), self.local_path(target))
             return
         self._check_path(target)
+        self.check_lock()
         inode = self._file(source)
         with self.changing("rename", target):
             self._names.change({source: None, target: inode})
@@ -246,6 +248,7 @@ class SimDisk:
             os.unlink(self.local_path(path))
             return
         self._file(path)
+        self.check_lock()
         with self.changing("unlink", path):
             self._names.change({path: None})
 
@@ -273,13 +276,19 @@ class SimDisk:
         return self.capacity_bytes
 
     def lock(self, path: str) -> SimFile:
-        """The exclusive lock, held until the file is closed or the process is gone."""
+        """The exclusive lock, held until the file is closed or the process is gone, whatever its name leads to."""
         self.check_alive()
         if path in self._locks:
             raise StoreLocked(f"the simulated store is open: {path} is locked", subject=path)
         inode = self._names.seen.get(path) or self._create(path)
-        self._locks.add(path)
+        self._locks[path] = inode
         return SimFile(self, inode, path)
+
+    def check_lock(self) -> None:
+        """StoreReadOnly when the name of a locked file leads elsewhere."""
+        for path, inode in self._locks.items():
+            if self._names.seen.get(path) is not inode:
+                raise StoreReadOnly(f"the simulated file {path} was removed or replaced", subject=path)
 
     def local_path(self, path: str) -> str:
         """A real path, for LMDB; only the folder `index` has one."""
@@ -293,6 +302,7 @@ class SimDisk:
             raise FileNotFoundError(path)
         if path in self._names.seen:
             raise FileExistsError(path)
+        self.check_lock()
         inode = self._new_inode(folder=False)
         with self.changing("open", path):
             self._names.change({path: inode})
