@@ -8,8 +8,8 @@ Rules kept here:
 - A write is whole or raises; short writes are continued.
 - Nothing reached by a path lies outside the root: paths are relative, without `.`, `..` and empty parts,
   and the last part is never followed when it is a symlink.
-- While the lock is held, no name is created, renamed or removed in another folder than the locked one, nor when the lock
-  file is gone; a file that is missing because the folder is gone is not reported as missing.
+- While the lock is held, no name is created, renamed or removed when folder or lock file are not the locked ones; a
+  file that is missing because the folder was moved is not reported as missing.
 - What the file system refuses is replaced by the nearest thing that keeps the promise of the port: O_DIRECT
   by buffered writes (`direct` says so), fallocate by a longer file, punching by writing zeros.
 

@@ -44,17 +44,20 @@ from engine.journal_reader import (
 from engine.journal_salvage import highest_readable, place_behind, refuse_lost_boot
 from engine.overlay import Layer
 from engine.recovery import INDEX_FOLDER, rebuild_index
-from engine.superblock import COPY_PATH, LOCK_PATH, ROOT_FOLDER, SUPERBLOCK_PATH, Superblock, write_one
-from engine.survey import (
+from engine.superblock import (
+    COPY_PATH,
+    LOCK_PATH,
     MISSING,
+    ROOT_FOLDER,
+    SUPERBLOCK_PATH,
     BadFile,
+    Superblock,
     Superblocks,
-    TableSources,
-    foreign_segments,
-    leftovers,
     survey_superblocks,
-    survey_tables,
+    what_is_wrong,
+    write_one,
 )
+from engine.survey import TableSources, foreign_segments, leftovers, survey_tables
 from lakefs.errors import CorruptionError, LakeError, StoreUnusable
 from lakefs.ids import Sequence
 from lakefs.limits import OVERLAY_BYTES_MAX, OVERLAY_ENTRIES_MAX
@@ -85,7 +88,7 @@ class FilesReport:
     """What is missing and harms nobody: the copy of the superblock, which stores of earlier releases have not."""
     repairs: list[Repair] = field(default_factory=list)
     can_be_opened: bool = True
-    """Whether it is worth trying: there is a superblock."""
+    """Whether it is to be tried: the superblock is good, so that opening changes nothing of it."""
 
     def as_dict(self) -> dict[str, Any]:
         """For scripts; JSON-able."""
@@ -243,7 +246,7 @@ class _Repairing:
         self._set_aside_superseded(bad for bad in unreadable if bad.path != name)
         if len(self.report.repairs) == before:
             done = "goes on in a new file; the checkpoint has everything"
-            self._done(BadFile(JOURNAL_FOLDER, _what(problem)), done)
+            self._done(BadFile(JOURNAL_FOLDER, what_is_wrong(problem)), done)
 
     def _set_aside_superseded(self, files: Iterable[BadFile]) -> None:
         for bad in files:
@@ -272,7 +275,9 @@ class _Repairing:
         finally:
             snapshot.close()
         reached("repair.saved")
-        self._done(BadFile(written.path, _what(problem)), "written from the index, which has everything")
+        self._done(
+            BadFile(written.path, what_is_wrong(problem)), "written from the index, which has everything"
+        )
 
     # --- files ---------------------------------------------------------------------------------------
 
@@ -297,11 +302,6 @@ class _Repairing:
 
     def _done(self, bad: BadFile, action: str, kept_as: str = "") -> None:
         self.report.repairs.append(Repair(bad.path, bad.reason, action, kept_as))
-
-
-def _what(problem: LakeError) -> str:
-    """What is wrong, without what to do about it."""
-    return problem.message.partition(";")[0]
 
 
 def _behind(
@@ -353,7 +353,7 @@ def _unreadable(disk: Disk, files: tuple[JournalFile, ...], end: Sequence) -> li
             for group in read_groups(disk, (file,), Sequence(file.first_sequence - 1), min(last, end)):
                 decode_records(group.body, group.record_count)
         except CorruptionError as error:
-            bad.append(BadFile(file.path, _what(error)))
+            bad.append(BadFile(file.path, what_is_wrong(error)))
     return bad
 
 

@@ -248,7 +248,9 @@ def test_a_failed_append_is_final_for_writers_waiters_and_readers_of_what_is_not
                     for _ in range(3):
                         nursery.start_soon(waiter, metadata, sequence)
             assert len(outcomes) == 3
-            assert [(line["log_level"], line["reason"]) for line in logged] == [("error", "the device failed")]
+            assert [(line["log_level"], line["reason"]) for line in logged] == [
+                ("error", "the device failed")
+            ]
             assert all("the device failed" in outcome for outcome in outcomes)
             assert isinstance(metadata.failed, DiskFailed)
             with pytest.raises(StoreReadOnly):

@@ -100,7 +100,9 @@ def test_an_open_journal_is_zero_filled_ahead_and_a_closed_one_is_cut() -> None:
     assert file.size() == 4 * PAGE
 
 
-@pytest.mark.parametrize("how", ["a later file", "another file in its place", "its file is gone", "no lock file"])
+@pytest.mark.parametrize(
+    "how", ["a later file", "another file in its place", "its file is gone", "no lock file"]
+)
 def test_a_journal_that_another_process_writes_to_takes_nothing_more(how: str) -> None:
     disk = new_disk()
     lock = disk.lock("lock")
@@ -117,7 +119,9 @@ def test_a_journal_that_another_process_writes_to_takes_nothing_more(how: str) -
     else:
         disk.unlink(path)
         if how == "another file in its place":
-            start_journal(disk, IDENTITY, FixedClock(), end_sequence=Sequence(0), carried=None, files=()).close()
+            start_journal(
+                disk, IDENTITY, FixedClock(), end_sequence=Sequence(0), carried=None, files=()
+            ).close()
         append_fails(journal, 4, "taken .*away")
     append_fails(journal, 6, "an earlier write")
     lock.close()
