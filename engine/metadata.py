@@ -30,6 +30,7 @@ from engine.commit import Committer, PayloadSource
 from engine.format import StoreIdentity, Table
 from engine.index import Index, IndexPages, remove_index, replace_index
 from engine.index_check import Verification
+from engine.index_progress import IndexProgress
 from engine.journal import Journal, no_reserve
 from engine.journal_reader import list_journal
 from engine.recovery import INDEX_FOLDER, Recovered, build_index, recover, verify_journal
@@ -51,6 +52,10 @@ _JOURNAL_FILES_MAX: Final = 64
 """Journal files kept over a clean stop; each costs an open at the next start."""
 
 
+def _nothing() -> None:
+    """Nobody asked."""
+
+
 class Metadata:
     """Tables, committer, applier and checkpoints of one store.  Made by `open_metadata`; used on the loop."""
 
@@ -67,6 +72,10 @@ class Metadata:
     ) -> None:
         self.rebuilt_because = recovered.rebuilt_because
         """Why the index was rebuilt at the opening; empty when it was not."""
+        self.index_progress: IndexProgress | None = None
+        """Of the walk or the rebuild that is under way."""
+        self.suspect_index: Callable[[], None] = _nothing
+        """Called when something met damage in the index behind everybody's back."""
         self._disk = disk
         self._offload = offload
         self._identity = identity
@@ -295,6 +304,8 @@ class Metadata:
             try:
                 await self.checkpoint()
             except LakeError as error:
+                if isinstance(error, IndexDamaged):
+                    self.suspect_index()
                 _log.error("no checkpoint could be written; it is tried again later", error=error.message)
                 # A quarter of the bound from now.
                 late = self._sizes.checkpoint_journal * 3 // 4
@@ -347,11 +358,15 @@ class Metadata:
             try:
                 self._tables.index.is_walked = False
                 verification = Verification(snapshot)
-                while await self._offload.run(verification.step, VERIFY_BATCH):  # noqa: ASYNC110
+                count = sum(snapshot.stats(table)[0] for table in Table)
+                progress = self.index_progress = IndexProgress("being checked")
+                while await self._offload.run(verification.step, VERIFY_BATCH):
+                    progress.checked(verification.record_count, count)
                     await trio.sleep(_VERIFY_PAUSE_S)
                 self._tables.index.is_walked = True
                 return verification.record_count
             finally:
+                self.index_progress = None
                 snapshot.close()
 
     async def verify_journal(self) -> int:
@@ -373,7 +388,7 @@ class Metadata:
             path = Path(self._disk.local_path(INDEX_FOLDER))
             new_path = path.with_name(path.name + ".new")
             with trio.CancelScope(shield=True):
-                index = await self._offload.run(self._build_blocking, new_path, self._applied_sequence)
+                index = await self._built(new_path)
                 index.committed = self._tables.index.committed
                 # One step: files and readers change over together.
                 old_path = replace_index(new_path, path)
@@ -381,10 +396,17 @@ class Metadata:
                 self._tables.replace_index(index).close()
                 await self._offload.run(remove_index, old_path)
 
-    def _build_blocking(self, path: Path, upto: Sequence) -> Index:
+    async def _built(self, path: Path) -> Index:
+        progress = self.index_progress = IndexProgress()
+        try:
+            return await self._offload.run(self._build_blocking, path, self._applied_sequence, progress)
+        finally:
+            self.index_progress = None
+
+    def _build_blocking(self, path: Path, upto: Sequence, progress: IndexProgress) -> Index:
         self._disk.check_lock()  # LMDB opens its files by path
         files = list_journal(self._disk, self._identity.store_id)
-        return build_index(self._disk, self._identity, path, upto, files)
+        return build_index(self._disk, self._identity, path, upto, files, progress)
 
     async def _compact(self) -> None:
         """Give free pages of the index back to the file system, when they are most of it."""

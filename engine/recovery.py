@@ -25,12 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 from engine import crash_note
 from engine.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from engine.failpoints import reached
 from engine.format import StoreIdentity, Table
 from engine.index import Index, remove_index, replace_index
 from engine.index_check import probe
+from engine.index_progress import IndexProgress
 from engine.journal import Journal, no_reserve, start_journal
 from engine.journal_reader import (
     JOURNAL_FOLDER,
@@ -59,6 +62,7 @@ from lakefs.limits import (
 )
 from lakefs.ports import Clock, Disk
 
+_log: Final = structlog.get_logger(__name__)
 INDEX_FOLDER: Final = "index"
 _LOAD_RECORDS: Final = 65_536
 """Records loaded into an index in one transaction: about 20 MiB."""
@@ -144,6 +148,12 @@ def recover(
         reached("recovery.journal-begun")
         files = list_journal(disk, identity.store_id)
         if index is None:
+            if end.sequence:
+                _log.warning(
+                    "the index is rebuilt now from checkpoint and journal; nothing else needs to be done",
+                    reason=reason,
+                    upto=end.sequence,
+                )
             index = rebuild_index(disk, identity, files, end.sequence, path)
             opened.callback(index.close)
             if index_committed is not None:
@@ -168,7 +178,12 @@ def recover(
 
 
 def build_index(
-    disk: Disk, identity: StoreIdentity, path: Path, upto: Sequence, files: tuple[JournalFile, ...]
+    disk: Disk,
+    identity: StoreIdentity,
+    path: Path,
+    upto: Sequence,
+    files: tuple[JournalFile, ...],
+    progress: IndexProgress | None = None,
 ) -> Index:
     """A new index at `path` with the state after group `upto`, from the newest checkpoint and the journal.
 
@@ -176,17 +191,19 @@ def build_index(
     """
     checkpoint = newest_checkpoint(disk)
     assert checkpoint is None or checkpoint.sequence <= upto, "the journal ends before its checkpoint"
+    progress = progress or IndexProgress()
     remove_index(path)
     index = Index(path)
     index.owner = identity.store_id
     try:
-        applied = _load_checkpoint(disk, identity, index, checkpoint)
+        applied = _load_checkpoint(disk, identity, index, checkpoint, progress)
         layer = Layer()
         for group in read_groups(disk, files, applied, upto):
             layer.publish(group.sequence, decode_records(group.body, group.record_count))
             if layer.entry_count >= OVERLAY_ENTRIES_MAX or layer.nbytes >= OVERLAY_BYTES_MAX:
                 index.apply(layer, group.sequence)
                 index.refresh()  # the reader's old snapshot would keep every page from being used again
+                progress.replayed(layer.entry_count, group.sequence, upto)
                 layer = Layer()
         index.apply(layer, upto)
         index.refresh()
@@ -351,7 +368,7 @@ def rebuild_index(
 
 
 def _load_checkpoint(
-    disk: Disk, identity: StoreIdentity, index: Index, checkpoint: Checkpoint | None
+    disk: Disk, identity: StoreIdentity, index: Index, checkpoint: Checkpoint | None, progress: IndexProgress
 ) -> Sequence:
     """Load a checkpoint into an empty index; the sequence it stands for."""
     if checkpoint is None:
@@ -360,10 +377,13 @@ def _load_checkpoint(
     try:
         batch: list[tuple[bytes, bytes]] = []
         loading: Table | None = None
+        done = 0
         for table, key, value in reader.records():
             if loading is not None and (table is not loading or len(batch) >= _LOAD_RECORDS):
                 index.load(loading, batch)
                 index.refresh()
+                done += len(batch)
+                progress.loaded(done, reader.record_count)
                 batch = []
             loading = table
             batch.append((key, value))

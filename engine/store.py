@@ -29,6 +29,7 @@ from engine.full_disk import write_superblock
 from engine.gc import Collector
 from engine.holds import Holds
 from engine.hot_index import HotIndex
+from engine.index_upkeep import index_state
 from engine.lendings import Lendings
 from engine.manifests import Manifests
 from engine.metadata import Metadata
@@ -143,6 +144,7 @@ class Store:
             "state": "read-only" if reason else "serving",
             "reason": reason,
             "index_verified": self.index_verified,
+            "index": index_state(self),
             "disk": {"free_bytes": free, "total_bytes": total, "reserve_bytes": self.reserve.held_bytes},
             "segments": {
                 "count": len(self.segments.all_ids()),
@@ -183,10 +185,14 @@ class Store:
                 subject="index",
             )
         try:
-            report = await self.collector.run()
-        finally:
-            await self.offload.run(self.reserve.restore)
-        compaction = await self.compactor.run(share)
+            try:
+                report = await self.collector.run()
+            finally:
+                await self.offload.run(self.reserve.restore)
+            compaction = await self.compactor.run(share)
+        except IndexDamaged:
+            self.index_suspect.set()
+            raise
         after = await self.segments.allocated_bytes()
         done = CollectReport(**{**asdict(report), "disk_bytes_after": after}, compaction=compaction)
         self.collected.add(done, self.clock.wall_ns())

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
+import structlog
 import trio
 
+from engine.embedded import EmbeddedEngine
+from engine.format import Table
+from engine.index import Index
+from engine.index_progress import LOGGED_EVERY_RECORDS, IndexProgress
+from engine.index_upkeep import index_state
 from engine.metadata import Metadata
+from engine.recovery import build_index
+from engine.store import Store
+from engine.tables import TableView
 from lakefs.errors import IndexDamaged, JournalDamaged
-from tests.store_rig import client_of, delete, gc, put, records, run, simulated_store
+from lakefs.ids import Sequence
+from lakefs.wire import messages as m
+from tests.store_rig import ask, client_of, delete, gc, put, records, run, simulated_store
 
 
 def test_nothing_is_freed_before_the_walk_through_the_index_has_ended(
@@ -54,3 +68,80 @@ def test_nothing_is_freed_while_a_damaged_index_cannot_be_rebuilt(monkeypatch: p
             assert len(records(store)) == 1
 
     run(main)
+
+
+def test_a_read_that_meets_damage_says_what_the_engine_does_and_has_it_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with simulated_store(verify_index=True) as store:
+            client = client_of(store)
+            await put(client, "k", b"content")
+            await walked(store)
+            assert (await status(client))["index"] == {"state": "verified"}
+            get = TableView.get
+            is_damaged = True
+            progress = []
+
+            def spoilt(self: TableView, table: Table, key: bytes) -> bytes | None:
+                if table is Table.NODES and is_damaged:
+                    raise IndexDamaged("planted")
+                return get(self, table, key)
+
+            async def walk(self: Metadata) -> int:
+                raise IndexDamaged("planted, too")
+
+            def build(*arguments: Any) -> Index:
+                nonlocal is_damaged
+                is_damaged = False
+                progress.append(index_state(store))
+                return build_index(*arguments)
+
+            monkeypatch.setattr(TableView, "get", spoilt)
+            monkeypatch.setattr(Metadata, "verify_index", walk)
+            monkeypatch.setattr("engine.metadata.build_index", build)
+            with structlog.testing.capture_logs() as logged:
+                opened = await ask(client, m.OpenObjects([("bkt", "k")]), m.OpenResults)
+                failure = opened.results[0].failure
+                assert failure is not None
+                assert "the engine checks its index now, and rebuilds it" in failure.message
+                assert "--rebuild" not in failure.message
+                with pytest.raises(IndexDamaged, match="checks its index now"):
+                    await ask(client, m.StatNames([("bkt", "k")]), m.NameResults)
+                await walked(store)
+            assert [line["event"].partition(":")[0] for line in logged] == [
+                "the index is damaged",
+                "the index has been rebuilt",
+            ]
+            assert "the engine rebuilds it now" in logged[0]["event"]
+            assert progress == [{"state": "being rebuilt", "progress": "begun"}]
+            assert (await status(client))["index"] == {"state": "verified"}
+            opened = await ask(client, m.OpenObjects([("bkt", "k")]), m.OpenResults)
+            assert opened.results[0].failure is None
+
+    run(main)
+
+
+async def walked(store: Store) -> None:
+    """Until the upkeep has come round."""
+    await trio.sleep(1)
+    await store.index_looked_at.wait()
+
+
+async def status(client: EmbeddedEngine) -> dict[str, Any]:
+    found = json.loads((await ask(client, m.Status(), m.StatusReply)).status_json)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_rebuild_says_how_far_it_is() -> None:
+    progress = IndexProgress()
+    with structlog.testing.capture_logs() as logged:
+        for records in range(0, 3 * LOGGED_EVERY_RECORDS, LOGGED_EVERY_RECORDS // 2):
+            progress.loaded(records, 5 * LOGGED_EVERY_RECORDS)
+        progress.replayed(LOGGED_EVERY_RECORDS, Sequence(7), Sequence(9))
+    assert [line["progress"] for line in logged] == [
+        "1000000 of 5000000 records of the checkpoint restored",
+        "2000000 of 5000000 records of the checkpoint restored",
+        "the checkpoint and the journal up to group 7 of 9 restored",
+    ]

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import structlog
 import trio
 
 from engine import index as index_module, recovery
@@ -210,10 +211,15 @@ def test_an_index_that_cannot_be_used_is_rebuilt_from_checkpoint_and_journal(
         disk = SimDisk(3)
         before = await filled_store(disk, clean=clean)
         harm(disk)
-        async with opened(disk) as metadata:
-            assert metadata.rebuilt_because
-            assert contents(metadata) == before
-            assert await metadata.verify_index() == len(before)
+        with structlog.testing.capture_logs() as logged:
+            async with opened(disk) as metadata:
+                assert metadata.rebuilt_because
+                assert contents(metadata) == before
+                assert await metadata.verify_index() == len(before)
+        now, done = [line for line in logged if "rebuilt" in line["event"]]
+        assert "is rebuilt now" in now["event"]
+        assert "was rebuilt" in done["event"]
+        assert not any("lake fsck" in str(line) or "next start" in str(line) for line in logged)
 
     run(scenario)
 
