@@ -69,7 +69,7 @@ def with_what_happens(store: IndexedStore, error: IndexDamaged) -> IndexDamaged:
     if store.index_damage is None:
         what_next = (
             "the engine checks its index now, and rebuilds it where it is damaged: try again when "
-            "`lake status` has index_verified true; if it fails again then, run: lake fsck"
+            "`lake status` says index.state verified; if it fails again then, run: lake fsck"
         )
     elif store.index_damage.message in error.message:
         return error

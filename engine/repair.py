@@ -57,7 +57,7 @@ from engine.superblock import (
     what_is_wrong,
     write_one,
 )
-from engine.survey import TableSources, foreign_segments, leftovers, survey_tables
+from engine.survey import TableSources, foreign_segments, given_up_groups, leftovers, survey_tables
 from lakefs.errors import CorruptionError, LakeError, StoreUnusable
 from lakefs.ids import Sequence
 from lakefs.limits import OVERLAY_BYTES_MAX, OVERLAY_ENTRIES_MAX
@@ -85,7 +85,8 @@ class FilesReport:
     damage: list[BadFile] = field(default_factory=list)
     """Without repair: all that was found.  With it: what is left."""
     notes: list[BadFile] = field(default_factory=list)
-    """What is missing and harms nobody: the copy of the superblock, which stores of earlier releases have not."""
+    """What harms nobody any more: a copy of the superblock that is missing, which stores of earlier releases have not;
+    journal groups that do not count."""
     repairs: list[Repair] = field(default_factory=list)
     can_be_opened: bool = True
     """Whether it is to be tried: the superblock is good, so that opening changes nothing of it."""
@@ -135,6 +136,7 @@ def find_bad_files(disk: Disk, clock: Clock) -> FilesReport:
         report.damage.remove(COPY_MISSING)
         report.notes.append(COPY_MISSING)
     report.damage += foreign_segments(disk, superblocks.good.store_id)
+    report.notes += given_up_groups(disk, sources.files)
     if sources.index_problem and sources.durable:
         report.damage.append(BadFile(INDEX, sources.index_problem))
     if sources.problem is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,7 @@ from engine.journal_reader import (
     read_groups,
     sequence_in,
 )
-from engine.journal_salvage import refuse_lost_boot
+from engine.journal_salvage import highest_readable, refuse_lost_boot
 from engine.recovery import INDEX_FOLDER
 from engine.segment_files import SEGMENTS_FOLDER, check_segment_header, parse_segment_name
 from engine.superblock import (
@@ -129,6 +130,18 @@ def foreign_segments(disk: Disk, store_id: bytes) -> Iterator[BadFile]:
             check_segment_header(read_head(disk, path), store_id, *parsed)
         except StoreDamaged as error:
             yield BadFile(path, what_is_wrong(error))
+
+
+def given_up_groups(disk: Disk, files: tuple[JournalFile, ...]) -> Iterator[BadFile]:
+    """Journal files with more groups than the next one lets count, beyond the one that a start copies into it."""
+    for file, following in pairwise(files):
+        highest = highest_readable(disk, file)
+        if highest > following.first_sequence:
+            yield BadFile(
+                file.path,
+                f"its groups {following.first_sequence} to {highest} do not count: {following.path} began in their "
+                "place; two engines had the store open at once, or a write to the journal had failed",
+            )
 
 
 def leftovers(disk: Disk) -> list[str]:

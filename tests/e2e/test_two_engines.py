@@ -103,6 +103,8 @@ def test_an_engine_that_finds_another_ones_journal_file_stops_writing(engine: Se
         assert (code, "read-only" in told, "another process has begun" in told) == (74, True, True), told
         assert client.get("b/4") == b"b/4"
     engine.stop()
+    code, told = here("fsck", "--data", engine.data)
+    assert (code, "two engines had the store open" in told) == (0, True), told
     engine.start()
     with connect(engine.server) as client:
         assert [client.get(name) for name in acknowledged] == [name.encode() for name in acknowledged]
