@@ -109,7 +109,7 @@ class _Check:
             except CorruptionError as error:
                 message = error.message
                 if isinstance(error, IndexDamaged):
-                    self._metadata.suspect_index()
+                    self._metadata.index_suspect.set()
                     message += "; the engine rebuilds it by itself, now or at its next start"
                 self.report.found("damage", error.subject, message)
 

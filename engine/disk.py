@@ -24,11 +24,11 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from engine.folder_lock import FolderLock
 from engine.sources import MEMORY_FILE_SYSTEMS, file_system
 from engine.spare_descriptors import NO_DESCRIPTOR, SpareDescriptors
 from lakefs.errors import (
@@ -37,7 +37,6 @@ from lakefs.errors import (
     LakeError,
     SourceChanged,
     StoreFull,
-    StoreLocked,
     StoreReadOnly,
 )
 from lakefs.ids import Buffer
@@ -244,63 +243,6 @@ class LocalFile:
                 os.close(descriptor)
 
 
-class _LockFile(LocalFile):
-    """The store's lock: of its folder and of the file in it.  It keeps the spare descriptors for as long."""
-
-    __slots__ = ("_folder", "_held", "_root", "_spares")
-
-    def __init__(self, root: str, folder: int, descriptor: int, name: str, spares: SpareDescriptors) -> None:
-        super().__init__(descriptor, name, direct=False)
-        self._root = root
-        self._folder = folder
-        self._held = os.fstat(folder), os.fstat(descriptor)
-        self._spares = spares
-        spares.fill()
-
-    @property
-    def is_held(self) -> bool:
-        """Whether it was not given up."""
-        return self._folder != _CLOSED
-
-    def check_folder(self) -> None:
-        """StoreReadOnly unless the folder has the path at which it was locked."""
-        if not _is_same(self._held[0], self._root):
-            raise StoreReadOnly(
-                f"the folder {self._root} was moved, removed or replaced under the process that has it open; that "
-                "writes no more to it: stop it, and put the folder back, or open it where it is",
-                subject=self._root,
-            )
-
-    def check(self) -> None:
-        """StoreReadOnly unless folder and file are those that were locked."""
-        self.check_folder()
-        if not _is_same(self._held[1], f"{self._root}/{self._name}"):
-            raise StoreReadOnly(
-                f"the file {self._name} of {self._root} was removed or replaced under the process that has the store "
-                "open; that writes no more to it: restart it, and leave that file alone",
-                subject=self._name,
-            )
-
-    def file_system_state(self) -> os.statvfs_result:
-        """statvfs of the folder, wherever it is."""
-        return os.statvfs(self._folder)
-
-    def close(self) -> None:
-        """Give the store up."""
-        self._spares.close()
-        super().close()
-        folder, self._folder = self._folder, _CLOSED
-        if folder != _CLOSED:
-            os.close(folder)
-
-
-def _is_same(held: os.stat_result, path: str) -> bool:
-    try:
-        return os.path.samestat(held, os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
 class LocalDisk:
     """The folder of a store on a local file system (`lakefs.ports.Disk`).  `""` and `"."` name the root.
 
@@ -310,7 +252,7 @@ class LocalDisk:
     def __init__(self, root: Path) -> None:
         self._root = str(root.absolute())
         self._spares = SpareDescriptors()
-        self._lock: _LockFile | None = None
+        self._lock: FolderLock | None = None
 
     def open(
         self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False
@@ -393,20 +335,13 @@ class LocalDisk:
         state = self._file_system_state()
         return state.f_blocks * state.f_frsize
 
-    def lock(self, path: str) -> LocalFile:
+    def lock(self, path: str) -> FolderLock:
         """flock(2) of folder and file, exclusive, not waiting.
 
         The engine never removes the file: its inode is the store's identity.
         """
-        with _Translating("lock", path), ExitStack() as opened:
-            folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            opened.callback(os.close, folder)
-            self._take(folder)  # first: a process that is refused makes no file
-            descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
-            opened.callback(os.close, descriptor)
-            self._take(descriptor)
-            self._lock = _LockFile(self._root, folder, descriptor, path, self._spares)
-            opened.pop_all()
+        with _Translating("lock", path):
+            self._lock = FolderLock(self._root, path, self._spares)
         return self._lock
 
     def check_lock(self) -> None:
@@ -420,21 +355,12 @@ class LocalDisk:
         return self._inside(path)
 
     @property
-    def _held(self) -> _LockFile | None:
+    def _held(self) -> FolderLock | None:
         return self._lock if self._lock is not None and self._lock.is_held else None
 
     def _file_system_state(self) -> os.statvfs_result:
         with _Translating("look at", self._root):
             return os.statvfs(self._root) if self._held is None else self._held.file_system_state()
-
-    def _take(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreLocked(
-                f"the store in {self._root} is open in another process; stop it, or use --server",
-                subject=self._root,
-            ) from error
 
     def _open(self, path: str, flags: int, *, spare: bool = False) -> int:
         opening = self._spares.open if spare else os.open

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
@@ -14,15 +16,25 @@ _log: Final = structlog.get_logger(__name__)
 
 
 class IndexProgress:
-    """One piece of work.  `text` says for people how far it is."""
+    """What is under way, "" when nothing is, and how far it is, for people."""
 
     __slots__ = ("_logged", "_records", "doing", "text")
 
-    def __init__(self, doing: str = "being rebuilt") -> None:
-        self.doing = doing
-        self.text = "begun"
-        self._records = 0
-        self._logged = 0
+    def __init__(self) -> None:
+        self._set("")
+
+    @contextmanager
+    def of(self, doing: str) -> Iterator[None]:
+        """The work lasts as long as the block."""
+        self._set(doing)
+        try:
+            yield
+        finally:
+            self._set("")
+
+    def _set(self, doing: str) -> None:
+        self.doing, self.text = doing, "begun"
+        self._records = self._logged = 0
 
     def checked(self, records: int, of: int) -> None:
         """The walk has compared that many records."""

@@ -21,17 +21,15 @@ class IndexedStore(Protocol):
 
     metadata: Metadata
     index_verified: bool
-    index_suspect: trio.Event
     index_looked_at: trio.Event
     index_damage: LakeError | None
 
 
 async def keep_index_whole(store: IndexedStore) -> None:
     """Verify the index behind start-up, and whenever a read met damage in it; rebuild it on a mismatch."""
-    store.metadata.suspect_index = lambda: store.index_suspect.set()
     is_suspect = False
     while True:
-        store.index_suspect = trio.Event()
+        store.metadata.index_suspect = trio.Event()
         try:
             await store.metadata.verify_index()
         except IndexDamaged as error:
@@ -47,7 +45,7 @@ async def keep_index_whole(store: IndexedStore) -> None:
             if is_suspect:
                 _log.warning("every record of the index was checked, because a read failed: it is whole")
         store.index_looked_at.set()
-        await store.index_suspect.wait()
+        await store.metadata.index_suspect.wait()
         is_suspect = True
         store.index_looked_at = trio.Event()
         store.index_verified = False
@@ -56,7 +54,7 @@ async def keep_index_whole(store: IndexedStore) -> None:
 def index_state(store: IndexedStore) -> dict[str, Any]:
     """What becomes of the index by itself, for people and scripts; JSON-able."""
     progress = store.metadata.index_progress
-    if progress is not None:
+    if progress.doing:
         return {"state": progress.doing, "progress": progress.text}
     if store.index_damage is not None:
         return {"state": "damaged", "reason": store.index_damage.message}
@@ -65,7 +63,7 @@ def index_state(store: IndexedStore) -> dict[str, Any]:
 
 def with_what_happens(store: IndexedStore, error: IndexDamaged) -> IndexDamaged:
     """Have the index checked because a read failed; the error, with what happens now and what to do."""
-    store.index_suspect.set()
+    store.metadata.index_suspect.set()
     if store.index_damage is None:
         what_next = (
             "the engine checks its index now, and rebuilds it where it is damaged: try again when "

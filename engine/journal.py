@@ -167,10 +167,10 @@ class Journal:
                 return
         self._disk.check_lock()  # knows better when all of the folder is another one
         raise StoreReadOnly(
-            f"another process has begun {last[0]}, or taken {path} away, while this one has the store open: this one "
-            "writes nothing more; stop the other one, then restart this one and run: lake fsck"
+            f"another process has begun {last[0]}, or taken {path} away, under the engine, which writes nothing more: "
+            "stop that process, restart the engine, and run: lake fsck"
             if last
-            else f"the files of {JOURNAL_FOLDER}/ were taken away under the process that has the store open",
+            else f"the files of {JOURNAL_FOLDER}/ were taken away under the engine, which writes nothing more",
             subject=JOURNAL_FOLDER,
         )
 

@@ -31,6 +31,7 @@ from engine.crash_note import noting_crashes
 from engine.disk import LocalDisk
 from engine.failpoints import reached
 from engine.index import Index
+from engine.index_building import rebuild_index
 from engine.journal import start_journal
 from engine.journal_reader import (
     JOURNAL_FOLDER,
@@ -43,7 +44,7 @@ from engine.journal_reader import (
 )
 from engine.journal_salvage import highest_readable, place_behind, refuse_lost_boot
 from engine.overlay import Layer
-from engine.recovery import INDEX_FOLDER, rebuild_index
+from engine.recovery import INDEX_FOLDER
 from engine.superblock import (
     COPY_PATH,
     LOCK_PATH,

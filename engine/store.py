@@ -43,7 +43,7 @@ from engine.sizes import StoreSizes
 from engine.superblock import Superblock
 from engine.watch import Watchers
 from lakefs.buffers import BufferPool
-from lakefs.errors import IndexDamaged, LakeError
+from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
 from lakefs.ids import Sequence
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Clock, Disk, Offload
@@ -76,8 +76,6 @@ class Store:
     sizes: StoreSizes
     collected: CollectTotals = field(default_factory=CollectTotals)
     index_verified: bool = False
-    index_suspect: trio.Event = field(default_factory=trio.Event)
-    """Set when a read met a damaged record of the index."""
     index_looked_at: trio.Event = field(default_factory=trio.Event)
     """Set while nobody walks through the index; `index_damage` is why it could not be made whole then."""
     index_damage: LakeError | None = None
@@ -134,6 +132,7 @@ class Store:
 
     async def status(self) -> dict[str, Any]:
         """State for people and scripts; JSON-able."""
+        await self._look_at_lock()
         reason = self.read_only_because
         free, total = await self.offload.run(lambda: (self.disk.free_bytes(), self.disk.total_bytes()))
         return {
@@ -176,6 +175,7 @@ class Store:
 
     async def collect(self, share: float = COMPACT_SHARE) -> CollectReport:
         """A cycle of gc, the reserve filled up again, then compaction with what room is left; errors as of the two."""
+        await self._look_at_lock()
         # What an index that is not whole does not show would be freed: the walk through it is waited for.
         if not self.index_looked_at.is_set():
             await self.index_looked_at.wait()
@@ -191,7 +191,7 @@ class Store:
                 await self.offload.run(self.reserve.restore)
             compaction = await self.compactor.run(share)
         except IndexDamaged:
-            self.index_suspect.set()
+            self.metadata.index_suspect.set()
             raise
         after = await self.segments.allocated_bytes()
         done = CollectReport(**{**asdict(report), "disk_bytes_after": after}, compaction=compaction)
@@ -199,6 +199,13 @@ class Store:
         if self.after_collecting is not None:
             await self.offload.run(self.after_collecting)
         return done
+
+    async def _look_at_lock(self) -> None:
+        """Stop writing when the store is not ours alone any more: what next makes a file would find out, too."""
+        try:
+            await self.offload.run(self.disk.check_lock)
+        except StoreReadOnly as error:
+            self.metadata.stop_writing(error.message)
 
     async def check(self, *, full: bool) -> dict[str, Any]:
         """fsck of the open store; JSON-able report."""

@@ -44,7 +44,7 @@ from engine.format import (
 )
 from lakefs.errors import LakeError, StoreDamaged, StoreUnusable
 from lakefs.ids import BootId, EngineId, StoreId, new_id16
-from lakefs.ports import Clock, Disk, DiskFile
+from lakefs.ports import Clock, Disk, DiskLock
 
 SUPERBLOCK_PATH: Final = "superblock"
 COPY_PATH: Final = "superblock.copy"
@@ -133,7 +133,7 @@ class OpenedStore:
     """
 
     superblock: Superblock
-    lock: DiskFile
+    lock: DiskLock
     read_only: str = ""
     created: bool = False
     warnings: tuple[str, ...] = ()
@@ -344,7 +344,7 @@ def _create(disk: Disk, clock: Clock) -> Superblock:
     return superblock
 
 
-def _admit(disk: Disk, superblock: Superblock, lock: DiskFile, told: tuple[str, ...] = ()) -> OpenedStore:
+def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, ...] = ()) -> OpenedStore:
     unknown = superblock.incompat_features & ~KNOWN_INCOMPAT
     if unknown:
         raise StoreUnusable(

@@ -84,10 +84,14 @@ def test_a_store_whose_lock_file_was_removed_stays_locked(engine: Served, here: 
         got, told = here(*arguments, "--data", data)
         assert (got, "open in another process" in told) == (code, True), (arguments, got, told)
     assert not (data / "lock").exists(), "a refused process has made a lock file"
-    engine.stop()
+    code, told = here("status")
+    assert (code, "/lock was removed or replaced" in told) == (74, True), told
+    assert here("put", __file__, "b/late")[0] == 74
+    assert engine.stop() == 0
     engine.start()
     with connect(engine.server) as client:
         assert client.get("b/x") == b"content"
+        assert [entry.key for entry in client.ls("b")] == ["x"]
         assert client.fsck(full=True)["damage"] == 0
 
 

@@ -32,7 +32,7 @@ from typing import Any, Final, NoReturn
 import structlog
 import trio
 
-import engine.metadata
+import engine.index_check
 from engine.embedded import EmbeddedEngine
 from engine.metadata import Metadata
 from engine.reserve import RESERVE_PATH
@@ -429,7 +429,7 @@ async def _compare(
 
 def _be_quiet(said: list[str]) -> None:
     """Keep what the engine logs as a warning or worse; and walk without pauses."""
-    engine.metadata._VERIFY_PAUSE_S = 0.0  # type: ignore[misc]
+    engine.index_check._WALK_PAUSE_S = 0.0  # type: ignore[misc]
 
     def keep(_: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if method in ("warning", "error", "critical", "exception") and "was copied" not in str(event):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +13,16 @@ import trio
 from engine.embedded import EmbeddedEngine
 from engine.format import Table
 from engine.index import Index
+from engine.index_building import build_index
 from engine.index_progress import LOGGED_EVERY_RECORDS, IndexProgress
 from engine.index_upkeep import index_state
 from engine.metadata import Metadata
-from engine.recovery import build_index
 from engine.store import Store
 from engine.tables import TableView
 from lakefs.errors import IndexDamaged, JournalDamaged
 from lakefs.ids import Sequence
 from lakefs.wire import messages as m
+from tests.sim.disk import SimDisk
 from tests.store_rig import ask, client_of, delete, gc, put, records, run, simulated_store
 
 
@@ -145,3 +147,21 @@ def test_a_rebuild_says_how_far_it_is() -> None:
         "2000000 of 5000000 records of the checkpoint restored",
         "the checkpoint and the journal up to group 7 of 9 restored",
     ]
+
+
+def test_an_opening_that_rebuilds_the_index_says_so_before_and_after() -> None:
+    async def main() -> None:
+        disk = SimDisk()
+        async with simulated_store(disk) as store:
+            await put(client_of(store), "k", b"content")
+        (Path(disk.local_path("index")) / "data.mdb").write_bytes(b"not an LMDB file" * 512)
+        with structlog.testing.capture_logs() as logged:
+            async with simulated_store(disk):
+                pass
+        now, done = (line["event"] for line in logged)
+        assert "the index is rebuilt now" in now
+        assert "the index was rebuilt" in done
+        assert "next start" not in str(logged)
+        assert "fsck" not in str(logged)
+
+    run(main)
