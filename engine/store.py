@@ -175,7 +175,6 @@ class Store:
 
     async def collect(self, share: float = COMPACT_SHARE) -> CollectReport:
         """A cycle of gc, the reserve filled up again, then compaction with what room is left; errors as of the two."""
-        await self._look_at_lock()
         # What an index that is not whole does not show would be freed: the walk through it is waited for.
         if not self.index_looked_at.is_set():
             await self.index_looked_at.wait()
