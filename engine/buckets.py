@@ -208,10 +208,7 @@ def _to_bucket_ref(name: str, node: NodeId, value: bytes) -> BucketRef:
 def _value(view: View, name: str, node: NodeId) -> bytes:
     value = view.get(Table.BUCKETS, node_key(node))
     if value is None:
-        raise IndexDamaged(
-            f"bucket {shown(name)} has no record; run: lake fsck --rebuild (with the engine stopped)",
-            subject=name,
-        )
+        raise IndexDamaged(f"bucket {shown(name)} has no record", subject=name)
     return value
 
 

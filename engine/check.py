@@ -42,7 +42,7 @@ from engine.segments import Segments
 from engine.upload_check import UploadCheck
 from engine.version_check import VersionCheck
 from engine.views import View
-from lakefs.errors import ChunkDamaged, CorruptionError, LakeError, StaleGrant
+from lakefs.errors import ChunkDamaged, CorruptionError, IndexDamaged, LakeError, StaleGrant
 from lakefs.ids import (
     EMPTY_CHUNK,
     ROOT_NODE,
@@ -107,7 +107,11 @@ class _Check:
             try:
                 self.report.count("records", await check())
             except CorruptionError as error:
-                self.report.found("damage", error.subject, error.message)
+                message = error.message
+                if isinstance(error, IndexDamaged):
+                    self._metadata.index_suspect.set()
+                    message += "; the engine rebuilds it by itself, now or at its next start"
+                self.report.found("damage", error.subject, message)
 
     # --- names and nodes ---------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
+import structlog
 import trio
 
 from engine.format import RECORD_HEADER, Mutation, Table
@@ -43,6 +44,7 @@ from lakefs.limits import OVERLAY_BYTES_MAX
 from lakefs.ports import Offload
 
 T = TypeVar("T")
+_log: Final = structlog.get_logger(__name__)
 Observer = Callable[[Sequence, list[object]], None]
 """Called on the loop with a sequence and notes, in the order of commits; must not block, await or raise."""
 RecordObserver = Callable[[list[Mutation]], None]
@@ -236,7 +238,7 @@ class Committer:
                     self._work = trio.Event()
                     await self._work.wait()
         finally:
-            self.fail(StoreReadOnly("the engine has stopped"))
+            self._end(StoreReadOnly("the engine has stopped"))
 
     async def freeze(self) -> Sequence:
         """Freeze the overlay at the next group border; the sequence up to which the frozen layer goes.
@@ -265,7 +267,12 @@ class Committer:
         self._room.unpark_all()
 
     def fail(self, cause: LakeError) -> None:
-        """Refuse everything from now on; also for failures elsewhere that must stop writing."""
+        """Refuse everything from now on, and log why; also for failures elsewhere that must stop writing."""
+        if self.failed is None:
+            _log.error("the store takes no writes until the engine is restarted", reason=cause.message)
+            self._end(cause)
+
+    def _end(self, cause: LakeError) -> None:
         if self.failed is not None:
             return
         self.failed = cause

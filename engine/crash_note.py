@@ -15,7 +15,7 @@ from __future__ import annotations
 import faulthandler
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from lakefs.errors import DiskFailed
@@ -43,8 +43,10 @@ def noting_crashes(disk: Disk) -> Iterator[None]:
         yield
     finally:
         faulthandler.disable()
-        if not os.fstat(descriptor).st_size:
-            os.unlink(path)
+        note = os.fstat(descriptor)
+        with suppress(FileNotFoundError):  # the folder may have been moved, and another store be in its place
+            if not note.st_size and os.path.samestat(note, os.stat(path)):
+                os.unlink(path)
         os.close(descriptor)
 
 

@@ -8,6 +8,8 @@ Rules kept here:
 - A write is whole or raises; short writes are continued.
 - Nothing reached by a path lies outside the root: paths are relative, without `.`, `..` and empty parts,
   and the last part is never followed when it is a symlink.
+- While the lock is held, no name is created, renamed or removed when folder or lock file are not the locked ones; a
+  file that is missing because the folder was moved is not reported as missing.
 - What the file system refuses is replaced by the nearest thing that keeps the promise of the port: O_DIRECT
   by buffered writes (`direct` says so), fallocate by a longer file, punching by writing zeros.
 
@@ -26,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from engine.folder_lock import FolderLock
 from engine.sources import MEMORY_FILE_SYSTEMS, file_system
 from engine.spare_descriptors import NO_DESCRIPTOR, SpareDescriptors
 from lakefs.descriptors import after
@@ -35,7 +38,6 @@ from lakefs.errors import (
     LakeError,
     SourceChanged,
     StoreFull,
-    StoreLocked,
     StoreReadOnly,
 )
 from lakefs.ids import Buffer
@@ -241,22 +243,6 @@ class LocalFile:
                 os.close(descriptor)
 
 
-class _LockFile(LocalFile):
-    """The store's lock; the spare descriptors go with it."""
-
-    __slots__ = ("_spares",)
-
-    def __init__(self, descriptor: int, name: str, spares: SpareDescriptors) -> None:
-        super().__init__(descriptor, name, direct=False)
-        self._spares = spares
-        spares.fill()
-
-    def close(self) -> None:
-        """Give the store up."""
-        self._spares.close()
-        super().close()
-
-
 class LocalDisk:
     """The folder of a store on a local file system (`lakefs.ports.Disk`).  `""` and `"."` name the root.
 
@@ -266,6 +252,7 @@ class LocalDisk:
     def __init__(self, root: Path) -> None:
         self._root = str(root.absolute())
         self._spares = SpareDescriptors()
+        self._lock: FolderLock | None = None
 
     def open(
         self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False
@@ -275,20 +262,28 @@ class LocalDisk:
         if create:
             flags |= os.O_CREAT | os.O_EXCL
         with _Translating("open", path):
-            descriptor = self._open(path, flags, spare=not read_only)
+            if create:
+                self.check_lock()
+            try:
+                descriptor = self._open(path, flags, spare=not read_only)
+            except FileNotFoundError:
+                if self._held is not None:
+                    self._held.check_folder()
+                raise
             return LocalFile(descriptor, path, direct and _make_direct(descriptor))
 
     def list_folder(self, path: str) -> list[str]:
         """Names in a folder, in order of their text; empty when there is no such folder."""
         with _Translating("list", path):
             try:
-                return sorted(os.listdir(self._inside(path)))
+                return sorted(self._spares.list_folder(self._inside(path)))
             except FileNotFoundError:
                 return []
 
     def make_folder(self, path: str) -> None:
         """Create a folder; the root with all the folders above it, their names durable on return."""
         with _Translating("create folder", path):
+            self.check_lock()
             try:
                 if path in _ROOT_NAMES:
                     make_folders(Path(self._root))
@@ -310,11 +305,13 @@ class LocalDisk:
     def rename(self, source: str, target: str) -> None:
         """rename(2): `target` is the old file or the new one at every moment."""
         with _Translating("rename", source):
+            self.check_lock()
             os.rename(self._inside(source), self._inside(target))
 
     def unlink(self, path: str) -> None:
         """Remove a file's name."""
         with _Translating("remove", path):
+            self.check_lock()
             os.unlink(self._inside(path))
 
     def sync_folder(self, path: str) -> None:
@@ -330,41 +327,40 @@ class LocalDisk:
 
     def free_bytes(self) -> int:
         """Room that this user can still take (root's share of the file system is not counted)."""
-        with _Translating("look at", self._root):
-            state = os.statvfs(self._root)
+        state = self._file_system_state()
         return state.f_bavail * state.f_frsize
 
     def total_bytes(self) -> int:
         """Size of the file system."""
-        with _Translating("look at", self._root):
-            state = os.statvfs(self._root)
+        state = self._file_system_state()
         return state.f_blocks * state.f_frsize
 
-    def lock(self, path: str) -> LocalFile:
-        """flock(2), exclusive, not waiting.  The file is never removed: its inode is the store's identity.
+    def lock(self, path: str) -> FolderLock:
+        """flock(2) of folder and file, exclusive, not waiting.
 
-        But for that of a first start that fails: what was opened before and locked behind that is no lock.
+        The file is never removed, but for that of a first start that fails: its inode is the store's identity.
         """
         with _Translating("lock", path):
-            descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.fstat(descriptor).st_nlink:
-                    raise BlockingIOError
-            except BlockingIOError as error:
-                os.close(descriptor)
-                raise StoreLocked(
-                    f"the store in {self._root} is open in another process; stop it, or use --server",
-                    subject=self._root,
-                ) from error
-            except OSError:
-                os.close(descriptor)
-                raise
-        return _LockFile(descriptor, path, self._spares)
+            self._lock = FolderLock(self._root, path, self._spares)
+        return self._lock
+
+    def check_lock(self) -> None:
+        """StoreReadOnly unless folder and lock file are those that `lock` locked; without a lock nothing happens."""
+        if self._held is not None:
+            with _Translating("look at", self._root):
+                self._held.check()
 
     def local_path(self, path: str) -> str:
         """The absolute path."""
         return self._inside(path)
+
+    @property
+    def _held(self) -> FolderLock | None:
+        return self._lock if self._lock is not None and self._lock.is_held else None
+
+    def _file_system_state(self) -> os.statvfs_result:
+        with _Translating("look at", self._root):
+            return os.statvfs(self._root) if self._held is None else self._held.file_system_state()
 
     def _open(self, path: str, flags: int, *, spare: bool = False) -> int:
         opening = self._spares.open if spare else os.open

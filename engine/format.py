@@ -275,8 +275,7 @@ def open_value(table: Table, key: bytes, sealed: bytes) -> bytes:
         sealed[-4:], "little"
     ):
         raise IndexDamaged(
-            f"a record of table {table.name.lower()} does not match its checksum; "
-            "run: lake fsck --rebuild (with the engine stopped)",
+            f"a record of table {table.name.lower()} of the index does not match its checksum",
             subject=key.hex(),
         )
     return value

@@ -78,9 +78,7 @@ def _translate(error: lmdb.Error, doing: str, writing_to: Path | None = None) ->
     if is_full:
         return StoreFull(f"no room to {doing} the index: {error}", subject="index")
     if isinstance(error, _DAMAGE):
-        return IndexDamaged(
-            f"cannot {doing} the index: {error}; it will be rebuilt at the next start", subject="index"
-        )
+        return IndexDamaged(f"cannot {doing} the index: {error}", subject="index")
     return DiskFailed(f"cannot {doing} the index: {error}", subject="index")
 
 

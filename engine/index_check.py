@@ -9,12 +9,22 @@ again if they were not found.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
+from typing import Final
+
+import trio
 
 from engine.format import Table, open_value
 from engine.index import DATA_FILE, Index, IndexSnapshot
 from engine.index_pages import check_pages
+from engine.index_progress import IndexProgress
 from lakefs.errors import IndexDamaged
 from lakefs.ids import Sequence
+from lakefs.limits import VERIFY_BATCH
+from lakefs.ports import Offload
+
+_WALK_PAUSE_S: Final = 0.05
+"""Between two batches of a walk: it takes a tenth of a core at most."""
 
 
 def probe(index: Index) -> Sequence:
@@ -96,3 +106,17 @@ class Verification:
         self._tables.pop(0)
         self._after = b""
         self._count = self._xor = 0
+
+
+async def walk(index: Index, offload: Offload, progress: IndexProgress) -> int:
+    """Check every record of an open index, beside everything else; their count.  IndexDamaged at the first mismatch."""
+    snapshot = await offload.run(index.snapshot)
+    with closing(snapshot), progress.of("being checked"):
+        index.is_walked = False
+        verification = Verification(snapshot)
+        count = sum(snapshot.stats(table)[0] for table in Table)
+        while await offload.run(verification.step, VERIFY_BATCH):
+            progress.checked(verification.record_count, count)
+            await trio.sleep(_WALK_PAUSE_S)
+        index.is_walked = True
+        return verification.record_count

@@ -8,6 +8,9 @@ Rules kept here:
 - After an unclean stop the new file begins with a copy of the last good group, written and synced anew.  What a
   reader saw of that group may have been the page cache only: never synced, or given up by the kernel after a
   failed sync.  The format's rule that a later file ends its predecessor makes the copy the only one that counts.
+- A group counts as written only while this journal's file is the last one, and at its path.  A later file, or another
+  one in its place, is another process's: its groups end or replace this file's, so what is appended here from then on
+  would be lost.  Whoever appends is refused (StoreReadOnly), and may have nothing acknowledged that came later.
 - A failed write or sync is never retried; the journal refuses every later append.  Only reserving room for the
   file's extension is, after a part of the store's reserve was released: nothing was written yet.
 
@@ -18,6 +21,7 @@ is in a group, and what a failure means to the store, in `engine.commit`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -33,7 +37,7 @@ from engine.format import (
     PAGE,
     StoreIdentity,
 )
-from engine.journal_reader import JOURNAL_FOLDER, Group, JournalFile, journal_path
+from engine.journal_reader import JOURNAL_FOLDER, Group, JournalFile, journal_path, journal_paths
 from engine.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.zeros import zeros
 from lakefs.errors import EngineBusy, LakeError, StoreFull, StoreReadOnly
@@ -69,6 +73,7 @@ class Journal:
         self._sizes = sizes
         self._file: DiskFile | None = None
         self._first_sequence = Sequence(0)
+        self._inode = 0
         self._end = 0  # where the next group goes
         self._filled = 0  # up to here blocks are written
         self._broken: LakeError | None = None
@@ -103,9 +108,11 @@ class Journal:
         if carried is not None:
             assert carried.sequence == first_sequence
             parts += self._pack(carried.sequence, carried.time_ns, carried.body, carried.record_count)
-        self._make_whole(file, journal_path(first_sequence), parts)
+        path = journal_path(first_sequence)
+        self._make_whole(file, path, parts)
         self.close()
         self._file = file
+        self._inode = self._disk.stat(path).inode
         self._first_sequence = first_sequence
         self._end = self._filled = sum(map(len, parts))
 
@@ -147,8 +154,25 @@ class Journal:
         reached("journal.written")
         file.sync_data()
         reached("journal.synced")
+        self._refuse_another_writer()
         self._end, self._filled = end, filled
         self.bytes_written += group_bytes
+
+    def _refuse_another_writer(self) -> None:
+        """StoreReadOnly when another process has begun a file of this journal; 6 us with few files."""
+        path = journal_path(self._first_sequence)
+        last = journal_paths(self._disk)[-1:]
+        with suppress(FileNotFoundError):
+            if last == [path] and self._disk.stat(path).inode == self._inode:
+                return
+        self._disk.check_lock()  # knows better when all of the folder is another one
+        raise StoreReadOnly(
+            f"another process has begun {last[0]}, or taken {path} away, under the engine, which writes nothing more: "
+            "stop that process, restart the engine, and run: lake fsck"
+            if last
+            else f"the files of {JOURNAL_FOLDER}/ were taken away under the engine, which writes nothing more",
+            subject=JOURNAL_FOLDER,
+        )
 
     def _extend(self, file: DiskFile, group_end: int) -> int:
         """Reserve room and write the zeros behind `group_end`; the same sync as the group's covers them.

@@ -29,22 +29,22 @@ from engine.checkpoint import Checkpoint, remove_superseded, write_checkpoint
 from engine.commit import Committer, PayloadSource
 from engine.format import StoreIdentity, Table
 from engine.index import Index, IndexPages, remove_index, replace_index
-from engine.index_check import Verification
+from engine.index_building import build_index, new_path
+from engine.index_check import walk
+from engine.index_progress import IndexProgress
 from engine.journal import Journal, no_reserve
 from engine.journal_reader import list_journal
-from engine.recovery import INDEX_FOLDER, Recovered, build_index, recover, verify_journal
+from engine.recovery import INDEX_FOLDER, Recovered, recover, verify_journal
 from engine.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.tables import Tables
 from engine.views import Transaction, View
 from lakefs.errors import DiskFailed, IndexDamaged, LakeError, StoreFull
 from lakefs.ids import Birth, Sequence
-from lakefs.limits import KIB, VERIFY_BATCH
+from lakefs.limits import KIB
 from lakefs.ports import Clock, Disk, Offload
 
 T = TypeVar("T")
 _log: Final = structlog.get_logger(__name__)
-_VERIFY_PAUSE_S: Final = 0.05
-"""Between two batches of the verification: it takes a tenth of a core at most."""
 _ROOM_KNOWN_FOR_BYTES: Final = 128 * KIB
 """Of journal: so often the disk is asked how much room it has."""
 _JOURNAL_FILES_MAX: Final = 64
@@ -67,6 +67,9 @@ class Metadata:
     ) -> None:
         self.rebuilt_because = recovered.rebuilt_because
         """Why the index was rebuilt at the opening; empty when it was not."""
+        self.index_progress = IndexProgress()
+        self.index_suspect = trio.Event()
+        """Set when a read met damage in the index."""
         self._disk = disk
         self._offload = offload
         self._identity = identity
@@ -295,6 +298,8 @@ class Metadata:
             try:
                 await self.checkpoint()
             except LakeError as error:
+                if isinstance(error, IndexDamaged):
+                    self.index_suspect.set()
                 _log.error("no checkpoint could be written; it is tried again later", error=error.message)
                 # A quarter of the bound from now.
                 late = self._sizes.checkpoint_journal * 3 // 4
@@ -343,16 +348,7 @@ class Metadata:
         IndexDamaged at the first mismatch: call `rebuild_online`.
         """
         async with self._long_reader:
-            snapshot = await self._offload.run(self._tables.index.snapshot)
-            try:
-                self._tables.index.is_walked = False
-                verification = Verification(snapshot)
-                while await self._offload.run(verification.step, VERIFY_BATCH):  # noqa: ASYNC110
-                    await trio.sleep(_VERIFY_PAUSE_S)
-                self._tables.index.is_walked = True
-                return verification.record_count
-            finally:
-                snapshot.close()
+            return await walk(self._tables.index, self._offload, self.index_progress)
 
     async def verify_journal(self) -> int:
         """Read the newest checkpoint and every durable group behind it; the count of their records.
@@ -371,19 +367,20 @@ class Metadata:
         """
         async with self._long_reader, self._applier.paused:
             path = Path(self._disk.local_path(INDEX_FOLDER))
-            new_path = path.with_name(path.name + ".new")
             with trio.CancelScope(shield=True):
-                index = await self._offload.run(self._build_blocking, new_path, self._applied_sequence)
+                index = await self._offload.run(self._build_blocking, new_path(path), self._applied_sequence)
                 index.committed = self._tables.index.committed
                 # One step: files and readers change over together.
-                old_path = replace_index(new_path, path)
+                old_path = replace_index(new_path(path), path)
                 index.path = path
                 self._tables.replace_index(index).close()
                 await self._offload.run(remove_index, old_path)
 
     def _build_blocking(self, path: Path, upto: Sequence) -> Index:
+        self._disk.check_lock()  # LMDB opens its files by path
         files = list_journal(self._disk, self._identity.store_id)
-        return build_index(self._disk, self._identity, path, upto, files)
+        with self.index_progress.of("being rebuilt"):
+            return build_index(self._disk, self._identity, path, upto, files, self.index_progress)
 
     async def _compact(self) -> None:
         """Give free pages of the index back to the file system, when they are most of it."""
@@ -391,13 +388,14 @@ class Metadata:
         if not index.is_mostly_free():
             return
         async with self._long_reader, self._applier.paused:
-            new_path = index.path.with_name(index.path.name + ".new")
+            copied = new_path(index.path)
             try:
-                await self._offload.run(index.copy_to, new_path)
-                old_path = replace_index(new_path, index.path)
+                await self._offload.run(self._disk.check_lock)
+                await self._offload.run(index.copy_to, copied)
+                old_path = replace_index(copied, index.path)
                 await self._offload.run(remove_index, old_path)
             except StoreFull:
-                await self._offload.run(remove_index, new_path)
+                await self._offload.run(remove_index, copied)
 
 
 async def open_metadata(

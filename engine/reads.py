@@ -31,6 +31,7 @@ from engine.handlers import handles
 from engine.held_blobs import checked_chunks
 from engine.holds import Client
 from engine.hot_index import NO_GRANT, HotIndex
+from engine.index_upkeep import with_what_happens
 from engine.name_refusals import is_a_marker
 from engine.names import require
 from engine.object_stat import to_object_stat
@@ -43,6 +44,7 @@ from lakefs.errors import (
     ChunkNotFound,
     CorruptionError,
     DiskFailed,
+    IndexDamaged,
     InvalidArgument,
     IsAFolder,
     LakeError,
@@ -206,6 +208,8 @@ class Reads:
             comes_inline = opening.add_only_chunk()
             if _wants_lease(request, stat, comes_inline=comes_inline):
                 opening.lease = self._store.holds.lease(client, found.node.blob)
+        except IndexDamaged as error:
+            return with_what_happens(self._store, error)
         except LakeError as error:
             return error
         return opening

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import structlog
 
 from engine.clock import SystemClock
 from engine.disk import LocalDisk
 from engine.recovery import rebuild_store
 from engine.superblock import open_store, write_superblock
+
+_log: Final = structlog.get_logger(__name__)
 
 
 def rebuild(data: Path, *, accept_loss: bool = False) -> dict[str, Any]:
@@ -24,6 +28,8 @@ def rebuild(data: Path, *, accept_loss: bool = False) -> dict[str, Any]:
     disk, clock = LocalDisk(data), SystemClock()
     opened = open_store(disk, clock, create=False)
     try:
+        for warning in opened.warnings:
+            _log.warning(warning)
         superblock = opened.superblock
         report = rebuild_store(
             disk, clock, superblock.identity, superblock.clean_sequence, accept_loss=accept_loss

@@ -25,11 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 from engine import crash_note
 from engine.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from engine.failpoints import reached
 from engine.format import StoreIdentity, Table
 from engine.index import Index, remove_index, replace_index
+from engine.index_building import build_index, new_path, rebuild_index
 from engine.index_check import probe
 from engine.journal import Journal, no_reserve, start_journal
 from engine.journal_reader import (
@@ -53,15 +56,12 @@ from lakefs.errors import IndexDamaged, JournalDamaged
 from lakefs.ids import Sequence
 from lakefs.limits import (
     OVERLAY_BYTES_APPLY,
-    OVERLAY_BYTES_MAX,
     OVERLAY_ENTRIES_APPLY,
-    OVERLAY_ENTRIES_MAX,
 )
 from lakefs.ports import Clock, Disk
 
+_log: Final = structlog.get_logger(__name__)
 INDEX_FOLDER: Final = "index"
-_LOAD_RECORDS: Final = 65_536
-"""Records loaded into an index in one transaction: about 20 MiB."""
 
 
 @dataclass
@@ -121,7 +121,7 @@ def recover(
     needed and not whole), StoreUnusable, StoreFull, DiskFailed.  Nothing acknowledged is changed on an error.
     """
     path = Path(disk.local_path(INDEX_FOLDER))
-    remove_index(_new_path(path))
+    remove_index(new_path(path))
     remove_index(path.with_name(path.name + ".old"))
     checkpoint = newest_checkpoint(disk)
     with ExitStack() as opened:  # what a failure closes again, so that the opening can be tried anew
@@ -144,7 +144,7 @@ def recover(
         reached("recovery.journal-begun")
         files = list_journal(disk, identity.store_id)
         if index is None:
-            index = rebuild_index(disk, identity, files, end.sequence, path)
+            index = _rebuilt(disk, identity, files, end.sequence, path, reason)
             opened.callback(index.close)
             if index_committed is not None:
                 index_committed()
@@ -165,37 +165,6 @@ def recover(
         replayed,
         end.torn,
     )
-
-
-def build_index(
-    disk: Disk, identity: StoreIdentity, path: Path, upto: Sequence, files: tuple[JournalFile, ...]
-) -> Index:
-    """A new index at `path` with the state after group `upto`, from the newest checkpoint and the journal.
-
-    `path` is replaced.  The index is returned open.  StoreDamaged, JournalDamaged, StoreFull.
-    """
-    checkpoint = newest_checkpoint(disk)
-    assert checkpoint is None or checkpoint.sequence <= upto, "the journal ends before its checkpoint"
-    remove_index(path)
-    index = Index(path)
-    index.owner = identity.store_id
-    try:
-        applied = _load_checkpoint(disk, identity, index, checkpoint)
-        layer = Layer()
-        for group in read_groups(disk, files, applied, upto):
-            layer.publish(group.sequence, decode_records(group.body, group.record_count))
-            if layer.entry_count >= OVERLAY_ENTRIES_MAX or layer.nbytes >= OVERLAY_BYTES_MAX:
-                index.apply(layer, group.sequence)
-                index.refresh()  # the reader's old snapshot would keep every page from being used again
-                layer = Layer()
-        index.apply(layer, upto)
-        index.refresh()
-        index.is_walked = True  # written just now, from what was checked
-    except BaseException:
-        index.close()
-        remove_index(path)
-        raise
-    return index
 
 
 def rebuild_store(
@@ -223,9 +192,9 @@ def rebuild_store(
                 lost = place
                 _give_up(disk, clock, identity, Sequence(max(place.sequence, after + 1)))
                 durable = after
-    index = build_index(disk, identity, _new_path(path), end.sequence, end.files)
+    index = build_index(disk, identity, new_path(path), end.sequence, end.files)
     try:
-        remove_index(replace_index(_new_path(path), path))
+        remove_index(replace_index(new_path(path), path))
         snapshot = index.snapshot()
         count = sum(snapshot.stats(table)[0] for table in Table)
         snapshot.close()
@@ -332,46 +301,21 @@ def _certain_end(
     return end
 
 
-def rebuild_index(
-    disk: Disk, identity: StoreIdentity, files: tuple[JournalFile, ...], upto: Sequence, path: Path
+def _rebuilt(
+    disk: Disk,
+    identity: StoreIdentity,
+    files: tuple[JournalFile, ...],
+    upto: Sequence,
+    path: Path,
+    reason: str,
 ) -> Index:
-    """Build the index anew and put it in its place; it is returned open."""
-    index = build_index(disk, identity, _new_path(path), upto, files)
-    try:
-        reached("recovery.rebuilt")
-        remove_index(replace_index(_new_path(path), path))
-        reached("recovery.index-replaced")
-        if crash_note.died_in_index(disk):
-            crash_note.set_aside(disk)
-    except BaseException:
-        index.close()
-        raise
-    index.path = path
-    return index
-
-
-def _load_checkpoint(
-    disk: Disk, identity: StoreIdentity, index: Index, checkpoint: Checkpoint | None
-) -> Sequence:
-    """Load a checkpoint into an empty index; the sequence it stands for."""
-    if checkpoint is None:
-        return Sequence(0)
-    reader = read_checkpoint(disk, checkpoint.path, identity.store_id)
-    try:
-        batch: list[tuple[bytes, bytes]] = []
-        loading: Table | None = None
-        for table, key, value in reader.records():
-            if loading is not None and (table is not loading or len(batch) >= _LOAD_RECORDS):
-                index.load(loading, batch)
-                index.refresh()
-                batch = []
-            loading = table
-            batch.append((key, value))
-        if loading is not None:
-            index.load(loading, batch)
-    finally:
-        reader.close()
-    return reader.sequence
+    if upto:  # else the store is new
+        _log.warning(
+            "the index is rebuilt now from checkpoint and journal; nothing else needs to be done",
+            reason=reason,
+            upto=upto,
+        )
+    return rebuild_index(disk, identity, files, upto, path)
 
 
 def _replay(index: Index, overlay: Overlay, groups: Iterable[Group]) -> int:
@@ -442,7 +386,3 @@ def _files_by_name(disk: Disk) -> list[tuple[Sequence, str]]:
         for name in disk.list_folder(JOURNAL_FOLDER)
         if name.endswith(JOURNAL_SUFFIX)
     ]
-
-
-def _new_path(path: Path) -> Path:
-    return path.with_name(path.name + ".new")

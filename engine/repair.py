@@ -31,6 +31,7 @@ from engine.crash_note import noting_crashes
 from engine.disk import LocalDisk
 from engine.failpoints import reached
 from engine.index import Index
+from engine.index_building import rebuild_index
 from engine.journal import start_journal
 from engine.journal_reader import (
     JOURNAL_FOLDER,
@@ -43,18 +44,21 @@ from engine.journal_reader import (
 )
 from engine.journal_salvage import highest_readable, place_behind, refuse_lost_boot
 from engine.overlay import Layer
-from engine.recovery import INDEX_FOLDER, rebuild_index
-from engine.superblock import COPY_PATH, LOCK_PATH, ROOT_FOLDER, SUPERBLOCK_PATH, Superblock, write_one
-from engine.survey import (
+from engine.recovery import INDEX_FOLDER
+from engine.superblock import (
+    COPY_PATH,
+    LOCK_PATH,
     MISSING,
+    ROOT_FOLDER,
+    SUPERBLOCK_PATH,
     BadFile,
+    Superblock,
     Superblocks,
-    TableSources,
-    foreign_segments,
-    leftovers,
     survey_superblocks,
-    survey_tables,
+    what_is_wrong,
+    write_one,
 )
+from engine.survey import TableSources, foreign_segments, given_up_groups, leftovers, survey_tables
 from lakefs.errors import CorruptionError, LakeError, StoreUnusable
 from lakefs.ids import Sequence
 from lakefs.limits import OVERLAY_BYTES_MAX, OVERLAY_ENTRIES_MAX
@@ -82,10 +86,11 @@ class FilesReport:
     damage: list[BadFile] = field(default_factory=list)
     """Without repair: all that was found.  With it: what is left."""
     notes: list[BadFile] = field(default_factory=list)
-    """What is missing and harms nobody: the copy of the superblock, which stores of earlier releases have not."""
+    """What harms nobody any more: a copy of the superblock that is missing, which stores of earlier releases have not;
+    journal groups that do not count."""
     repairs: list[Repair] = field(default_factory=list)
     can_be_opened: bool = True
-    """Whether it is worth trying: there is a superblock."""
+    """Whether it is to be tried: the superblock is good, so that opening changes nothing of it."""
 
     def as_dict(self) -> dict[str, Any]:
         """For scripts; JSON-able."""
@@ -132,6 +137,7 @@ def find_bad_files(disk: Disk, clock: Clock) -> FilesReport:
         report.damage.remove(COPY_MISSING)
         report.notes.append(COPY_MISSING)
     report.damage += foreign_segments(disk, superblocks.good.store_id)
+    report.notes += given_up_groups(disk, sources.files)
     if sources.index_problem and sources.durable:
         report.damage.append(BadFile(INDEX, sources.index_problem))
     if sources.problem is not None:
@@ -243,7 +249,7 @@ class _Repairing:
         self._set_aside_superseded(bad for bad in unreadable if bad.path != name)
         if len(self.report.repairs) == before:
             done = "goes on in a new file; the checkpoint has everything"
-            self._done(BadFile(JOURNAL_FOLDER, _what(problem)), done)
+            self._done(BadFile(JOURNAL_FOLDER, what_is_wrong(problem)), done)
 
     def _set_aside_superseded(self, files: Iterable[BadFile]) -> None:
         for bad in files:
@@ -272,7 +278,9 @@ class _Repairing:
         finally:
             snapshot.close()
         reached("repair.saved")
-        self._done(BadFile(written.path, _what(problem)), "written from the index, which has everything")
+        self._done(
+            BadFile(written.path, what_is_wrong(problem)), "written from the index, which has everything"
+        )
 
     # --- files ---------------------------------------------------------------------------------------
 
@@ -297,11 +305,6 @@ class _Repairing:
 
     def _done(self, bad: BadFile, action: str, kept_as: str = "") -> None:
         self.report.repairs.append(Repair(bad.path, bad.reason, action, kept_as))
-
-
-def _what(problem: LakeError) -> str:
-    """What is wrong, without what to do about it."""
-    return problem.message.partition(";")[0]
 
 
 def _behind(
@@ -353,7 +356,7 @@ def _unreadable(disk: Disk, files: tuple[JournalFile, ...], end: Sequence) -> li
             for group in read_groups(disk, (file,), Sequence(file.first_sequence - 1), min(last, end)):
                 decode_records(group.body, group.record_count)
         except CorruptionError as error:
-            bad.append(BadFile(file.path, _what(error)))
+            bad.append(BadFile(file.path, what_is_wrong(error)))
     return bad
 
 

@@ -23,6 +23,7 @@ from engine.chunk_reads import ChunkReads
 from engine.handlers import handles, require_handlers, table_of, takes_descriptors
 from engine.holds import Client
 from engine.hot_index_requests import HotIndexRequests
+from engine.index_upkeep import with_what_happens
 from engine.loads import Loads
 from engine.memory_requests import MemoryRequests
 from engine.name_requests import NameRequests
@@ -107,9 +108,8 @@ class Service:
             if descriptors and not takes_descriptors(type(request)):
                 raise InvalidArgument(f"{type(request).__name__} takes no descriptors")
             return await handler(client, request, body, descriptors)
-        except IndexDamaged:
-            self._store.index_suspect.set()
-            raise
+        except IndexDamaged as error:
+            raise with_what_happens(self._store, error) from error
         finally:
             body.release()
             let_go(descriptors)

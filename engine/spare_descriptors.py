@@ -8,8 +8,11 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 SPARE_DESCRIPTORS: Final = 16
@@ -32,9 +35,23 @@ class SpareDescriptors:
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
         """os.open, at the cost of a spare when there is no other descriptor."""
+        return self._with_one(lambda: os.open(path, flags, mode))
+
+    def list_folder(self, path: str) -> list[str]:
+        """os.listdir, with a spare when there is no other descriptor."""
+        return self._with_one(lambda: os.listdir(path))
+
+    def close(self) -> None:
+        """Hold none any more."""
+        with self._lock:
+            self._is_closed = True
+            while self._held:
+                os.close(self._held.pop())
+
+    def _with_one(self, call: Callable[[], T]) -> T:
         while True:
             try:
-                descriptor = os.open(path, flags, mode)
+                outcome = call()
             except OSError as error:
                 if error.errno not in NO_DESCRIPTOR or not self._give_one():
                     raise
@@ -43,14 +60,7 @@ class SpareDescriptors:
         with self._lock:
             if not self._is_closed and len(self._held) < SPARE_DESCRIPTORS:
                 self._refill()
-        return descriptor
-
-    def close(self) -> None:
-        """Hold none any more."""
-        with self._lock:
-            self._is_closed = True
-            while self._held:
-                os.close(self._held.pop())
+        return outcome
 
     def _give_one(self) -> bool:
         with self._lock:

@@ -29,6 +29,7 @@ from engine.full_disk import write_superblock
 from engine.gc import Collector
 from engine.holds import Holds
 from engine.hot_index import HotIndex
+from engine.index_upkeep import index_state
 from engine.lendings import Lendings
 from engine.manifests import Manifests
 from engine.metadata import Metadata
@@ -42,7 +43,7 @@ from engine.sizes import StoreSizes
 from engine.superblock import Superblock
 from engine.watch import Watchers
 from lakefs.buffers import BufferPool
-from lakefs.errors import IndexDamaged, LakeError
+from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
 from lakefs.ids import Sequence
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Clock, Disk, Offload
@@ -75,8 +76,6 @@ class Store:
     sizes: StoreSizes
     collected: CollectTotals = field(default_factory=CollectTotals)
     index_verified: bool = False
-    index_suspect: trio.Event = field(default_factory=trio.Event)
-    """Set when a read met a damaged record of the index."""
     index_looked_at: trio.Event = field(default_factory=trio.Event)
     """Set while nobody walks through the index; `index_damage` is why it could not be made whole then."""
     index_damage: LakeError | None = None
@@ -123,7 +122,8 @@ class Store:
         if self.metadata.failed is not None:
             return self.metadata.failed.message
         if self.segments.gate.failed:
-            return "a write or sync of a segment failed; mend the disk and restart the engine"
+            reason = self.segments.gate.reason
+            return f"a write or sync of a segment failed ({reason}); mend that, and restart the engine"
         return ""
 
     @property
@@ -133,6 +133,7 @@ class Store:
 
     async def status(self) -> dict[str, Any]:
         """State for people and scripts; JSON-able."""
+        await self._look_at_lock()
         reason = self.read_only_because
         free, total = await self.offload.run(lambda: (self.disk.free_bytes(), self.disk.total_bytes()))
         return {
@@ -143,6 +144,7 @@ class Store:
             "state": "read-only" if reason else "serving",
             "reason": reason,
             "index_verified": self.index_verified,
+            "index": index_state(self),
             "disk": {"free_bytes": free, "total_bytes": total, "reserve_bytes": self.reserve.held_bytes},
             "segments": {
                 "count": len(self.segments.register.ids()),
@@ -183,16 +185,27 @@ class Store:
                 subject="index",
             )
         try:
-            report = await self.collector.run()
-        finally:
-            await self.offload.run(self.reserve.restore)
-        compaction = await self.compactor.run(share)
+            try:
+                report = await self.collector.run()
+            finally:
+                await self.offload.run(self.reserve.restore)
+            compaction = await self.compactor.run(share)
+        except IndexDamaged:
+            self.metadata.index_suspect.set()
+            raise
         after = await self.segments.room.allocated_bytes()
         done = CollectReport(**{**asdict(report), "disk_bytes_after": after}, compaction=compaction)
         self.collected.add(done, self.clock.wall_ns())
         if self.after_collecting is not None:
             await self.offload.run(self.after_collecting)
         return done
+
+    async def _look_at_lock(self) -> None:
+        """Stop writing when the store is not ours alone any more: what next makes a file would find out, too."""
+        try:
+            await self.offload.run(self.disk.check_lock)
+        except StoreReadOnly as error:
+            self.metadata.stop_writing(error.message)
 
     async def check(self, *, full: bool) -> dict[str, Any]:
         """fsck of the open store; JSON-able report."""

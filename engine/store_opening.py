@@ -240,6 +240,7 @@ class _Opening:
 async def _stop(store: Store) -> None:
     """The clean stop; when a part of it fails the store is left as after a crash, and that is said."""
     try:
+        await store.offload.run(store.disk.check_lock)
         if store.metadata.failed is None:
             await store.scrubber.save()
             await store.metadata.sync()  # and what is placed is written

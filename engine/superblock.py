@@ -5,8 +5,10 @@ Rules kept here:
   lock creates the store and the other sees StoreLocked.
 - The superblock is replaced whole: temporary name, sync, rename, sync of the folder.  So a reader sees the old
   one or the new one.
-- Its copy is replaced in the same way before it: what the copy says is never older.  Opening reads the superblock
-  only; the copy is for `lake fsck --repair`.
+- Its copy is replaced in the same way before it: what the copy says is never older.  Opening reads the copy only when
+  the superblock is not what was written there.  A copy is used that is whole and belongs to the store of the journal
+  and checkpoints beside it; the engine writes both anew before it serves.  A superblock that is missing was removed
+  by somebody: `lake fsck --repair` restores it, an opening does not.
 - Unknown is refused by name: a format version, an incompatible feature.  An unknown read-only feature
   is for the caller to judge: it may read the store and not write to it (`engine.store`, which writes, refuses it).
 - A store whose lock has another inode than the superblock says was copied: it gets a new engine id, or is
@@ -27,8 +29,10 @@ from crc32c import crc32c
 
 from engine.failpoints import reached
 from engine.format import (
+    CHECKPOINT_HEADER,
     FORMAT_VERSION,
     GRANULE,
+    JOURNAL_HEADER,
     KNOWN_INCOMPAT,
     KNOWN_READ_ONLY,
     NOT_CLEAN,
@@ -39,9 +43,9 @@ from engine.format import (
     StoreIdentity,
 )
 from engine.reserve import refuse_unknown_size
-from lakefs.errors import StoreDamaged, StoreUnusable
+from lakefs.errors import LakeError, StoreDamaged, StoreUnusable
 from lakefs.ids import BootId, EngineId, StoreId, new_id16
-from lakefs.ports import Clock, Disk, DiskFile
+from lakefs.ports import Clock, Disk, DiskLock
 
 SUPERBLOCK_PATH: Final = "superblock"
 COPY_PATH: Final = "superblock.copy"
@@ -50,7 +54,9 @@ ROOT_FOLDER: Final = ""
 STORE_FOLDERS: Final = ("journal", "checkpoints", "segments")
 NO_CLUSTER: Final = bytes(16)
 _CHECKED_BYTES: Final = SUPERBLOCK.size - 4
-_REMEDY: Final = "restore it from its copy with: lake fsck --data DIR --repair"
+_REMEDY: Final = "it is mended from its copy by the next start, and by: lake fsck --data DIR --repair"
+_VERSION_AT: Final = 8
+MISSING: Final = "it is missing"
 _DOMAIN_BYTES: Final = 16
 _DOMAINS_MAX: Final = 1024 // _DOMAIN_BYTES
 
@@ -104,6 +110,22 @@ class Superblock:
 
 
 @dataclass(frozen=True)
+class BadFile:
+    """A file that cannot be used, and why; the reason is `MISSING` when there is none."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Superblocks:
+    """The superblock to go by, and that of the two that is bad."""
+
+    good: Superblock
+    bad: tuple[BadFile, ...] = ()
+
+
+@dataclass(frozen=True)
 class OpenedStore:
     """A store whose lock is held.  Closing `lock` gives it up.
 
@@ -112,7 +134,7 @@ class OpenedStore:
     """
 
     superblock: Superblock
-    lock: DiskFile
+    lock: DiskLock
     read_only: str = ""
     created: bool = False
     warnings: tuple[str, ...] = ()
@@ -122,8 +144,8 @@ def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
     """Take the store's lock and read its superblock, or create the store when there is none.
 
     Blocks; call it through `Offload`.  Errors: StoreLocked; StoreUnusable (no store and not `create`, unknown
-    version or feature, a copy of a cluster member, a disk of unknown size); StoreDamaged (bad or lost superblock).
-    On an error the lock is given up.
+    version or feature, a copy of a cluster member, a disk of unknown size); StoreDamaged (superblock lost, or bad with
+    its copy).  On an error the lock is given up.
     """
     if not create and not disk.exists(SUPERBLOCK_PATH):
         raise StoreUnusable("there is no store here; `lake serve` creates one", subject=SUPERBLOCK_PATH)
@@ -136,7 +158,8 @@ def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
             return OpenedStore(_create(disk, clock), lock, created=True)
         # The last process may have been killed between renaming its superblock and syncing the name.
         disk.sync_folder(ROOT_FOLDER)
-        return _admit(disk, read_superblock(disk), lock)
+        superblock, warnings = _superblock_or_copy(disk)
+        return _admit(disk, superblock, lock, warnings)
     except BaseException:
         lock.close()
         raise
@@ -144,18 +167,54 @@ def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
 
 def read_superblock(disk: Disk, path: str = SUPERBLOCK_PATH) -> Superblock:
     """The superblock, or its copy, as it is on disk.  StoreDamaged, StoreUnusable; FileNotFoundError."""
+    return parse_superblock(read_head(disk, path))
+
+
+def read_head(disk: Disk, path: str) -> bytes:
+    """The first page of a file, or what there is of it."""
     page = bytearray(PAGE)
     file = disk.open(path, read_only=True)
     try:
-        count = file.pread_into(memoryview(page), 0)
+        return bytes(page[: file.pread_into(memoryview(page), 0)])
     finally:
         file.close()
-    return parse_superblock(bytes(page[:count]))
+
+
+def survey_superblocks(disk: Disk) -> Superblocks:
+    """Read the superblock and its copy.  StoreDamaged when neither can be gone by, StoreUnusable for a later format."""
+    found: dict[str, Superblock] = {}
+    bad: list[BadFile] = []
+    for path in (SUPERBLOCK_PATH, COPY_PATH):
+        try:
+            found[path] = _read_whole(disk, path)
+        except FileNotFoundError:
+            bad.append(BadFile(path, MISSING))
+        except StoreDamaged as error:
+            bad.append(BadFile(path, what_is_wrong(error)))
+    if not found:
+        raise StoreDamaged(
+            f"neither {SUPERBLOCK_PATH} nor {COPY_PATH} can be used (the first: {bad[0].reason}; the second: "
+            f"{bad[1].reason}); nothing was changed; put one of them back, of this store, and start again",
+            subject=SUPERBLOCK_PATH,
+        )
+    if not _agree(found):
+        known = set(_store_ids(disk))
+        for path in [
+            path for path, superblock in found.items() if known and superblock.store_id not in known
+        ]:
+            bad.append(BadFile(path, "it is another store's"))
+            del found[path]
+    if len({superblock.store_id for superblock in found.values()}) != 1:
+        raise StoreDamaged(
+            "the superblock is not the one of the journal beside it; put this store's back, or its copy",
+            subject=SUPERBLOCK_PATH,
+        )
+    return Superblocks(found.get(SUPERBLOCK_PATH) or found[COPY_PATH], tuple(bad))
 
 
 def parse_superblock(page: bytes) -> Superblock:
     """The superblock in `page`, checked.  Features are not judged here."""
-    if len(page) < SUPERBLOCK.size or page[:8] != SUPERBLOCK_MAGIC:
+    if len(page) < SUPERBLOCK.size or page[:_VERSION_AT] != SUPERBLOCK_MAGIC:
         raise StoreDamaged(
             f"the superblock is not one: its first bytes are wrong; {_REMEDY}", subject=SUPERBLOCK_PATH
         )
@@ -215,12 +274,60 @@ def write_one(disk: Disk, path: str, page: bytes) -> None:
     reached("superblock.durable")
 
 
+def what_is_wrong(error: LakeError) -> str:
+    """The first part of an error's message, without what to do about it."""
+    return error.message.partition(";")[0]
+
+
+def _superblock_or_copy(disk: Disk) -> tuple[Superblock, tuple[str, ...]]:
+    """The superblock, or its copy and what to tell the operator.  StoreDamaged, StoreUnusable."""
+    try:
+        return _read_whole(disk, SUPERBLOCK_PATH), ()
+    except StoreDamaged as error:
+        found = survey_superblocks(disk)
+        warning = (
+            f"{what_is_wrong(error)}: the store is opened from {COPY_PATH}, and the superblock written anew"
+        )
+        return found.good, (warning,)
+
+
+def _read_whole(disk: Disk, path: str) -> Superblock:
+    """`read_superblock`, which takes a version that does not match the checksum for damage."""
+    page = read_head(disk, path)
+    try:
+        return parse_superblock(page)
+    except StoreUnusable as error:
+        # The version is read before the checksum, which a later format may keep elsewhere.
+        mended = page[:_VERSION_AT] + FORMAT_VERSION.to_bytes(4, "little") + page[_VERSION_AT + 4 :]
+        try:
+            parse_superblock(mended)
+        except LakeError:
+            raise error from None
+        raise StoreDamaged("the superblock's version does not match its checksum", subject=path) from error
+
+
+def _agree(found: dict[str, Superblock]) -> bool:
+    return len(found) == 2 and len({superblock.store_id for superblock in found.values()}) == 1
+
+
+def _store_ids(disk: Disk) -> Iterator[bytes]:
+    """Whose the journal and the checkpoints are, by headers that can be read."""
+    for folder, layout in (("journal", JOURNAL_HEADER), ("checkpoints", CHECKPOINT_HEADER)):
+        for name in disk.list_folder(folder):
+            page = read_head(disk, f"{folder}/{name}")
+            if len(page) < layout.size:
+                continue
+            fields = layout.unpack_fields(page)
+            if fields["crc"] == crc32c(page[: layout.size - 4]) and any(fields["store_id"]):
+                yield bytes(fields["store_id"])
+
+
 def _create(disk: Disk, clock: Clock) -> Superblock:
     for folder in STORE_FOLDERS:
         if disk.list_folder(folder):
             raise StoreDamaged(
-                f"the superblock is missing but {folder}/ holds files of a store; {_REMEDY}, "
-                "or move the files away to begin a new store",
+                f"the superblock is missing but {folder}/ holds files of a store; restore it from its copy with: "
+                "lake fsck --data DIR --repair, or move the files away to begin a new store",
                 subject=SUPERBLOCK_PATH,
             )
         disk.make_folder(folder)
@@ -239,7 +346,7 @@ def _create(disk: Disk, clock: Clock) -> Superblock:
     return superblock
 
 
-def _admit(disk: Disk, superblock: Superblock, lock: DiskFile) -> OpenedStore:
+def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, ...] = ()) -> OpenedStore:
     unknown = superblock.incompat_features & ~KNOWN_INCOMPAT
     if unknown:
         raise StoreUnusable(
@@ -255,7 +362,7 @@ def _admit(disk: Disk, superblock: Superblock, lock: DiskFile) -> OpenedStore:
             f"the store uses features that this release may not write with: {bits}; "
             "open it with a newer release"
         )
-    warnings: list[str] = []
+    warnings = list(told)
     inode = disk.stat(LOCK_PATH).inode
     engine_id = superblock.engine_id
     if inode != superblock.identity_inode:

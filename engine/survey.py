@@ -12,19 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
-
-from crc32c import crc32c
 
 from engine import crash_note
 from engine.checkpoint import CHECKPOINT_FOLDER, Checkpoint, read_checkpoint
 from engine.format import (
-    CHECKPOINT_HEADER,
-    FORMAT_VERSION,
-    JOURNAL_HEADER,
-    PAGE,
-    SUPERBLOCK,
     StoreIdentity,
 )
 from engine.index import Index
@@ -39,35 +33,25 @@ from engine.journal_reader import (
     read_groups,
     sequence_in,
 )
-from engine.journal_salvage import refuse_lost_boot
+from engine.journal_salvage import highest_readable, refuse_lost_boot
 from engine.recovery import INDEX_FOLDER
 from engine.segment_files import SEGMENTS_FOLDER, check_segment_header, parse_segment_name
-from engine.superblock import COPY_PATH, SUPERBLOCK_PATH, Superblock, parse_superblock
+from engine.superblock import (
+    COPY_PATH,
+    MISSING,
+    SUPERBLOCK_PATH,
+    BadFile,
+    Superblock,
+    read_head,
+    what_is_wrong,
+)
 from lakefs.errors import CorruptionError, IndexDamaged, LakeError, StoreDamaged, StoreUnusable
 from lakefs.ids import Sequence
 from lakefs.ports import Disk
 
-MISSING: Final = "it is missing"
 _CHECKPOINT_SUFFIX: Final = ".checkpoint"
 _TEMPORARY_SUFFIX: Final = ".new"
 _VERIFIED_AT_ONCE: Final = 65_536
-_VERSION_AT: Final = 8
-
-
-@dataclass(frozen=True)
-class BadFile:
-    """A file that cannot be used, and why; the reason is `MISSING` when there is none."""
-
-    path: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Superblocks:
-    """The superblock to go by, and that of the two that is bad."""
-
-    good: Superblock
-    bad: tuple[BadFile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,36 +88,6 @@ class TableSources:
     def is_superseded(self, path: str, after: Sequence) -> bool:
         """Whether a journal file that can be used begins behind this one, and no later than with `after` + 1."""
         return any(path < file.path and file.first_sequence <= after + 1 for file in self.files)
-
-
-def survey_superblocks(disk: Disk) -> Superblocks:
-    """Read the superblock and its copy.  StoreDamaged when neither can be gone by, StoreUnusable for a later format."""
-    found: dict[str, Superblock] = {}
-    bad: list[BadFile] = []
-    for path in (SUPERBLOCK_PATH, COPY_PATH):
-        try:
-            found[path] = _read_superblock(disk, path)
-        except FileNotFoundError:
-            bad.append(BadFile(path, MISSING))
-        except StoreDamaged as error:
-            bad.append(BadFile(path, _reason(error)))
-    if not found:
-        raise StoreDamaged(
-            f"superblock: {bad[0].reason}; its copy: {bad[1].reason}; restore one of them",
-            subject=SUPERBLOCK_PATH,
-        )
-    if not _agree(found):
-        known = set(_store_ids(disk))
-        for path in [
-            path for path, superblock in found.items() if known and superblock.store_id not in known
-        ]:
-            bad.append(BadFile(path, "it is another store's"))
-            del found[path]
-    if len({superblock.store_id for superblock in found.values()}) != 1:
-        raise StoreDamaged(
-            "the superblock is not the one of the journal beside it; restore it", subject=SUPERBLOCK_PATH
-        )
-    return Superblocks(found.get(SUPERBLOCK_PATH) or found[COPY_PATH], tuple(bad))
 
 
 def survey_tables(disk: Disk, superblock: Superblock) -> TableSources:
@@ -173,9 +127,21 @@ def foreign_segments(disk: Disk, store_id: bytes) -> Iterator[BadFile]:
             continue
         path = f"{SEGMENTS_FOLDER}/{name}"
         try:
-            check_segment_header(_head(disk, path), store_id, *parsed)
+            check_segment_header(read_head(disk, path), store_id, *parsed)
         except StoreDamaged as error:
-            yield BadFile(path, _reason(error))
+            yield BadFile(path, what_is_wrong(error))
+
+
+def given_up_groups(disk: Disk, files: tuple[JournalFile, ...]) -> Iterator[BadFile]:
+    """Journal files with more groups than the next one lets count, beyond the one that a start copies into it."""
+    for file, following in pairwise(files):
+        highest = highest_readable(disk, file)
+        if highest > following.first_sequence:
+            yield BadFile(
+                file.path,
+                f"its groups {following.first_sequence} to {highest} do not count: {following.path} began in their "
+                "place; two engines had the store open at once, or a write to the journal had failed",
+            )
 
 
 def leftovers(disk: Disk) -> list[str]:
@@ -188,45 +154,6 @@ def leftovers(disk: Disk) -> list[str]:
     ]
     own = (SUPERBLOCK_PATH + _TEMPORARY_SUFFIX, COPY_PATH + _TEMPORARY_SUFFIX)
     return [*found, *(path for path in own if disk.exists(path))]
-
-
-def _agree(found: dict[str, Superblock]) -> bool:
-    return len(found) == 2 and len({superblock.store_id for superblock in found.values()}) == 1
-
-
-def _read_superblock(disk: Disk, path: str) -> Superblock:
-    page = _head(disk, path)
-    try:
-        return parse_superblock(page)
-    except StoreUnusable as error:
-        # The version is read before the checksum, which a later format may keep elsewhere.
-        mended = page[:_VERSION_AT] + FORMAT_VERSION.to_bytes(4, "little") + page[_VERSION_AT + 4 :]
-        try:
-            parse_superblock(mended)
-        except LakeError:
-            raise error from None
-        raise StoreDamaged("its version does not match its checksum", subject=path) from error
-
-
-def _store_ids(disk: Disk) -> Iterator[bytes]:
-    """Whose the journal and the checkpoints are, by headers that can be read."""
-    for folder, layout in ((JOURNAL_FOLDER, JOURNAL_HEADER), (CHECKPOINT_FOLDER, CHECKPOINT_HEADER)):
-        for name in disk.list_folder(folder):
-            page = _head(disk, f"{folder}/{name}")
-            if len(page) < layout.size:
-                continue
-            fields = layout.unpack_fields(page)
-            if fields["crc"] == crc32c(page[: layout.size - 4]) and any(fields["store_id"]):
-                yield bytes(fields["store_id"])
-
-
-def _head(disk: Disk, path: str) -> bytes:
-    page = bytearray(max(PAGE, SUPERBLOCK.size))
-    file = disk.open(path, read_only=True)
-    try:
-        return bytes(page[: file.pread_into(memoryview(page), 0)])
-    finally:
-        file.close()
 
 
 def _checkpoints(
@@ -246,7 +173,7 @@ def _checkpoints(
         try:
             newest = _whole_checkpoint(disk, path, identity, sequence)
         except (StoreDamaged, StoreUnusable) as error:
-            bad.append(BadFile(path, _reason(error)))
+            bad.append(BadFile(path, what_is_wrong(error)))
     return newest, tuple(bad), highest
 
 
@@ -272,7 +199,7 @@ def _journal(disk: Disk, identity: StoreIdentity) -> tuple[tuple[JournalFile, ..
         try:
             files.append(journal_file(disk, path, identity.store_id))
         except (CorruptionError, StoreUnusable) as error:
-            bad.append(BadFile(path, _reason(error)))
+            bad.append(BadFile(path, what_is_wrong(error)))
     return tuple(files), tuple(bad)
 
 
@@ -287,7 +214,7 @@ def _index(disk: Disk, identity: StoreIdentity) -> tuple[Sequence | None, Sequen
     try:
         index = Index(path)
     except IndexDamaged as error:
-        return None, nothing, _reason(error)
+        return None, nothing, what_is_wrong(error)
     noted = nothing
     try:
         if index.is_foreign(identity.store_id):
@@ -301,7 +228,7 @@ def _index(disk: Disk, identity: StoreIdentity) -> tuple[Sequence | None, Sequen
         finally:
             snapshot.close()
     except IndexDamaged as error:
-        return None, noted, _reason(error)
+        return None, noted, what_is_wrong(error)
     finally:
         index.close()
     return noted, noted, ""
@@ -318,8 +245,3 @@ def _told_end(disk: Disk, sources: TableSources) -> Sequence:
     for group in read_groups(disk, sources.files, sources.after, end.sequence):
         decode_records(group.body, group.record_count)
     return end.sequence
-
-
-def _reason(error: LakeError) -> str:
-    """What is wrong, without what to do about it."""
-    return error.message.partition(";")[0]

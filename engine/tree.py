@@ -130,10 +130,7 @@ def load_node(view: View, node: NodeId) -> Node:
     """The record of a node that a name refers to.  IndexDamaged when it is missing."""
     value = view.get(Table.NODES, node_key(node))
     if value is None:
-        raise IndexDamaged(
-            f"a name refers to node {node}, which has no record; run: lake fsck --rebuild (with the engine stopped)",
-            subject=f"node {node}",
-        )
+        raise IndexDamaged(f"a name refers to node {node}, which has no record", subject=f"node {node}")
     return unpack_node(value)
 
 

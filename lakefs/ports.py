@@ -98,6 +98,14 @@ class DiskFile(Protocol):
         ...
 
 
+class DiskLock(Protocol):
+    """A lock that is held."""
+
+    def close(self) -> None:
+        """Give it up; nothing happens the second time."""
+        ...
+
+
 class Disk(Protocol):
     """The folder of a store.  Paths are relative to it, with `/`."""
 
@@ -146,8 +154,16 @@ class Disk(Protocol):
         """Size of the file system."""
         ...
 
-    def lock(self, path: str) -> DiskFile:
-        """Create the file if needed and take its exclusive lock, held until close.  StoreLocked."""
+    def lock(self, path: str) -> DiskLock:
+        """Lock the folder itself and this file, made if needed: exclusive, held until close.  StoreLocked.
+
+        The folder's lock stays when the file is removed.  While the lock is held, creating, renaming and removing
+        names first do what `check_lock` does.
+        """
+        ...
+
+    def check_lock(self) -> None:
+        """StoreReadOnly unless folder and lock file are those that `lock` locked; without a lock nothing happens."""
         ...
 
     def local_path(self, path: str) -> str:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
+from cli import logs
 from fuse.mount_table import all_mounts, answers, unmount
 from lakefs.config import CLIENT_VARIABLES, SETTING_NAMES
 
@@ -59,3 +63,16 @@ def _no_lake_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def unix(tmp_path: Path) -> str:
     """The address of a Unix socket that is not there yet."""
     return f"unix:{tmp_path}/socket"
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Commands that run in this process write no log: it would reach the outputs of the test that ran first."""
+
+    def dropped(*_: object) -> dict[str, Any]:
+        raise structlog.DropEvent
+
+    monkeypatch.setattr(logs, "log_to_stderr", lambda *_: None)
+    structlog.configure(processors=[dropped], cache_logger_on_first_use=False)
+    yield
+    structlog.reset_defaults()

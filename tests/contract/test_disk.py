@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine.disk import LocalDisk
-from lakefs.errors import DiskFailed, StoreFull, StoreLocked
+from lakefs.errors import DiskFailed, StoreFull, StoreLocked, StoreReadOnly
 from lakefs.ports import Disk
 from tests.sim.disk import SimDisk
 
@@ -260,11 +260,70 @@ def test_the_lock_is_exclusive_until_it_is_closed(disk: Disk) -> None:
     assert disk.stat("lock").inode == inode
 
 
+def test_a_lock_whose_file_was_removed_is_held_still_and_nothing_new_is_begun_under_it(disk: Disk) -> None:
+    disk.check_lock()  # nobody holds one
+    write(disk, "before", b"x")
+    held = disk.lock("lock")
+    disk.check_lock()
+    disk.unlink("lock")
+    for change in (
+        disk.check_lock,
+        lambda: disk.open("new", create=True),
+        lambda: disk.rename("before", "new"),
+        lambda: disk.unlink("before"),
+        lambda: disk.make_folder("new"),
+    ):
+        with pytest.raises(StoreReadOnly, match="removed or replaced"):
+            change()
+    with pytest.raises(StoreLocked):
+        disk.lock("lock")
+    assert not disk.exists("lock")
+    assert read(disk, "before") == b"x"
+    held.close()
+    disk.check_lock()
+    disk.lock("lock").close()
+    disk.unlink("before")
+
+
 def test_the_room_left_is_known(disk: Disk) -> None:
     assert 0 < disk.free_bytes() <= disk.total_bytes()
 
 
 # --- the real disk only ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["moved", "replaced", "lock file replaced"])
+def test_another_folder_or_lock_file_in_place_of_the_locked_one_is_left_alone(
+    tmp_path: Path, how: str
+) -> None:
+    root = tmp_path / "store"
+    disk = LocalDisk(root)
+    disk.make_folder("")
+    write(disk, "f", b"mine")
+    held = disk.lock("lock")
+    if how == "lock file replaced":
+        (root / "lock").rename(root / "earlier")
+        (root / "lock").touch()
+    else:
+        root.rename(tmp_path / "moved")
+    if how == "replaced":
+        root.mkdir()
+        (root / "lock").touch()
+    before = sorted(tmp_path.rglob("*"))
+    for change in (disk.check_lock, lambda: disk.open("new", create=True), lambda: disk.make_folder("")):
+        with pytest.raises(StoreReadOnly, match="removed or replaced"):
+            change()
+    assert sorted(tmp_path.rglob("*")) == before
+    if how == "lock file replaced":
+        assert read(disk, "f") == b"mine"
+    else:
+        with pytest.raises(StoreReadOnly, match="moved"):
+            disk.open("f", read_only=True)  # it is not missing
+        with pytest.raises(StoreLocked):
+            LocalDisk(tmp_path / "moved").lock("lock")
+    assert 0 < disk.free_bytes() <= disk.total_bytes()
+    held.close()
+    held.close()
 
 
 def test_files_and_folders_are_private_to_their_owner(tmp_path: Path) -> None:

@@ -387,21 +387,34 @@ def test_a_damaged_checkpoint_matters_only_with_the_index_gone(engine: Served) -
     assert "checkpoint" in refused.err
 
 
-@pytest.mark.parametrize("how", ["missing", "flipped", "empty"])
-def test_a_spoilt_superblock_is_refused_and_nothing_is_begun_over_it(engine: Served, how: str) -> None:
+def test_a_spoilt_superblock_is_mended_from_its_copy_by_the_next_start(engine: Served) -> None:
+    stored = store_some(engine)
+    engine.stop()
+    flip(engine.data / "superblock", 40)
+    told = lake("ls", "b", "--data", engine.data)
+    assert told.code == 0, told
+    assert "the superblock does not match its checksum: the store is opened from superblock.copy" in told.err
+    assert lake("ls", "b", "--data", engine.data).err == ""
+    engine.start()
+    assert damaged_names(engine, stored) == set()
+
+
+@pytest.mark.parametrize("how", ["missing", "both flipped"])
+def test_a_superblock_that_cannot_be_told_is_refused_and_nothing_is_begun_over_it(
+    engine: Served, how: str
+) -> None:
     store_some(engine)
     engine.stop()
     superblock = engine.data / "superblock"
     whole = superblock.read_bytes()
     if how == "missing":
         superblock.unlink()
-    elif how == "flipped":
-        flip(superblock, 40)
     else:
-        os.truncate(superblock, 0)
+        flip(superblock, 40)
+        flip(engine.data / "superblock.copy", 50)
     refused = start_fails(engine)
     assert refused.code == 1, refused
-    assert "superblock" in refused.err
+    assert ("lake fsck --data DIR --repair" if how == "missing" else "put one of them back") in refused.err
     superblock.write_bytes(whole)
     engine.start()
     assert engine.good("ls", "-r", "b").lines

@@ -32,11 +32,12 @@ from typing import Any, Final, NoReturn
 import structlog
 import trio
 
-import engine.metadata
+import engine.index_check
 from engine.embedded import EmbeddedEngine
 from engine.metadata import Metadata
 from engine.reserve import RESERVE_PATH
 from engine.store import Store
+from engine.superblock import SUPERBLOCK_PATH
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.wire import messages as m
@@ -84,7 +85,7 @@ class Flip:
     @property
     def is_mended(self) -> bool:
         """Whether it is in what is made anew from the rest, so that behind the walk nothing but the truth is right."""
-        return self.path.startswith("index/") or self.place.startswith("unused")
+        return self.path.startswith(("index/", SUPERBLOCK_PATH)) or self.place.startswith("unused")
 
 
 @dataclass
@@ -319,6 +320,8 @@ def _live(sample: Sample, data: Path, outcome: Outcome) -> None:
             trio.run(_second_life, sample, data, outcome)
     except LakeError as error:
         outcome.reported = outcome.reported or f"refused: {error.message}"
+        if outcome.flip.path == SUPERBLOCK_PATH:
+            outcome.wrong = outcome.wrong or f"the copy is good: {outcome.reported}"
     outcome.reported = outcome.reported or "; ".join(said)
 
 
@@ -426,7 +429,7 @@ async def _compare(
 
 def _be_quiet(said: list[str]) -> None:
     """Keep what the engine logs as a warning or worse; and walk without pauses."""
-    engine.metadata._VERIFY_PAUSE_S = 0.0  # type: ignore[misc]
+    engine.index_check._WALK_PAUSE_S = 0.0  # type: ignore[misc]
 
     def keep(_: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if method in ("warning", "error", "critical", "exception") and "was copied" not in str(event):

@@ -15,23 +15,20 @@ given, so a seed is a run.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from crc32c import crc32c
-
-from lakefs.errors import DiskFailed, StoreFull, StoreLocked
-from lakefs.ids import Buffer
+from lakefs.errors import DiskFailed, StoreLocked, StoreReadOnly
 from lakefs.limits import GIB
 from lakefs.ports import FileStat
 from tests.sim.faults import PlantedFaults
+from tests.sim.file import SimFile
 from tests.sim.index_folder import INDEX, RealIndex
-from tests.sim.medium import PAGE, SECTOR, Allocate, Inode, Names, Punch, Truncate, Write, folder_of
+from tests.sim.medium import Inode, Names, folder_of
 
 
 class SimCrashed(BaseException):
@@ -65,7 +62,7 @@ class SimDisk:
         self._names = Names()
         self._inode_count = 1
         self._open: dict[int, Inode] = {}
-        self._locks: set[str] = set()
+        self._locks: dict[str, Inode] = {}
         self._index = RealIndex()
 
     @property
@@ -181,7 +178,7 @@ class SimDisk:
         inode.open_count -= 1
         if inode.open_count == 0:
             self._open.pop(inode.number, None)
-            self._locks.discard(path)
+            self._locks.pop(path, None)
 
     # --- the port ------------------------------------------------------------------------------------
 
@@ -218,8 +215,7 @@ class SimDisk:
         if self._is_index(path):
             self._index.path(path).mkdir(mode=0o700, exist_ok=True)
         elif path not in self._names.seen:
-            with self.changing("make_folder", path):
-                self._names.change({path: self._new_inode(folder=True)})
+            self._change_names("make_folder", path, {path: self._new_inode(folder=True)})
 
     def exists(self, path: str) -> bool:
         """Whether anything has that name."""
@@ -235,9 +231,7 @@ class SimDisk:
             os.rename(self.local_path(source), self.local_path(target))
             return
         self._check_path(target)
-        inode = self._file(source)
-        with self.changing("rename", target):
-            self._names.change({source: None, target: inode})
+        self._change_names("rename", target, {source: None, target: self._file(source)})
 
     def unlink(self, path: str) -> None:
         """Remove a file's name."""
@@ -246,8 +240,7 @@ class SimDisk:
             os.unlink(self.local_path(path))
             return
         self._file(path)
-        with self.changing("unlink", path):
-            self._names.change({path: None})
+        self._change_names("unlink", path, {path: None})
 
     def sync_folder(self, path: str) -> None:
         """Names of the folder are durable."""
@@ -273,13 +266,19 @@ class SimDisk:
         return self.capacity_bytes
 
     def lock(self, path: str) -> SimFile:
-        """The exclusive lock, held until the file is closed or the process is gone."""
+        """The exclusive lock, held until the file is closed or the process is gone, whatever its name leads to."""
         self.check_alive()
         if path in self._locks:
             raise StoreLocked(f"the simulated store is open: {path} is locked", subject=path)
         inode = self._names.seen.get(path) or self._create(path)
-        self._locks.add(path)
+        self._locks[path] = inode
         return SimFile(self, inode, path)
+
+    def check_lock(self) -> None:
+        """StoreReadOnly when the name of a locked file leads elsewhere."""
+        for path, inode in self._locks.items():
+            if self._names.seen.get(path) is not inode:
+                raise StoreReadOnly(f"the simulated {path} was removed or replaced", subject=path)
 
     def local_path(self, path: str) -> str:
         """A real path, for LMDB; only the folder `index` has one."""
@@ -294,9 +293,13 @@ class SimDisk:
         if path in self._names.seen:
             raise FileExistsError(path)
         inode = self._new_inode(folder=False)
-        with self.changing("open", path):
-            self._names.change({path: inode})
+        self._change_names("open", path, {path: inode})
         return inode
+
+    def _change_names(self, operation: str, path: str, names: dict[str, Inode | None]) -> None:
+        self.check_lock()
+        with self.changing(operation, path):
+            self._names.change(names)
 
     def _new_inode(self, *, folder: bool) -> Inode:
         self._inode_count += 1
@@ -316,151 +319,3 @@ class SimDisk:
     def _check_path(self, path: str) -> None:
         if any(part in ("", ".", "..") for part in path.split("/")):
             raise DiskFailed(f"{path!r} is not a path inside the store", subject=path)
-
-
-class SimFile:
-    """An open file of a `SimDisk` (`lakefs.ports.DiskFile`)."""
-
-    def __init__(
-        self, disk: SimDisk, inode: Inode, path: str, *, direct: bool = False, read_only: bool = False
-    ) -> None:
-        self._disk = disk
-        self._inode = inode
-        self._path = path
-        self._direct = direct
-        self._read_only = read_only
-        self._closed = False
-        self._was_cached = False
-        disk.opened(inode)
-
-    @property
-    def direct(self) -> bool:
-        """Whether the rules of O_DIRECT are enforced."""
-        return self._direct
-
-    @property
-    def in_memory(self) -> bool:
-        """Never."""
-        return False
-
-    def pread_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill `buffer` from `offset`; short only at the end."""
-        self._check("pread_into")
-        if self._direct:
-            self._check_aligned(buffer, offset)
-        payload = self._inode.seen.read(offset, len(buffer))
-        buffer[: len(payload)] = payload
-        return len(payload)
-
-    def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
-        """As `pread_into`, every other time; else as if nothing of it were cached."""
-        return self.preadv_cached_into([buffer], offset)
-
-    def preadv_cached_into(self, buffers: Sequence[memoryview], offset: int) -> bool:
-        """As `pread_cached_into`, one buffer behind the other."""
-        self._was_cached = not self._was_cached
-        if self._direct or not self._was_cached:
-            return False
-        for buffer in buffers:
-            if self.pread_into(buffer, offset) < len(buffer):
-                return False
-            offset += len(buffer)
-        return True
-
-    def pwrite(self, payload: Buffer, offset: int) -> None:
-        """Write all of `payload`; unsynced."""
-        if self._direct:
-            self._check_aligned(payload, offset)
-        self._write(bytes(payload), offset)
-
-    def pwritev(self, payloads: Sequence[Buffer], offset: int) -> None:
-        """Write the payloads as one write; unsynced."""
-        if self._direct:
-            position = offset
-            for payload in payloads:
-                self._check_aligned(payload, position)
-                position += len(payload)
-        self._write(b"".join(payloads), offset)
-
-    def sync_data(self) -> None:
-        """Content and length are durable."""
-        self._check_writable("sync_data")
-        try:
-            with self._disk.changing("sync_data", self._path) as completes:
-                if completes and self._disk.syncs():
-                    self._inode.sync()
-        except DiskFailed:
-            self._inode.sync_failed()
-            raise
-
-    def allocate(self, offset: int, length: int) -> None:
-        """Take room ahead; unsynced."""
-        self._check_writable("allocate")
-        with self._disk.changing("allocate", self._path, f"{offset} {length}"):
-            self._check_room(self._inode.seen.lacking_bytes(offset, length))
-            self._inode.change(Allocate(offset, length))
-
-    def punch(self, offset: int, length: int) -> None:
-        """Free whole pages; unsynced."""
-        self._check_writable("punch")
-        with self._disk.changing("punch", self._path, f"{offset} {length}"):
-            self._inode.change(Punch(offset, length))
-
-    def truncate(self, size: int) -> None:
-        """Set the length; unsynced."""
-        self._check_writable("truncate")
-        with self._disk.changing("truncate", self._path, f"{size}"):
-            self._inode.change(Truncate(size))
-
-    def size(self) -> int:
-        """Length in bytes."""
-        self._check("size")
-        return self._inode.seen.size
-
-    def allocated_bytes(self) -> int:
-        """Room taken."""
-        self._check("allocated_bytes")
-        return self._inode.seen.allocated_bytes
-
-    def fileno(self) -> int:
-        """There is none."""
-        raise DiskFailed(f"{self._path} is simulated and has no descriptor", subject=self._path)
-
-    def close(self) -> None:
-        """End the handle; it may be closed again, and after a crash."""
-        if not self._closed:
-            self._closed = True
-            self._disk.closed(self._inode, self._path)
-
-    def _write(self, payload: bytes, offset: int) -> None:
-        self._check_writable("pwrite")
-        try:
-            with self._disk.changing("pwrite", self._path, f"{offset} {len(payload)} {crc32c(payload)}"):
-                self._check_room(self._inode.seen.lacking_bytes(offset, len(payload)))
-                self._inode.change(Write(offset, payload))
-        except (DiskFailed, StoreFull):
-            part = self._disk.rng.randrange(len(payload) // SECTOR + 1) * SECTOR
-            if self._inode.seen.lacking_bytes(offset, part) == 0:
-                self._inode.change(Write(offset, payload[:part]))
-            raise
-
-    def _check(self, operation: str) -> None:
-        self._disk.raise_fault(operation, self._path)
-        if self._closed:
-            raise DiskFailed(f"{self._path} is closed", subject=self._path)
-
-    def _check_writable(self, operation: str) -> None:
-        self._disk.check_alive()
-        if self._closed or self._read_only:
-            raise DiskFailed(f"{operation} of {self._path}: closed or read-only", subject=self._path)
-
-    def _check_room(self, lacking: int) -> None:
-        if lacking > self._disk.free_bytes():
-            raise StoreFull(f"no room for {lacking} bytes of {self._path}", subject=self._path)
-
-    def _check_aligned(self, payload: Buffer, offset: int) -> None:
-        """EINVAL of O_DIRECT, which needs offset, length and memory at page boundaries."""
-        view = memoryview(payload)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(view)) if not view.readonly else 0
-        if (offset | len(view) | address) % PAGE or (view.readonly and isinstance(payload, bytes)):
-            raise DiskFailed(f"unaligned access to {self._path} opened with O_DIRECT", subject=self._path)

@@ -39,7 +39,8 @@ from lakefs.ids import BlobId, Sequence
 from lakefs.ports import DiskFile
 from tests.sim import planted_upkeep as upkeep
 from tests.sim.__main__ import say
-from tests.sim.disk import SimDisk, SimFile
+from tests.sim.disk import SimDisk
+from tests.sim.file import SimFile
 from tests.sim.world import ORDEALS, causes_of, run_seed
 
 Plant = Callable[[], AbstractContextManager[Any]]

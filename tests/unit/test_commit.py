@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import structlog
 import trio
 
 from engine.disk import LocalDisk
@@ -242,10 +243,14 @@ def test_a_failed_append_is_final_for_writers_waiters_and_readers_of_what_is_not
             await put(metadata, (NAMES, b"safe", b"1"))
             disk.fail_next(operation, DiskFailed("the device failed"), path="journal")
             _, sequence = await metadata.commit(insert(b"lost"))
-            async with trio.open_nursery() as nursery:
-                for _ in range(3):
-                    nursery.start_soon(waiter, metadata, sequence)
+            with structlog.testing.capture_logs() as logged:
+                async with trio.open_nursery() as nursery:
+                    for _ in range(3):
+                        nursery.start_soon(waiter, metadata, sequence)
             assert len(outcomes) == 3
+            assert [(line["log_level"], line["reason"]) for line in logged] == [
+                ("error", "the device failed")
+            ]
             assert all("the device failed" in outcome for outcome in outcomes)
             assert isinstance(metadata.failed, DiskFailed)
             with pytest.raises(StoreReadOnly):

@@ -10,7 +10,8 @@ import pytest
 from engine import gc as gc_module
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB
-from tests.sim.disk import SimDisk, SimFile
+from tests.sim.disk import SimDisk
+from tests.sim.file import SimFile
 from tests.store_rig import SMALL_SIZES, client_of, delete, gc, put, read, run, simulated_store
 
 BATCHES_OF_FOUR: Final = replace(SMALL_SIZES, gc_batch=4)

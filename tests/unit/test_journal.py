@@ -100,6 +100,38 @@ def test_an_open_journal_is_zero_filled_ahead_and_a_closed_one_is_cut() -> None:
     assert file.size() == 4 * PAGE
 
 
+@pytest.mark.parametrize(
+    "how", ["a later file", "another file in its place", "its file is gone", "no lock file"]
+)
+def test_a_journal_that_another_process_writes_to_takes_nothing_more(how: str) -> None:
+    disk = new_disk()
+    lock = disk.lock("lock")
+    journal, _ = start(disk)
+    append(journal, 1, 3)
+    path = journal_path(Sequence(1))
+    if how == "no lock file":
+        disk.unlink("lock")
+        append(journal, 4, 4)  # the folder is locked, and the file goes on
+        append_fails(journal, 5, "lock was removed", padding=SMALL_FILES.journal_file)
+    elif how == "a later file":
+        start_journal(disk, IDENTITY, FixedClock(), end_sequence=Sequence(3), carried=None, files=()).close()
+        append_fails(journal, 4, "another process has begun journal/0000000000000004")
+    else:
+        disk.unlink(path)
+        if how == "another file in its place":
+            start_journal(
+                disk, IDENTITY, FixedClock(), end_sequence=Sequence(0), carried=None, files=()
+            ).close()
+        append_fails(journal, 4, "taken .*away")
+    append_fails(journal, 6, "an earlier write")
+    lock.close()
+
+
+def append_fails(journal: Journal, number: int, why: str, padding: int = 0) -> None:
+    with pytest.raises(StoreReadOnly, match=why):
+        append(journal, number, number, padding)
+
+
 def test_groups_that_a_later_file_supersedes_never_happened() -> None:
     disk = new_disk()
     journal, _ = start(disk)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from engine import index as index_module, recovery
+from engine import index as index_module, index_building
 from engine.checkpoint import newest_checkpoint
 from engine.format import NOT_CLEAN, Table
 from engine.journal_reader import damage_of, list_journal
@@ -509,7 +509,7 @@ def test_an_open_that_fails_can_be_tried_again() -> None:
 
 
 def test_a_rebuild_in_many_batches_uses_pages_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(recovery, "OVERLAY_ENTRIES_MAX", 100)
+    monkeypatch.setattr(index_building, "OVERLAY_ENTRIES_MAX", 100)
 
     async def scenario() -> None:
         disk = SimDisk(18)
@@ -519,7 +519,7 @@ def test_a_rebuild_in_many_batches_uses_pages_again(monkeypatch: pytest.MonkeyPa
                 await put(metadata, *[(Table.CHUNKS, rng.randbytes(36), bytes(44)) for _ in range(100)])
         superblock = read_superblock(disk)
         files = list_journal(disk, superblock.store_id)
-        index = recovery.build_index(disk, superblock.identity, tmp_path / "index", Sequence(60), files)
+        index = index_building.build_index(disk, superblock.identity, tmp_path / "index", Sequence(60), files)
         index.copy_to(tmp_path / "compact")
         assert index.file_bytes() < 4 * (tmp_path / "compact" / "data.mdb").stat().st_size
         index.close()

@@ -323,7 +323,7 @@ def test_rot_in_memory_is_healed_by_a_read_past_the_cache(
                 buffer[count // 2] ^= 1
             return count
 
-        monkeypatch.setattr("tests.sim.disk.SimFile.pread_into", rotten)
+        monkeypatch.setattr("tests.sim.file.SimFile.pread_into", rotten)
         assert await world.segments.reader.read_chunk(record) == world.stored[record]
         assert await world.segments.reader.read_chunk(small) == world.stored[small]
         assert (await world.segments.reader.read_range(record, 5, 5))[1] == world.stored[record][

@@ -11,17 +11,21 @@ from crc32c import crc32c
 
 from engine.disk import LocalDisk
 from engine.format import SUPERBLOCK, Feature
+from engine.journal import start_journal
 from engine.superblock import (
+    COPY_PATH,
     LOCK_PATH,
     SUPERBLOCK_PATH,
     Superblock,
     open_store,
     parse_superblock,
+    read_head,
     read_superblock,
+    write_one,
     write_superblock,
 )
 from lakefs.errors import StoreDamaged, StoreLocked, StoreUnusable
-from lakefs.ids import new_id16
+from lakefs.ids import Sequence, new_id16
 from tests.sim.clock import SIM_EPOCH_NS, SimClock
 from tests.sim.disk import SimCrashed, SimDisk
 
@@ -84,14 +88,59 @@ def test_a_store_is_not_created_unless_asked() -> None:
     assert disk.list_folder("") == []
 
 
-@pytest.mark.parametrize("offset", [0, 9, 20, 130, 1100, 1161])
-def test_a_bit_flip_anywhere_is_refused_and_the_lock_given_up(offset: int) -> None:
+OFFSETS = [0, 9, 20, 130, 1100, 1161]
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_a_bit_flip_anywhere_opens_the_store_from_the_copy_and_says_so(offset: int) -> None:
+    disk = SimDisk(5)
+    first = created(disk)
+    disk.flip_bit(SUPERBLOCK_PATH, offset, 2)
+    store = open_store(disk, CLOCK, create=True)
+    (warning,) = store.warnings
+    assert "opened from superblock.copy" in warning
+    assert not store.created
+    assert (store.superblock.store_id, store.superblock.engine_id) == (first.store_id, first.engine_id)
+    rewrite(disk, store.superblock)
+    store.lock.close()
+    again = open_store(disk, CLOCK, create=False)
+    assert again.warnings == ()
+    assert again.superblock.boot_before == store.superblock.boot_id
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_a_bit_flip_in_both_is_refused_the_lock_given_up_and_nothing_changed(offset: int) -> None:
     disk = SimDisk(5)
     created(disk)
-    disk.flip_bit(SUPERBLOCK_PATH, offset, 2)
+    for path in (SUPERBLOCK_PATH, COPY_PATH):
+        disk.flip_bit(path, offset, 2)
+    before = read_head(disk, SUPERBLOCK_PATH)
     for _ in range(2):
-        with pytest.raises((StoreDamaged, StoreUnusable)):
+        with pytest.raises(StoreDamaged, match="put one of them back"):
             open_store(disk, CLOCK, create=True)
+    assert read_head(disk, SUPERBLOCK_PATH) == before
+
+
+def test_the_copy_of_another_store_is_not_used() -> None:
+    disk = SimDisk(5)
+    identity = created(disk).identity
+    start_journal(disk, identity, CLOCK, end_sequence=Sequence(0), carried=None, files=()).close()
+    write_one(disk, COPY_PATH, created(SimDisk(6)).pack())
+    open_store(disk, CLOCK, create=True).lock.close()  # the superblock is good: the copy does not matter
+    disk.flip_bit(SUPERBLOCK_PATH, 130, 2)
+    with pytest.raises(StoreDamaged, match="not the one of the journal"):
+        open_store(disk, CLOCK, create=True)
+
+
+def test_the_copy_that_a_later_release_wrote_is_refused_by_its_version() -> None:
+    disk = SimDisk(5)
+    page = bytearray(created(disk).pack())
+    page[8:12] = (7).to_bytes(4, "little")
+    page[1160:1164] = crc32c(bytes(page[:1160])).to_bytes(4, "little")
+    write_one(disk, COPY_PATH, bytes(page))
+    disk.flip_bit(SUPERBLOCK_PATH, 130, 2)
+    with pytest.raises(StoreUnusable, match="version 7"):
+        open_store(disk, CLOCK, create=True)
 
 
 def test_a_short_superblock_is_damage() -> None:
