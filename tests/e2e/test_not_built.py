@@ -26,10 +26,10 @@ content = [bytes([number]) * 70_000 for number in range(8)]
 ids = [data_chunk_id(part) for part in content]
 with lakefs.connect() as lake:
     for number, part in enumerate(content):
-        lake.put(f"b/{number}", part)
+        lake.put(f"bkt/{number}", part, create_bucket=True)
     for _ in range(3):
         assert lake.chunks.get_many(ids) == content
-        assert lake.get_many([f"b/{number}" for number in range(8)]) == content
+        assert lake.get_many([f"bkt/{number}" for number in range(8)]) == content
         with lake.pool(size_bytes=1 << 20) as pool:
             lake.load_many(ids, pool, [100_000 * number for number in range(8)])
             assert [bytes(pool.buffer[at : at + 70_000]) for at in range(0, 800_000, 100_000)] == content

@@ -65,13 +65,13 @@ def begin_as_another_engine_would(data: Path) -> None:
 def test_a_store_whose_lock_file_was_removed_stays_locked(engine: Served, here: Here) -> None:
     data = engine.data
     with connect(engine.server) as client:
-        client.put("b/x", b"content")
+        client.put("bkt/x", b"content", create_bucket=True)
     (data / "lock").unlink()
     second = lake("serve", "--data", data, "--socket", data.parent / "t", "--admin", "off", "--s3", "off")
     assert second.code == 75, second
     assert "open in another process" in second.err
     for code, arguments in (
-        (75, ["put", __file__, "b/y"]),
+        (75, ["put", __file__, "bkt/y"]),
         (75, ["ls"]),
         (75, ["gc"]),
         (75, ["scrub"]),
@@ -86,26 +86,26 @@ def test_a_store_whose_lock_file_was_removed_stays_locked(engine: Served, here: 
     assert not (data / "lock").exists(), "a refused process has made a lock file"
     code, told = here("status")
     assert (code, "/lock was removed or replaced" in told) == (74, True), told
-    assert here("put", __file__, "b/late")[0] == 74
+    assert here("put", __file__, "bkt/late")[0] == 74
     assert engine.stop() == 0
     engine.start()
     with connect(engine.server) as client:
-        assert client.get("b/x") == b"content"
+        assert client.get("bkt/x") == b"content"
         assert [entry.key for entry in client.ls("b")] == ["x"]
         assert client.fsck(full=True)["damage"] == 0
 
 
 def test_an_engine_that_finds_another_ones_journal_file_stops_writing(engine: Served, here: Here) -> None:
-    acknowledged = [f"b/{number}" for number in range(5)]
+    acknowledged = [f"bkt/{number}" for number in range(5)]
     with connect(engine.server) as client:
         for name in acknowledged:
-            client.put(name, name.encode())
+            client.put(name, name.encode(), create_bucket=True)
         begin_as_another_engine_would(engine.data)
-        code, told = here("put", __file__, "b/late")
+        code, told = here("put", __file__, "bkt/late")
         assert (code, "another process has begun" in told) == (74, True), told
         code, told = here("status")
         assert (code, "read-only" in told, "another process has begun" in told) == (74, True, True), told
-        assert client.get("b/4") == b"b/4"
+        assert client.get("bkt/4") == b"bkt/4"
     engine.stop()
     code, told = here("fsck", "--data", engine.data)
     assert (code, "two engines had the store open" in told) == (0, True), told
@@ -120,9 +120,9 @@ def test_an_engine_whose_folder_was_moved_stops_writing_and_leaves_what_is_there
 ) -> None:
     data, moved = engine.data, engine.data.with_name("moved")
     with connect(engine.server) as client:
-        client.put("b/x", b"before")
+        client.put("bkt/x", b"before", create_bucket=True)
     data.rename(moved)
-    code, told = here("put", __file__, "b/late")
+    code, told = here("put", __file__, "bkt/late")
     assert (code, "moved, removed or replaced" in told) == (74, True), told
     assert not data.exists()
     code, told = here("status")
@@ -130,14 +130,14 @@ def test_an_engine_whose_folder_was_moved_stops_writing_and_leaves_what_is_there
     assert here("ls", "--data", moved)[0] == 75
     assert here("put", __file__, "other/y", "--data", data)[0] == 0
     shutil.copytree(data, tmp_path / "as it was")
-    assert here("put", __file__, "b/later")[0] == 74
+    assert here("put", __file__, "bkt/later")[0] == 74
     assert engine.stop() == 0
     assert files_in(data) == files_in(tmp_path / "as it was")
     shutil.rmtree(data)
     moved.rename(data)
     engine.start()
     with connect(engine.server) as client:
-        assert client.get("b/x") == b"before"
+        assert client.get("bkt/x") == b"before"
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
