@@ -91,7 +91,7 @@ def test_a_store_whose_lock_file_was_removed_stays_locked(engine: Served, here: 
     engine.start()
     with connect(engine.server) as client:
         assert client.get("bkt/x") == b"content"
-        assert [entry.key for entry in client.ls("b")] == ["x"]
+        assert [entry.key for entry in client.ls("bkt")] == ["x"]
         assert client.fsck(full=True)["damage"] == 0
 
 
