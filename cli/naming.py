@@ -163,13 +163,14 @@ def _copy_tree(old: Name, new: Name, no_clobber: bool) -> Steps[int]:
 def _copy_batch(pairs: list[tuple[Name, Name]], no_clobber: bool) -> Steps[list[ObjectStat | LakeError]]:
     """Copies in flight together; a stat or an error for each.  AlreadyExists for a taken target with `no_clobber`."""
     from lakefs.errors import PreconditionFailed
+    from lakefs.limits import COPY_WINDOW
     from lakefs.service import Reply
     from lakefs.steps import Pipeline, Send
     from lakefs.uploading import only_result
     from lakefs.wire.messages import Condition, Copy
 
     found: list[ObjectStat | LakeError] = []
-    pipeline = Pipeline(32)
+    pipeline = Pipeline(COPY_WINDOW)
 
     def done(reply: Reply) -> None:
         try:
