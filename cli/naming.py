@@ -9,6 +9,7 @@ import click
 from cli.output import escaped, json_option, notice, write_json
 from cli.target import engine_options, target_of
 from lakefs.errors import AlreadyExists, FolderNotEmpty, InvalidArgument, IsAFolder, KeyNotFound, LakeError
+from lakefs.limits import COPY_WINDOW
 
 if TYPE_CHECKING:
     from lakefs.client.blocking import Lake
@@ -163,7 +164,6 @@ def _copy_tree(old: Name, new: Name, no_clobber: bool) -> Steps[int]:
 def _copy_batch(pairs: list[tuple[Name, Name]], no_clobber: bool) -> Steps[list[ObjectStat | LakeError]]:
     """Copies in flight together; a stat or an error for each.  AlreadyExists for a taken target with `no_clobber`."""
     from lakefs.errors import PreconditionFailed
-    from lakefs.limits import COPY_WINDOW
     from lakefs.service import Reply
     from lakefs.steps import Pipeline, Send
     from lakefs.uploading import only_result
