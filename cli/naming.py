@@ -9,6 +9,7 @@ import click
 from cli.output import escaped, json_option, notice, write_json
 from cli.target import engine_options, target_of
 from lakefs.errors import AlreadyExists, FolderNotEmpty, InvalidArgument, IsAFolder, KeyNotFound, LakeError
+from lakefs.limits import COPY_WINDOW
 
 if TYPE_CHECKING:
     from lakefs.client.blocking import Lake
@@ -169,7 +170,7 @@ def _copy_batch(pairs: list[tuple[Name, Name]], no_clobber: bool) -> Steps[list[
     from lakefs.wire.messages import Condition, Copy
 
     found: list[ObjectStat | LakeError] = []
-    pipeline = Pipeline(32)
+    pipeline = Pipeline(COPY_WINDOW)
 
     def done(reply: Reply) -> None:
         try:

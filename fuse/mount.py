@@ -22,6 +22,7 @@ from lakefs.client.reconnecting import ReconnectingEngine
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError
 from lakefs.getting import close_leases
+from lakefs.limits import WRITE_BEHIND_FILES
 from lakefs.names import Name
 from lakefs.ports import Offload
 from lakefs.wire.messages import (
@@ -45,8 +46,6 @@ from lakefs.wire.messages import (
 M = TypeVar("M", bound=Message)
 Change = PutObjects | DeleteNames | Rename | MakeFolder | MakeSymlink | RemoveFolder | SetAttributes
 _GATHER_S = 0.02
-WRITERS_BEHIND_MAX = 2
-"""Files at a time that are stored while they are written: 32 MiB of the engine's buffers."""
 UNWATCHED_TIMEOUT_S = 1.0
 """How long the kernel may rely on what no watch would take back."""
 
@@ -69,7 +68,7 @@ class Mount:
     background: trio.Nursery
     """For what nobody waits for; it ends with the mount."""
     writers_behind: trio.CapacityLimiter = field(
-        default_factory=lambda: trio.CapacityLimiter(WRITERS_BEHIND_MAX)
+        default_factory=lambda: trio.CapacityLimiter(WRITE_BEHIND_FILES)
     )
     read_buffers: ReadBuffers = field(default_factory=ReadBuffers)
     watched: set[str] = field(default_factory=set)

@@ -12,7 +12,7 @@ Rules kept here:
   long as the next: n small appends leave n bytes / 4 MiB + 23 chunks at most, and store each byte O(log n) times.
 - Without a byte of stored content it is what a put of a plain file is: the same cuts, the same blob.
 - The staging file is only read.  Content that changed meanwhile is not committed: the store begins again.
-- Memory: `WINDOW_REQUESTS` chunks of 4 MiB that were put together here, 24 MiB.
+- Memory: `STORE_WINDOW` chunks of 4 MiB that were put together here, 24 MiB.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lakefs.errors import EngineUnreachable, InvalidArgument, SessionLost, Sourc
 from lakefs.getting import read_range
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.lake import LakeSteps
-from lakefs.limits import BATCH_MAX, CHUNK_BYTES, SMALL_PAYLOAD_BYTES
+from lakefs.limits import BATCH_MAX, CHUNK_BYTES, SMALL_PAYLOAD_BYTES, STORE_REQUEST_CHUNKS, STORE_WINDOW
 from lakefs.manifest import CutKind
 from lakefs.names import Name
 from lakefs.opened import Opened, Piece
@@ -39,8 +39,6 @@ from lakefs.service import Reply
 from lakefs.steps import Completion, Effect, Pipeline, Send, Steps, send, work
 from lakefs.uploading import (
     ATTEMPTS,
-    STORE_CHUNKS_PER_REQUEST,
-    WINDOW_REQUESTS,
     Upload,
     abandon_upload,
     commit_upload,
@@ -309,7 +307,7 @@ class _StagedPut:
 
     def _store(self, upload: Upload, cuts: list[Cut]) -> Steps[None]:
         """Store what is not kept; all chunks are noted in order."""
-        pipeline = Pipeline(WINDOW_REQUESTS)
+        pipeline = Pipeline(STORE_WINDOW)
         try:
             for kept, stores in _batches(cuts, self._is_sent):
                 if stores:
@@ -395,7 +393,7 @@ def _batches(
     kept: list[Keep] = []
     stores: list[Store] = []
     for cut in cuts:
-        if stores and (isinstance(cut, Keep) or len(stores) == STORE_CHUNKS_PER_REQUEST or is_sent(cut)):
+        if stores and (isinstance(cut, Keep) or len(stores) == STORE_REQUEST_CHUNKS or is_sent(cut)):
             yield kept, stores
             kept, stores = [], []
         if isinstance(cut, Keep):

@@ -25,11 +25,11 @@ from lakefs.chunking import iter_extents, plan_growing
 from lakefs.errors import InvalidArgument
 from lakefs.ids import ChunkId, ChunkKind, SessionId, data_chunk_id
 from lakefs.lake import LakeSteps
-from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES
+from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES, STORE_REQUEST_CHUNKS, WRITE_BEHIND_WINDOW
 from lakefs.opened import Piece
 from lakefs.service import Reply
 from lakefs.steps import Completion, Effect, Pipeline, Send, Steps, Work, send, work
-from lakefs.uploading import STORE_CHUNKS_PER_REQUEST, forget
+from lakefs.uploading import forget
 from lakefs.wire.messages import (
     Offer,
     Offered,
@@ -46,8 +46,6 @@ from lakefs.wire.messages import (
 
 BEGIN_BYTES: Final = 2 * CHUNK_BYTES
 """Files that stay shorter are stored when they are closed."""
-WINDOW_REQUESTS: Final = 2
-"""Requests in flight, of 8 MiB each: one is hashed while the other goes to disk."""
 
 Extent = tuple[int, int]
 """Offset and length in bytes."""
@@ -137,10 +135,10 @@ class WriteBehind:
         self._next = next(self._extents, _NEVER)
 
     def _store(self) -> Steps[None]:
-        pipeline = Pipeline(WINDOW_REQUESTS)
+        pipeline = Pipeline(WRITE_BEHIND_WINDOW)
         while self.has_work():
             batch: list[Extent] = []
-            while len(batch) < STORE_CHUNKS_PER_REQUEST and self.has_work():
+            while len(batch) < STORE_REQUEST_CHUNKS and self.has_work():
                 batch.append(self._next)
                 self._advance()
             self._in_flight.update(batch)

@@ -9,7 +9,7 @@ granule.
 Rules kept here:
 - A failed check is followed by one fresh locate and one more read; then the engine is asked for the bytes, which
   reads past the page cache and notes damage.  What fails then is ChunkDamaged naming the object.
-- At most `WINDOW` groups of chunks (16 MiB each at most), or streamed chunks, are in flight.
+- At most `FETCH_WINDOW` groups of chunks (16 MiB each at most), or streamed chunks, are in flight.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from lakefs.errors import ChunkNotFound, CorruptionError, StaleGrant
 from lakefs.ids import ChunkId, SegmentId
-from lakefs.limits import SLABS_PER_REQUEST_MAX
+from lakefs.limits import FETCH_GROUP_BYTES, FETCH_WINDOW, SLABS_PER_REQUEST_MAX
 from lakefs.movers import (
     BRING_IN_FROM,
     fetch_cached,
@@ -47,9 +47,6 @@ from lakefs.wire.messages import (
     SlabsOpened,
 )
 
-WINDOW = 6
-"""Groups of chunks, or streamed chunks, in flight: enough to keep two threads and a disk busy."""
-GROUP_BYTES_MAX = 16 << 20
 GROUPS_MIN = 4
 LOCATE_BATCH = 1024
 DESCRIPTORS_PER_REQUEST = 64
@@ -113,7 +110,7 @@ def fetch_pieces(access: Access, opened: Places, pieces: Sequence[Piece], sink: 
 
 def fetch_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
     """Fetch chunks of any number of opened objects, several at once; errors name the object.  As `fetch_pieces`."""
-    pipeline = Pipeline(WINDOW)
+    pipeline = Pipeline(FETCH_WINDOW)
     try:
         for start in range(0, len(wanted), LOCATE_BATCH):
             yield from _fetch_batch(access, wanted[start : start + LOCATE_BATCH], pipeline)
@@ -260,7 +257,7 @@ def is_fetched_at_once(access: Access, opened: Opened, target: memoryview) -> bo
 
 def _groups(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
     """Chunks that one thread fetches in one go: few hand-overs, and still work for several threads."""
-    limit = min(GROUP_BYTES_MAX, _length_of(wanted) // GROUPS_MIN)
+    limit = min(FETCH_GROUP_BYTES, _length_of(wanted) // GROUPS_MIN)
     group: list[Wanted] = []
     size = 0
     for want in wanted:

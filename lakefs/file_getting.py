@@ -18,6 +18,7 @@ from lakefs.errors import AlreadyExists, EngineUnreachable, LocalFileError
 from lakefs.fetching import fetch_pieces
 from lakefs.getting import close_object, open_object, read_range
 from lakefs.lake import LakeSteps
+from lakefs.limits import CHECK_WINDOW, STREAM_BYTES
 from lakefs.local_folders import LocalTarget
 from lakefs.names import Name
 from lakefs.opened import Access, Opened, Piece
@@ -26,9 +27,6 @@ from lakefs.sources import FileSource
 from lakefs.steps import Pipeline, Start, Steps, Ticket, Wait, Work, work
 from lakefs.trees import Fate, FileOutcome, Observer, same_content
 from lakefs.wire.messages import ObjectStat
-
-STREAM_BYTES = 16 << 20
-"""Payload of one step of a stream; twice that is in memory."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ def _missing_pieces(part: PartFile, opened: Opened, observer: Observer) -> Steps
     if not part.found_bytes:
         return opened.pieces
     missing: list[Piece] = []
-    pipeline = Pipeline(4)
+    pipeline = Pipeline(CHECK_WINDOW)
     for piece in opened.pieces:
 
         def checked(held: bool, piece: Piece = piece) -> None:

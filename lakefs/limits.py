@@ -113,8 +113,6 @@ READ_AHEAD_WINDOW_BYTES_MIN: Final = 4 * MIB
 """Brought in before a reader that goes on from where it was: a chunk, 1.4 ms of a disk that reads 3 GB/s."""
 READ_AHEAD_WINDOW_BYTES_MAX: Final = 32 * MIB
 """Of such a reader, after three doublings: what a disk reads in 10 ms, more than a thread's pause."""
-READ_AHEAD_BYTES_MAX: Final = 128 * MIB
-"""Waiting to be brought in for one client: six groups of 16 MiB in flight, and one reader's window."""
 TABLE_HEADER_BYTES_MAX: Final = 512 * KIB
 """Of a header that is parsed for the order of its tensors: some 4,500 of them, 10 us each, once an opened object."""
 TABLE_OBJECT_BYTES_MIN: Final = 16 * MIB
@@ -261,6 +259,52 @@ SOCKET_BUFFER_BYTES: Final = 1 * MIB
 """Kernel buffers asked for on Unix sockets: a quarter of the largest chunk between two wake-ups."""
 LISTEN_BACKLOG: Final = 1024
 """Connections that wait to be accepted."""
+
+# --- in flight ---------------------------------------------------------------------------------------
+# A window is how many requests, or pieces of work for threads, are in flight at once: the bytes that all of them may
+# hold, divided by the bytes that one holds at most.
+#
+# window                 one     all  count  what is in flight; what bounds the bytes of all
+# STORE_WINDOW         8 MiB  48 MiB   6  requests to store two chunks, or manifests; 12 of the engine's 15 buffers
+# PUT_MANY_WINDOW     16 MiB  32 MiB   2  requests to put small objects; one is received, or copied, while one is synced
+# FRAMES_PER_JOB       4 MiB   8 MiB   2  frames of small files of one job; one is read while one is stored
+# WRITE_BEHIND_WINDOW  8 MiB  16 MiB   2  requests to store an open file; one is hashed while one is written to disk
+# WRITE_BEHIND_FILES  16 MiB  32 MiB   2  open files of one mount that are being stored; 8 of the engine's 15 buffers
+# S3_STORE_WINDOW      4 MiB  12 MiB   3  chunks of one PUT; a gateway's S3_RECEIVE_BYTES are enough for 15 such PUTs
+# FETCH_WINDOW        16 MiB  96 MiB   6  groups of chunks, or streamed chunks; enough for two threads and a disk
+# LOAD_WINDOW          4 MiB  16 MiB   4  streamed chunks, requests to load, portions to check; two for each thread
+# CHECK_WINDOW         4 MiB  16 MiB   4  chunks that threads hash where they lie; two for each thread
+# WRITE_FILES_WINDOW   2 MiB   8 MiB   4  batches of small files to write; two for each thread
+# COPY_WINDOW          4 KiB 128 KiB  32  requests to copy names; half of those that are served for one connection
+CLIENT_THREADS: Final = 2
+STORE_REQUEST_BYTES: Final = 2 * CHUNK_BYTES
+"""Large enough that a request's overhead vanishes, small enough to overlap hash and disk."""
+STORE_REQUEST_CHUNKS: Final = STORE_REQUEST_BYTES // CHUNK_BYTES
+FRAME_BYTES: Final = 4 * MIB
+"""Payload of small objects that travel together."""
+FETCH_GROUP_BYTES: Final = 16 * MIB
+CHECK_BYTES: Final = CHUNK_BYTES
+"""Checked by one call to a thread: a chunk, or short ones together."""
+WRITE_FILES_BATCH: Final = 32
+STORE_WINDOW: Final = 48 * MIB // STORE_REQUEST_BYTES
+PUT_MANY_WINDOW: Final = 32 * MIB // BODY_BYTES_MAX
+FRAMES_PER_JOB: Final = 8 * MIB // FRAME_BYTES
+WRITE_BEHIND_WINDOW: Final = 16 * MIB // STORE_REQUEST_BYTES
+WRITE_BEHIND_FILES: Final = 32 * MIB // (WRITE_BEHIND_WINDOW * STORE_REQUEST_BYTES)
+S3_STORE_WINDOW: Final = 12 * MIB // CHUNK_BYTES
+FETCH_WINDOW: Final = 96 * MIB // FETCH_GROUP_BYTES
+LOAD_WINDOW: Final = 16 * MIB // CHECK_BYTES
+CHECK_WINDOW: Final = 16 * MIB // CHECK_BYTES
+WRITE_FILES_WINDOW: Final = 8 * MIB // (WRITE_FILES_BATCH * SMALL_PAYLOAD_BYTES)
+COPY_WINDOW: Final = INFLIGHT_PER_CONNECTION // 2
+READ_AHEAD_BYTES_MAX: Final = FETCH_WINDOW * FETCH_GROUP_BYTES + READ_AHEAD_WINDOW_BYTES_MAX
+"""Waiting to be brought in for one client: the groups in flight, and one reader's window, 128 MiB."""
+STREAM_BYTES: Final = 16 * MIB
+"""Payload of one step of a stream; twice that is in memory: one is fetched while one is written."""
+# One piece of a gateway's answer: sent from memory that all answers share, brought into the page cache, or held.
+S3_SEND_BYTES: Final = 2 * GRANULE_BYTES
+S3_BROUGHT_BYTES: Final = 2 * MIB
+S3_HELD_BYTES: Final = 1 * MIB
 
 # --- admin port --------------------------------------------------------------------------------------
 ADMIN_CONNECTIONS_MAX: Final = 128

@@ -30,7 +30,7 @@ from lakefs.errors import (
 )
 from lakefs.getting import close_leases, open_objects
 from lakefs.ids import EMPTY_CHUNK, ChunkId, id_text
-from lakefs.limits import KIB, MIB
+from lakefs.limits import CHECK_BYTES, KIB, LOAD_WINDOW
 from lakefs.names import parse_object_name
 from lakefs.opened import Access, Opened
 from lakefs.pools import Pool
@@ -52,12 +52,8 @@ BATCHES: Final = 2
 """Requests for one load, when they are checked: what the first brings is checked while the second is served."""
 BATCH_MIN: Final = 8
 BATCH_MAX: Final = 256
-WINDOW: Final = 4
-"""Requests, and pieces of checking, in flight."""
 CHECKED_AT_ONCE_BYTES: Final = 512 * KIB
 """Checked between two steps, in the driver's own thread: 70 us."""
-CHECKED_BYTES: Final = 4 * MIB
-"""Checked by one call to a thread."""
 
 
 class Slot(NamedTuple):
@@ -156,7 +152,7 @@ class _Loading:
         """Slots whose bytes did not match, or whose chunk was on its way to another place."""
 
     def run(self) -> Steps[list[int]]:
-        pipeline = Pipeline(WINDOW)
+        pipeline = Pipeline(LOAD_WINDOW)
         size = len(self._slots)
         if self._access.check is not Check.NONE:
             size = -(-size // BATCHES)
@@ -273,7 +269,7 @@ def _groups(arrived: Sequence[_Arrived]) -> list[list[_Arrived]]:
     groups: list[list[_Arrived]] = [[]]
     size = 0
     for item in arrived:
-        if size >= CHECKED_BYTES:
+        if size >= CHECK_BYTES:
             groups.append([])
             size = 0
         groups[-1].append(item)
@@ -325,7 +321,7 @@ def _slots_of(pool: Pool, opened: Opened, offset: int, room: int) -> list[Slot]:
 def _stream_all(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list[int]]:
     """Load by streams, for pools that are not lent."""
     lengths = [0] * len(slots)
-    pipeline = Pipeline(WINDOW)
+    pipeline = Pipeline(LOAD_WINDOW)
     for index, slot in enumerate(slots):
         target = _room_of(pool, slot)
 

@@ -25,7 +25,7 @@ from lakefs.errors import ChunkNotFound, EngineUnreachable, InvalidArgument, Lak
 from lakefs.fetching import locate
 from lakefs.getting import close_object, open_object
 from lakefs.ids import ChunkId, SegmentId
-from lakefs.limits import BATCH_MAX, PAGE_BYTES, SMALL_PAYLOAD_BYTES
+from lakefs.limits import BATCH_MAX, CHECK_WINDOW, PAGE_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.movers import bring_in, fetch_crcs
 from lakefs.names import Name
 from lakefs.opened import Access, Opened, Piece
@@ -35,8 +35,6 @@ from lakefs.verify import Check, damaged, granule_crcs, matches_id, mismatch
 from lakefs.wire.grants import MEDIUM_SEGMENT
 from lakefs.wire.messages import Grant, ObjectStat, PinChunks, Pinned, UnpinChunks
 
-WINDOW: Final = 4
-"""Chunks checked at once."""
 MAP_ATTEMPTS: Final = 3
 """When the connection that pinned the chunks is lost before the mapping is made."""
 _FAILED: Final = ctypes.c_void_p(-1).value
@@ -206,7 +204,7 @@ def _map_checked(
     end: int,
 ) -> Steps[None]:
     runs = _runs(pieces, grants)
-    pipeline = Pipeline(WINDOW)
+    pipeline = Pipeline(CHECK_WINDOW)
     for run in runs:
         extents = [_extent(grants[piece.chunk]) for piece in run]
         lead = extents[0].offset % PAGE_BYTES

@@ -29,7 +29,7 @@ from lakefs.errors import (
     UploadNotFound,
 )
 from lakefs.getting import close_object, open_object, read_range
-from lakefs.limits import CHUNK_BYTES, PART_CHUNKS_MAX
+from lakefs.limits import CHUNK_BYTES, PART_CHUNKS_MAX, STORE_WINDOW
 from lakefs.manifest import CutKind
 from lakefs.names import Name
 from lakefs.opened import Access, Opened, Piece
@@ -38,7 +38,6 @@ from lakefs.sources import Source, read_stream
 from lakefs.steps import Pipeline, Steps, send, work
 from lakefs.uploading import (
     ATTEMPTS,
-    WINDOW_REQUESTS,
     Transfer,
     Upload,
     abandon_upload,
@@ -165,7 +164,7 @@ def put_part_stream(
     store = yield from open_upload(transfer, CutKind.FIXED)
     digest = hashlib.md5(usedforsecurity=False)
     try:
-        pipeline = Pipeline(WINDOW_REQUESTS)
+        pipeline = Pipeline(STORE_WINDOW)
         while piece := (yield from work(_read_and_hash, stream, digest.update)):
             yield from pipeline.submit(*store_payloads(store, [memoryview(piece)]))
             yield from store_manifests(store, pipeline)
@@ -266,7 +265,7 @@ def _take_over(
     access: Access, store: Upload, opened: Opened, pieces: Sequence[Piece], begin: int, end: int
 ) -> Steps[None]:
     """Refer to the chunks that lie in [begin, end) whole; store what lies in it of the first and the last anew."""
-    pipeline = Pipeline(1)
+    pipeline = Pipeline(STORE_WINDOW)
     for piece in pieces:
         first, last = max(begin, piece.offset), min(end, piece.offset + piece.length)
         if last - first == piece.length:
@@ -281,7 +280,7 @@ def _take_over(
 
 def _move_range(access: Access, store: Upload, opened: Opened, offset: int, length: int) -> Steps[None]:
     """Store a range anew, because it has more chunks than a part may have."""
-    pipeline = Pipeline(WINDOW_REQUESTS)
+    pipeline = Pipeline(STORE_WINDOW)
     for start in range(offset, offset + length, CHUNK_BYTES):
         content = yield from read_range(access, opened, start, min(CHUNK_BYTES, offset + length - start))
         yield from pipeline.submit(*store_payloads(store, [memoryview(content)]))
@@ -338,7 +337,7 @@ def _add_layouts(store: Upload, upload: UploadName, parts: Sequence[ListedPart])
     The engine looks again when it binds the name: a part may be replaced meanwhile.
     """
     missing = {part.number: part.etag for part in parts}
-    pipeline = Pipeline(WINDOW_REQUESTS)
+    pipeline = Pipeline(STORE_WINDOW)
     after = 0
     while True:
         page = yield from list_parts(upload, after=after, layouts=True)

@@ -9,7 +9,7 @@ Shapes of a put, by what is cheapest for the engine and the wire:
 Rules kept here:
 - A name appears whole at `Commit` or not at all; a source that changed meanwhile is never committed.
 - When a session is lost (engine restart), the put begins again, at most `ATTEMPTS` times.
-- Memory: at most `WINDOW_BYTES` of payload in flight, and one open manifest per level.
+- Memory: `STORE_WINDOW` requests in flight, and one open manifest per level.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from lakefs.chunking import CutPlan, iter_extents, may_be_safetensors, plan_file
 from lakefs.errors import EngineUnreachable, SessionLost
-from lakefs.limits import CHUNK_BYTES
+from lakefs.limits import CHUNK_BYTES, STORE_REQUEST_CHUNKS, STORE_WINDOW
 from lakefs.manifest import CutKind
 from lakefs.names import Name
 from lakefs.service import Reply
@@ -29,8 +29,6 @@ from lakefs.sources import BufferSource, Source, read_stream
 from lakefs.steps import Pipeline, Send, Steps, send, work
 from lakefs.uploading import (
     ATTEMPTS,
-    STORE_CHUNKS_PER_REQUEST,
-    WINDOW_REQUESTS,
     PutResult,
     Transfer,
     Upload,
@@ -108,7 +106,7 @@ def put_stream(
     yield from _check_bucket(change)
     upload = yield from open_upload(transfer, CutKind.FIXED)
     try:
-        pipeline = Pipeline(WINDOW_REQUESTS)
+        pipeline = Pipeline(STORE_WINDOW)
         piece = first
         following = second
         while piece:
@@ -202,7 +200,7 @@ def _plan(source: Source) -> Steps[CutPlan]:
 
 def _batches(plan: CutPlan) -> Iterator[list[tuple[int, int]]]:
     extents = iter_extents(plan.lengths())
-    while batch := list(islice(extents, STORE_CHUNKS_PER_REQUEST)):
+    while batch := list(islice(extents, STORE_REQUEST_CHUNKS)):
         yield batch
 
 
@@ -212,7 +210,7 @@ def store_by_descriptor(upload: Upload, source: Source, plan: CutPlan) -> Steps[
     reply = yield from send(SourceOpen(), descriptors=[source.descriptor])
     assert isinstance(reply.message, SourceOpened)
     number = reply.message.source
-    pipeline = Pipeline(WINDOW_REQUESTS)
+    pipeline = Pipeline(STORE_WINDOW)
     try:
         for batch in _batches(plan):
             offsets = [offset for offset, _ in batch]
@@ -231,7 +229,7 @@ def store_by_descriptor(upload: Upload, source: Source, plan: CutPlan) -> Steps[
 
 def store_by_body(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
     """Send a source's chunks in bodies; where the wire is a network, only those that the engine lacks."""
-    pipeline = Pipeline(WINDOW_REQUESTS)
+    pipeline = Pipeline(STORE_WINDOW)
     for batch in _batches(plan):
         payloads: list[memoryview] = []
         for offset, length in batch:

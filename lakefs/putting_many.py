@@ -9,11 +9,11 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from lakefs.errors import InvalidArgument, LakeError, SessionLost
 from lakefs.ids import Buffer
-from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES
+from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES, FRAME_BYTES, PUT_MANY_WINDOW
 from lakefs.names import Name, parse_object_name
 from lakefs.service import Reply
 from lakefs.shared_memory import SharedMemory, Slot
@@ -29,9 +29,6 @@ from lakefs.wire.messages import (
     PutObjects,
     PutSlots,
 )
-
-BODY_BYTES: Final = 4 << 20
-"""Of one request that brings its payload along."""
 
 
 class _Object(NamedTuple):
@@ -85,7 +82,7 @@ def put_many(
     parsed = [_parsed(place, name, data) for place, (name, data) in enumerate(objects)]
     put = _Put(transfer, len(parsed), attributes, create_bucket)
     try:
-        yield from _put_all(put, parsed, max(1, in_flight // 2))
+        yield from _put_all(put, parsed, max(1, in_flight // PUT_MANY_WINDOW))
     except LakeError:
         raise  # nothing is in flight
     except BaseException:
@@ -100,7 +97,7 @@ def put_many(
 
 def _put_all(put: _Put, objects: Sequence[_Object], at_once: int) -> Steps[None]:
     """Put all, at most `at_once` with one request; nothing is in flight when this returns or raises a LakeError."""
-    pipeline = Pipeline(2)
+    pipeline = Pipeline(PUT_MANY_WINDOW)
     try:
         for memory, group in _by_memory(objects):
             yield from _submit_group(pipeline, put, memory, group, at_once)
@@ -116,7 +113,7 @@ def _submit_group(
     """Objects of one memory, or of none."""
     number = None if memory is None else (yield from lend(put.transfer, memory))
     if memory is None or number is None:
-        for batch in _batches(group, BODY_BYTES, at_once):
+        for batch in _batches(group, FRAME_BYTES, at_once):
             yield from pipeline.submit(_bodies(put, batch), _noting(put, batch))
     else:
         for batch in _batches(group, BODY_BYTES_MAX, at_once):

@@ -17,19 +17,12 @@ from collections.abc import Callable
 from lakefs.chunking import CutPlan, iter_extents
 from lakefs.errors import EngineBusy, LakeError, PermissionDenied, SessionLost, UnsupportedVersion
 from lakefs.ids import Buffer
+from lakefs.limits import STORE_REQUEST_CHUNKS, STORE_WINDOW
 from lakefs.service import Reply
 from lakefs.shared_memory import LentMemories, SharedMemory, Slot
 from lakefs.sources import BufferSource
 from lakefs.steps import Pipeline, Send, Steps, Tell, send
-from lakefs.uploading import (
-    ATTEMPTS,
-    STORE_CHUNKS_PER_REQUEST,
-    WINDOW_REQUESTS,
-    Transfer,
-    Upload,
-    note_stored,
-    store_manifests,
-)
+from lakefs.uploading import ATTEMPTS, Transfer, Upload, note_stored, store_manifests
 from lakefs.wire.messages import LendMemory, MemoryLent, Request, ReturnMemory, StoreSlots
 
 
@@ -107,11 +100,11 @@ def take_back(transfer: Transfer, memory: SharedMemory) -> Steps[None]:
 
 def store_by_slots(upload: Upload, slot: Slot, number: int, plan: CutPlan) -> Steps[None]:
     """Store what a slot of a lent memory holds as an upload's chunks.  SessionLost: begin the put again."""
-    pipeline = Pipeline(WINDOW_REQUESTS)
+    pipeline = Pipeline(STORE_WINDOW)
     try:
         extents = list(iter_extents(plan.lengths()))
-        for first in range(0, len(extents), STORE_CHUNKS_PER_REQUEST):
-            batch = extents[first : first + STORE_CHUNKS_PER_REQUEST]
+        for first in range(0, len(extents), STORE_REQUEST_CHUNKS):
+            batch = extents[first : first + STORE_REQUEST_CHUNKS]
             offsets = [slot.offset + offset for offset, _ in batch]
             lengths = [length for _, length in batch]
             request = StoreSlots(upload.session, number, offsets, lengths)

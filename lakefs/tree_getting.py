@@ -30,27 +30,17 @@ from lakefs.fetching import fetch_pieces
 from lakefs.file_getting import GetOptions, get_opened
 from lakefs.getting import close_leases, close_object, open_objects
 from lakefs.lake import LakeSteps
-from lakefs.limits import CHUNK_BYTES
+from lakefs.limits import CHUNK_BYTES, FRAME_BYTES, WRITE_FILES_BATCH, WRITE_FILES_WINDOW
 from lakefs.local_folders import LocalTarget
 from lakefs.names import Name
 from lakefs.opened import Opened, Piece
 from lakefs.parts import restore_attributes, write_whole
 from lakefs.sources import FileSource
 from lakefs.steps import Pipeline, Steps, Work, work
-from lakefs.trees import (
-    FRAME_BYTES,
-    Fate,
-    FileOutcome,
-    Observer,
-    Totals,
-    file_holds_blob,
-    is_fatal,
-)
+from lakefs.trees import Fate, FileOutcome, Observer, Totals, file_holds_blob, is_fatal
 from lakefs.wire.messages import ListEntry, ObjectStat
 
 OPEN_BATCH = 256
-WRITE_BATCH = 32
-WRITE_WINDOW = 4
 OPEN_TOGETHER_BYTES = 32 << 20
 """Up to 65 chunks each: 256 layouts of 80 bytes a chunk are 1.3 MiB, well inside one control part."""
 OBJECT_KIND = 2
@@ -247,9 +237,9 @@ class _TreeGet:
 
     def _write_inline(self, small: Sequence[tuple[_Wanted, Opened]]) -> Steps[None]:
         """Objects whose bytes came with the answer: write them in a few pieces of work."""
-        pipeline = Pipeline(WRITE_WINDOW)
-        for start in range(0, len(small), WRITE_BATCH):
-            batch = small[start : start + WRITE_BATCH]
+        pipeline = Pipeline(WRITE_FILES_WINDOW)
+        for start in range(0, len(small), WRITE_FILES_BATCH):
+            batch = small[start : start + WRITE_FILES_BATCH]
             effect = Work(_write_batch, (batch, self._options.replace))
             yield from pipeline.submit(effect, partial(self._written, batch))
         yield from pipeline.drain()

@@ -23,13 +23,12 @@ from lakefs.chunking import plan_file
 from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, UserError
 from lakefs.getting import close_object, open_object
 from lakefs.lake import LakeSteps
-from lakefs.limits import CHUNK_BYTES
+from lakefs.limits import CHUNK_BYTES, FRAME_BYTES, FRAMES_PER_JOB
 from lakefs.names import Name
 from lakefs.service import Reply
 from lakefs.sources import FileSource
 from lakefs.steps import Pipeline, Send, Steps, Work, send, work
 from lakefs.trees import (
-    FRAME_BYTES,
     FRAME_FILES,
     Fate,
     FileOutcome,
@@ -102,7 +101,7 @@ class _TreePut:
     """One tree operation: its pipeline of frames, and its counts."""
 
     def __init__(self, lake: LakeSteps, bucket: str, options: PutOptions, observer: Observer) -> None:
-        self.pipeline = Pipeline(2 * options.jobs)
+        self.pipeline = Pipeline(FRAMES_PER_JOB * options.jobs)
         self.totals = Totals()
         self._lake = lake
         self._bucket = bucket

@@ -28,7 +28,7 @@ from lakefs.errors import (
     StaleGrant,
 )
 from lakefs.ids import BlobId, ChunkKind, kind_of
-from lakefs.limits import KEY_BYTES_MAX
+from lakefs.limits import CHECK_WINDOW, KEY_BYTES_MAX
 from lakefs.opened import Opened, Piece
 from lakefs.parts import is_part
 from lakefs.sources import FileSource
@@ -36,10 +36,7 @@ from lakefs.steps import Pipeline, Steps, Work
 from lakefs.verify import matches_id
 from lakefs.wire.messages import ObjectStat
 
-FRAME_BYTES = 4 << 20
-"""Payload of one frame of small files."""
 FRAME_FILES = 256
-COMPARE_WINDOW = 6
 
 
 class Fate(StrEnum):
@@ -244,7 +241,7 @@ def same_content(source: FileSource, opened: Opened) -> Steps[bool]:
     if source.size_bytes != opened.stat.size_bytes:
         return False
     differing: list[Piece] = []
-    pipeline = Pipeline(COMPARE_WINDOW)
+    pipeline = Pipeline(CHECK_WINDOW)
     for piece in opened.pieces:
         if differing:
             break

@@ -17,6 +17,7 @@ import msgspec
 
 from lakefs.errors import LakeError
 from lakefs.ids import ChunkId, ChunkKind, SessionId, data_chunk_id
+from lakefs.limits import STORE_WINDOW
 from lakefs.manifest import CutKind, ManifestBuilder, ManifestTree
 from lakefs.service import Reply
 from lakefs.shared_memory import LentMemories
@@ -39,10 +40,6 @@ from lakefs.wire.messages import (
 
 ATTEMPTS = 3
 """Times that a put is begun before a lost session is the caller's to know."""
-STORE_CHUNKS_PER_REQUEST = 2
-"""8 MiB a request: large enough that a request's overhead vanishes, small enough to overlap hash and disk."""
-WINDOW_REQUESTS = 6
-"""Requests in flight: 48 MiB of payload, under the engine's pool of 60 MiB."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +189,7 @@ def finish_manifests(upload: Upload) -> Steps[ManifestTree]:
     """Close the manifests of what was stored, and send them; what the blob is."""
     tree = upload.builder.finish()
     upload.manifests.extend(tree.manifests)
-    pipeline = Pipeline(1)
+    pipeline = Pipeline(STORE_WINDOW)
     yield from store_manifests(upload, pipeline)
     yield from pipeline.drain()
     return tree

@@ -17,8 +17,7 @@ from crc32c import crc32c
 from bench.content import write_file
 from bench.measure import Bench, Paired, Scenario, Sides, at_least, timed
 from bench.process import EngineProcess
-from lakefs.client.blocking_driver import WORK_THREADS
-from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES
+from lakefs.limits import CHUNK_BYTES, CLIENT_THREADS, GRANULE_BYTES
 from lakefs.verify import Check
 
 FULL: Final = 64 << 20
@@ -56,7 +55,7 @@ def sides_with(
         with (
             EngineProcess(bench.folder) as engine,
             engine.connect(check=check) as lake,
-            ThreadPoolExecutor(WORK_THREADS) as threads,
+            ThreadPoolExecutor(CLIENT_THREADS) as threads,
         ):
             lake.put("bench/x", path)
 

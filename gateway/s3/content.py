@@ -28,7 +28,14 @@ from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import EngineUnreachable, LakeError, StaleGrant
 from lakefs.getting import open_object, read_range
 from lakefs.ids import ChunkId, SegmentId
-from lakefs.limits import BLOB_BYTES_MAX, GRANULE_BYTES, SMALL_PAYLOAD_BYTES
+from lakefs.limits import (
+    BLOB_BYTES_MAX,
+    GRANULE_BYTES,
+    S3_BROUGHT_BYTES,
+    S3_HELD_BYTES,
+    S3_SEND_BYTES,
+    SMALL_PAYLOAD_BYTES,
+)
 from lakefs.movers import cached_crcs, cached_granules
 from lakefs.names import Name
 from lakefs.opened import Access, Opened, Piece, opened_at
@@ -39,9 +46,6 @@ from lakefs.wire.grants import MEDIUM_INLINE
 from lakefs.wire.messages import CloseLeases, Grant, OpenedObject, OpenObjects, OpenResults
 
 _log: Final = structlog.get_logger(__name__)
-_WINDOW_BYTES: Final = 2 * GRANULE_BYTES
-_BROUGHT_BYTES: Final = 2 << 20
-_HELD_BYTES: Final = 1 << 20
 _TURN_BYTES: Final = 1 << 20
 """A client that takes all that it is given lets others in after so many."""
 
@@ -52,7 +56,7 @@ class Contents:
     def __init__(self, engine: EngineClient, lake: TrioLake) -> None:
         self._engine = engine
         self._lake = lake
-        self._window = memoryview(bytearray(_WINDOW_BYTES))
+        self._window = memoryview(bytearray(S3_SEND_BYTES))
 
     async def open(self, name: Name, wanted: ByteRange | None = None, version: str = "") -> Opened:
         """An object, small ones with their payload.  KeyNotFound, IsAFolder, ...; `close` it.
@@ -135,7 +139,7 @@ class Contents:
         """Fetch from `at` on, and send: all of it, or what the socket takes at once; how much that was."""
         access = self._lake.access()
         hold = hold or not access.can_use_descriptors
-        length = min(_HELD_BYTES if hold else _BROUGHT_BYTES, stop - at)
+        length = min(S3_HELD_BYTES if hold else S3_BROUGHT_BYTES, stop - at)
         try:
             piece = await self._lake.run(read_range(access, opened, at, length))
         except LakeError as error:

@@ -1,7 +1,7 @@
 """PUT of an object: received, proven, stored, named; the name changes at once or not at all.
 
 A payload of one chunk is stored with one request.  A longer one is cut as a put of a file cuts it (a safetensors file
-at its tensors) and stored while it comes, at most `WINDOW` chunks at a time in memory of the gateway.
+at its tensors) and stored while it comes, at most `S3_STORE_WINDOW` chunks at a time in memory of the gateway.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.s3.receiving import Received
 from gateway.s3.versions import version_headers
 from lakefs.chunking import CutPlan, plan
 from lakefs.ids import Buffer, ChunkKind
-from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES
+from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES, S3_STORE_WINDOW
 from lakefs.safetensors import SMALLEST_FILE_BYTES, header_bytes
 from lakefs.uploading import Upload, abandon_upload, commit_upload, open_upload
 from lakefs.wire.messages import (
@@ -35,7 +35,6 @@ from lakefs.wire.messages import (
     Stored,
 )
 
-WINDOW: Final = 3
 _ETAG_MD5: Final = 1
 
 
@@ -138,7 +137,7 @@ class _Storing:
         self._incoming = incoming
         self._received = first or Received(memoryview(b""))
         self._rest = self._received.memory  # of it, what is not stored yet
-        self._window = trio.Semaphore(WINDOW)
+        self._window = trio.Semaphore(S3_STORE_WINDOW)
 
     async def run(self, lengths: Iterator[int], nursery: trio.Nursery) -> None:
         """Receive, and begin to store."""

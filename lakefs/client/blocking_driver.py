@@ -23,7 +23,7 @@ from typing import Any, Self, TypeVar, cast
 from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.forks import follow_forks
 from lakefs.lake import LakeSteps
-from lakefs.limits import MIB
+from lakefs.limits import CLIENT_THREADS, MIB
 from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.service import BlockingEngineClient
 from lakefs.shared_memory import LentMemories
@@ -32,7 +32,6 @@ from lakefs.verify import Check
 from lakefs.wire.messages import Request
 
 T = TypeVar("T")
-WORK_THREADS = 2
 AT_ONCE_BYTES = 2 * MIB
 """Cached content that the caller's thread reads itself; nobody waits for it as for a loop.  Of more, threads share."""
 UNWIND_STEPS_MAX = 100
@@ -211,7 +210,7 @@ class BlockingDriver:
     def work_threads(self) -> ThreadPoolExecutor:
         """The threads that read and check; of a lake that is not closed."""
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="lake-work")
+            self._threads = ThreadPoolExecutor(CLIENT_THREADS, thread_name_prefix="lake-work")
         return self._threads
 
 

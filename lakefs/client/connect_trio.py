@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 from lakefs.client.address import resolve
 from lakefs.client.reconnecting import connect_reconnecting
 from lakefs.client.trio_lake import TrioLake
+from lakefs.limits import CLIENT_THREADS
 from lakefs.offload import ThreadOffload
 from lakefs.verify import Check
-
-WORK_THREADS = 2
 
 
 @asynccontextmanager
@@ -24,7 +23,7 @@ async def connect_trio(
     """
     where, secret = resolve(address, token)
     async with (
-        ThreadOffload(WORK_THREADS, "lake-work") as offload,
+        ThreadOffload(CLIENT_THREADS, "lake-work") as offload,
         connect_reconnecting(where, token=secret) as engine,
     ):
         lake = TrioLake(engine, offload, network=where.startswith("tcp"), check=check)

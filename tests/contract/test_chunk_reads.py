@@ -12,7 +12,7 @@ import trio
 
 from lakefs.client import blocking_chunks
 from lakefs.client.blocking import Lake
-from lakefs.client.blocking_driver import WORK_THREADS, BlockingDriver
+from lakefs.client.blocking_driver import BlockingDriver
 from lakefs.client.trio_driver import TrioDriver
 from lakefs.errors import ChunkNotFound, InvalidArgument
 from lakefs.hot_batch import HotBatch
@@ -20,6 +20,7 @@ from lakefs.hot_reads import NOT_READ, HotReads
 from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import capacity_for, table_bytes
 from lakefs.ids import EMPTY_CHUNK, ChunkId, data_chunk_id
+from lakefs.limits import CLIENT_THREADS
 from lakefs.steps import send
 from lakefs.verify import Check
 from lakefs.wire import messages as m
@@ -245,7 +246,7 @@ def test_a_read_does_not_wait_for_threads_that_have_other_work(kind: Kind) -> No
         assert await read_all(lake) == CONTENTS
         await index_of(lake)
         threads, is_free = lake.lake.work_threads(), threading.Event()
-        works = [threads.submit(is_free.wait, 60) for _ in range(WORK_THREADS)]
+        works = [threads.submit(is_free.wait, 60) for _ in range(CLIENT_THREADS)]
         with without_requests(lake), mock.patch.object(blocking_chunks, "SHARED_FROM_BYTES", 1):
             assert await read_all(lake) == CONTENTS
         assert not any(work.done() for work in works)
