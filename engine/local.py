@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -43,7 +42,7 @@ async def open_local_store(
     `is_kept` is asked when the body, or the opening, fails on a store that it has just made; False removes that store.
     """
     disk = LocalDisk(data)
-    others = _names_in(data)
+    others = _paths_in(data)
 
     @contextmanager
     def while_locked(opened: OpenedStore) -> Iterator[None]:
@@ -76,7 +75,7 @@ async def open_local_store(
 
 @asynccontextmanager
 async def _unborn_removed(
-    disk: LocalDisk, data: Path, others: frozenset[str], is_kept: Callable[[], bool]
+    disk: LocalDisk, data: Path, others: frozenset[Path], is_kept: Callable[[], bool]
 ) -> AsyncIterator[None]:
     """Remove what an opening made that failed before there was a superblock."""
     try:
@@ -100,11 +99,17 @@ async def _tier_of(slabs_max: int) -> AsyncIterator[DramTier | None]:
         tier.close()
 
 
-def _names_in(data: Path) -> frozenset[str]:
-    return frozenset(os.listdir(data)) if data.is_dir() else frozenset()
+def _paths_in(data: Path) -> frozenset[Path]:
+    """What lies in a data folder and in the folders of a store in it."""
+    return frozenset(path for folder in _folders(data) if folder.is_dir() for path in folder.iterdir())
 
 
-def _discard_unborn(disk: LocalDisk, data: Path, others: frozenset[str]) -> None:
+def _folders(data: Path) -> Iterator[Path]:
+    yield data
+    yield from (data / name for name in STORE_FOLDERS)
+
+
+def _discard_unborn(disk: LocalDisk, data: Path, others: frozenset[Path]) -> None:
     """Remove what is no store yet; nothing when somebody else is making one there."""
     if not data.is_dir():
         return
@@ -117,15 +122,10 @@ def _discard_unborn(disk: LocalDisk, data: Path, others: frozenset[str]) -> None
             lock.close()
 
 
-def _discard(data: Path, others: frozenset[str]) -> None:
-    """Remove a store that nobody was told of, but nothing that was in its folder before.  The lock is held."""
-    for name in sorted(set(os.listdir(data)) - others):
-        path = data / name
+def _discard(data: Path, others: frozenset[Path]) -> None:
+    """Remove a store that nobody was told of, but nothing that was in its folders before.  The lock is held."""
+    for path in sorted(_paths_in(data) - others, reverse=True):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-    for folder in STORE_FOLDERS:  # empty when the store was made in them
-        if folder in others:
-            for entry in os.scandir(data / folder):
-                os.unlink(entry)

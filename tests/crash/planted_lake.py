@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence as Seq
-from pathlib import Path
 from typing import Any, Final
 
 from lakefs.ids import Sequence
@@ -21,20 +20,16 @@ def _no_folder_sync() -> None:
 
 
 def _no_token_sync() -> None:
-    """The folder's, behind the token's rename."""
-    from engine import process
+    """The data folder's, behind the rename of a file in it."""
     from engine.disk import LocalDisk
-    from engine.native_token import native_token
-    from lakefs.ports import Disk
 
-    class Forgetful(LocalDisk):
-        sync_folder = _does_nothing
+    sync_folder = LocalDisk.sync_folder
 
-    def forgetful(disk: Disk) -> str:
-        return native_token(Forgetful(Path(disk.local_path(""))))
+    def forgetful(disk: LocalDisk, path: str) -> None:
+        if path:
+            sync_folder(disk, path)
 
-    monkey = "native_token"  # the name that `run_engine` looks up
-    setattr(process, monkey, forgetful)
+    LocalDisk.sync_folder = forgetful  # type: ignore[method-assign,assignment]
 
 
 def _no_data_sync() -> None:

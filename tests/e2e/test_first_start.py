@@ -84,13 +84,20 @@ def test_a_first_start_on_a_full_disk_leaves_nothing(folder: Path) -> None:
 
 def test_a_start_that_fails_leaves_a_store_that_was_there(folder: Path) -> None:
     data = folder / "store"
-    assert lake("bucket", "create", "b", "--data", data).code == 0
+    assert lake("bucket", "create", "bkt", "--data", data).code == 0
     before = {path.name for path in data.rglob("*")}
-    assert (
-        lake("serve", "--data", data, "--socket", folder / "s", *NO_PORTS, "--hot-index", "/nowhere/x").code
-        == 78
-    )
+    serve = ("serve", "--data", data, "--socket", folder / "s", *NO_PORTS)
+    assert lake(*serve, "--hot-index", "/nowhere/x").code == 78
     assert {path.name for path in data.rglob("*")} >= before - {"crash"}
+
+    (data / "superblock").unlink()
+    kept = {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != "lock"}
+    assert lake(*serve).code == 1
+    assert {path: path.read_bytes() for path in kept} == kept
+    (data / "superblock.copy").unlink()
+    kept.pop(data / "superblock.copy")
+    assert lake(*serve).code == 1
+    assert {path: path.read_bytes() for path in kept} == kept
 
 
 def test_doctor_names_the_first_thing_that_keeps_lake_serve_from_starting_and_leaves_nothing(

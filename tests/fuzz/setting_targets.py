@@ -115,6 +115,7 @@ _SETTINGS: Final = (
     b"1/100",
     b"off",
     b"debug",
+    b"on",
     b"7d",
 )
 _TEXT_TOKENS: Final = (

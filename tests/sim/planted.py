@@ -254,7 +254,7 @@ BUGS = [
     Bug("compaction removes a segment with what stayed in it", upkeep.remove_a_segment_with_what_stayed, 20),
     Bug("compaction does not sync its copies", upkeep.name_the_copy_before_it_is_written, 100),
     Bug("scrub takes what is damaged for good", upkeep.scrub_finds_nothing, 40, rots=True),
-    Bug("scrub takes one failed read for damage", upkeep.scrub_believes_one_failed_read, 100),
+    Bug("scrub takes one failed read for damage", upkeep.scrub_believes_one_failed_read, 200),
     Bug("scrub lets out of quarantine what is damaged", upkeep.scrub_releases_what_is_damaged, 40, rots=True),
     Bug("sessions end when the clock is set forward", upkeep.sessions_go_by_the_wall_clock, 60),
     Bug("uploads end when the clock is set back", upkeep.expire_uploads_too_early, 60),

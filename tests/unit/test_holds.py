@@ -186,11 +186,11 @@ def test_a_put_that_gets_no_session_fails_with_the_reason_and_works_later(
             with pytest.raises(
                 EngineBusy, match=r"0 puts are in progress on this connection.*try again"
             ) as told:
-                lake.put("b/k", content)
+                lake.put("bkt/k", content, create_bucket=True)
             assert told.value.retryable
-            lake.put("b/small", b"needs no session")
-        lake.put("b/k", content)
-        assert lake.get("b/k") == content
+            lake.put("bkt/small", b"needs no session", create_bucket=True)
+        lake.put("bkt/k", content, create_bucket=True)
+        assert lake.get("bkt/k") == content
 
 
 def test_leases_of_all_connections_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
