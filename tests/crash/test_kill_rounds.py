@@ -34,6 +34,7 @@ def test_no_acknowledged_change_is_lost_whoever_is_killed() -> None:
     with TemporaryDirectory(prefix="lake-") as name:
         folder = Path(name)
         engine = Served(folder)
+        engine.good("bucket", "create", "crash")
         try:
             for number in range(ROUNDS):
                 where = f"LAKE_CRASH_SEED={SEED}, round {number}"
