@@ -12,6 +12,7 @@ import click
 
 from cli.output import json_option
 from cli.target import Target, engine_options, target_of
+from lakefs.bucket_names import check_new_bucket_name
 from lakefs.errors import InvalidArgument, LakeError, LocalFileError
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def put(
 def _new_bucket_noted(lake: Lake, bucket: str, options: PutOptions, account: Account) -> Iterator[None]:
     """Report a bucket that the put makes, however the put ends."""
     may_be_made = options.create_bucket and not lake.exists(bucket)
+    if may_be_made:
+        check_new_bucket_name(bucket)
     try:
         yield
     finally:

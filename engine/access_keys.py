@@ -14,11 +14,12 @@ from typing import Final
 import msgspec
 
 from engine.format import Table
-from engine.name_keys import behind, check_bucket_name, lookup_path, shown
+from engine.name_keys import behind, check_bucket_name, lookup_path
 from engine.records import AccessKeyRecord, decode_record
 from engine.views import Transaction, View
 from lakefs.errors import AccessKeyNotFound, InvalidArgument, StoreUnusable
 from lakefs.limits import ACCESS_KEY_BUCKETS_MAX, ACCESS_KEYS_MAX, LIST_PAGE_MAX
+from lakefs.names import shown
 from lakefs.wire.messages import AccessKeyStat
 
 ACCESS_KEY_CHARACTERS: Final = 20

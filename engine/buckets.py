@@ -1,6 +1,9 @@
 """Buckets: folders of the root node, each with a record of what is fixed for its life, and of its settings.
 
 A bucket is a name under node 1, a folder's node, and a record in the table `buckets` under the node's id.
+
+`PlannedBuckets.ensure` is where a bucket that does not exist is decided on: whoever asks for it, its name must keep the
+rules for new buckets there.  A bucket that exists is found by any name.
 """
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ from typing import Final
 import msgspec
 
 from engine.format import Node, NodeKind, Table, node_key, pack_name, unpack_name
-from engine.name_keys import check_bucket_name, name_key, range_end, shown
+from engine.name_keys import check_bucket_name, name_key, range_end
 from engine.records import BucketRecord, decode_record
 from engine.tree import NameEvent, child, has_children, new_folder
 from engine.version_keys import end_of, first_key
 from engine.views import Transaction, View
+from lakefs.bucket_names import broken_rule, check_new_bucket_name
 from lakefs.errors import (
     AlreadyExists,
     BucketNotEmpty,
@@ -26,6 +30,7 @@ from lakefs.errors import (
 )
 from lakefs.ids import DEFAULT_DOMAIN, EMPTY_BLOB, ROOT_NODE, DomainIndex, NodeId
 from lakefs.limits import BUCKETS_MAX
+from lakefs.names import shown
 from lakefs.wire.messages import BucketStat
 
 
@@ -60,9 +65,7 @@ def find_bucket(view: View, name: str) -> BucketRef:
     """The bucket of that name.  InvalidName, BucketNotFound."""
     node = child(view, ROOT_NODE, check_bucket_name(name) + b"/")
     if node is None:
-        raise BucketNotFound(
-            f"bucket {shown(name)} does not exist; create it with: lake bucket create {name}", subject=name
-        )
+        raise _not_found(name)
     return _bucket_ref(view, name, node)
 
 
@@ -72,6 +75,14 @@ def ensure_bucket(txn: Transaction, name: str, now_ns: int) -> BucketRef:
     bucket = planned.ensure(name)
     planned.make(name)
     return bucket
+
+
+def _not_found(name: str) -> BucketNotFound:
+    rule = broken_rule(name)
+    remedy = (
+        f"a new one cannot have that name: {rule}" if rule else f"create it with: lake bucket create {name}"
+    )
+    return BucketNotFound(f"bucket {shown(name)} does not exist; {remedy}", subject=name)
 
 
 class PlannedBuckets:
@@ -90,6 +101,7 @@ class PlannedBuckets:
         node = child(self._txn, ROOT_NODE, check_bucket_name(name) + b"/")
         if node is not None:
             return _bucket_ref(self._txn, name, node)
+        check_new_bucket_name(name)
         _check_count(self._txn, name, len(self._planned))
         bucket = BucketRef(name, self._txn.new_node_id(), DEFAULT_DOMAIN, self._now_ns)
         self._planned[name] = bucket

@@ -15,47 +15,21 @@ Empty components, `.` and `..` are ordinary.  Nothing here reads or writes.
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
-from typing import Final
-
 from engine.format import node_key
+from lakefs.bucket_names import invalid_bucket_name, is_bucket_name
 from lakefs.errors import InvalidName
 from lakefs.ids import NodeId
-from lakefs.limits import BUCKET_NAME_BYTES_MAX, COMPONENT_SPLIT_BYTES, KEY_BYTES_MAX
+from lakefs.limits import COMPONENT_SPLIT_BYTES, KEY_BYTES_MAX
+from lakefs.names import shown
 
 Step = bytes
 """One name record on the way to a key: a folder, ending with `/`, or 480 bytes that name a hidden node."""
 
-_BUCKET_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_IPV4_LIKE: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+")
-_SHOWN_CHARACTERS: Final = 80
-_BUCKET_NAMES_CACHED: Final = 1024
 
-
-@lru_cache(maxsize=_BUCKET_NAMES_CACHED)
 def check_bucket_name(name: str) -> bytes:
-    """The name as bytes.  InvalidName with the rule that it breaks.
-
-    1 to 63 of ASCII letters, digits, `.`, `_`, `-`, beginning and ending with a letter or digit, without `..`, and
-    not an IPv4 address.  That is S3's rule and, for people who type names into a shell, also short names, capitals
-    and underscores; S3 clients reach those by path style.
-    """
-    if len(name) > BUCKET_NAME_BYTES_MAX:
-        raise InvalidName(
-            f"bucket name {shown(name)} has {len(name)} characters; the limit is {BUCKET_NAME_BYTES_MAX}",
-            subject=shown(name),
-        )
-    if not _BUCKET_NAME.fullmatch(name) or ".." in name:
-        raise InvalidName(
-            f"bucket name {shown(name)} is not valid; use 1 to {BUCKET_NAME_BYTES_MAX} letters, digits, "
-            "'.', '_' and '-', with a letter or digit at both ends and no '..'",
-            subject=shown(name),
-        )
-    if _IPV4_LIKE.fullmatch(name):
-        raise InvalidName(
-            f"bucket name {shown(name)} looks like an IP address; use another", subject=shown(name)
-        )
+    """The name as bytes, for a look-up.  InvalidName when a store can hold no bucket of that name."""
+    if not is_bucket_name(name):
+        raise invalid_bucket_name(name)
     return name.encode()
 
 
@@ -81,13 +55,6 @@ def check_key(key: str) -> bytes:
 def lookup_path(text: str) -> bytes:
     """The bytes of a key, prefix or position that is only looked for; never raises."""
     return text.encode("utf-8", "surrogatepass")
-
-
-def shown(text: str) -> str:
-    """A name as messages show it: quoted, escaped where it does not print, cut when long."""
-    if len(text) > _SHOWN_CHARACTERS:
-        return ascii(text[:_SHOWN_CHARACTERS]) + "..."
-    return repr(text) if text.isprintable() else ascii(text)
 
 
 def subject_of(bucket: str, key: str) -> str:

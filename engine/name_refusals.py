@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.buckets import BucketRef
-from engine.name_keys import shown, subject_of
+from engine.name_keys import subject_of
 from lakefs.errors import (
     AlreadyExists,
     FolderNotEmpty,
@@ -12,6 +12,7 @@ from lakefs.errors import (
     NotAFolder,
     VersionIsMarker,
 )
+from lakefs.names import shown
 
 
 def subject(bucket: BucketRef, key: str) -> str:

@@ -24,7 +24,7 @@ import msgspec
 
 from engine.buckets import BucketRef
 from engine.format import Node, NodeKind, Table, node_key, pack_name, unpack_node
-from engine.name_keys import check_key, lookup_path, shown
+from engine.name_keys import check_key, lookup_path
 from engine.name_refusals import (
     already_there,
     deleted,
@@ -70,6 +70,7 @@ from engine.views import Transaction, View
 from lakefs.errors import InvalidArgument, PreconditionFailed, UserError
 from lakefs.ids import EMPTY_BLOB, NodeId
 from lakefs.limits import COMPONENT_SPLIT_BYTES
+from lakefs.names import shown
 from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes
 
 _NODES_END = b"\xff" * 9

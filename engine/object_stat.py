@@ -10,11 +10,12 @@ from typing import Final
 import msgspec
 
 from engine.format import NO_ATTRIBUTES, NODE_HEAD, Attributes, EtagKind, Node, NodeKind
-from engine.name_keys import shown, subject_of
+from engine.name_keys import subject_of
 from engine.tree import Resolved
 from lakefs.errors import AlreadyExists, InvalidArgument, KeyNotFound, PreconditionFailed, RequestTooLarge
 from lakefs.ids import EMPTY_BLOB, BlobId, ChunkKind, NodeId, kind_of
 from lakefs.limits import ATTRIBUTES_BYTES_MAX, BLOB_BYTES_MAX, SYMLINK_TARGET_BYTES_MAX
+from lakefs.names import shown
 from lakefs.wire.messages import Condition, ListEntry, ObjectAttributes, ObjectStat, SetAttributes
 
 EMPTY_ETAG: Final = "d41d8cd98f00b204e9800998ecf8427e"

@@ -32,6 +32,8 @@ SAFETENSORS_TENSORS_MAX: Final = 1_000_000
 # --- names -------------------------------------------------------------------------------------------
 KEY_BYTES_MAX: Final = 1024
 """S3's limit for a key, in UTF-8 bytes."""
+BUCKET_NAME_BYTES_MIN: Final = 3
+"""Of a new bucket, as in S3."""
 BUCKET_NAME_BYTES_MAX: Final = 63
 BUCKETS_MAX: Final = 10_000
 """All of them are listed in one answer: 10,000 x at most 90 bytes is well inside one control part."""

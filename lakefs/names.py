@@ -5,11 +5,12 @@ What a bucket name or key may contain is decided by the engine; here a text is o
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from lakefs.errors import InvalidName
 
 SCHEME = "lake://"
+_SHOWN_CHARACTERS: Final = 80
 
 
 class Name(NamedTuple):
@@ -46,3 +47,10 @@ def parse_object_name(text: str) -> Name:
     if not name.key:
         raise InvalidName(f"{text!r} names a bucket, not an object in it; write BUCKET/KEY", subject=text)
     return name
+
+
+def shown(text: str) -> str:
+    """A name as messages show it: quoted, escaped where it does not print, cut when long."""
+    if len(text) > _SHOWN_CHARACTERS:
+        return ascii(text[:_SHOWN_CHARACTERS]) + "..."
+    return repr(text) if text.isprintable() else ascii(text)

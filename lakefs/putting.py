@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import BinaryIO
 
+from lakefs.bucket_names import broken_rule, check_new_bucket_name
 from lakefs.chunking import CutPlan, iter_extents, may_be_safetensors, plan_file
-from lakefs.errors import EngineUnreachable, SessionLost
+from lakefs.errors import BucketNotFound, EngineUnreachable, SessionLost
 from lakefs.limits import CHUNK_BYTES, STORE_REQUEST_CHUNKS, STORE_WINDOW
 from lakefs.manifest import CutKind
 from lakefs.names import Name
@@ -143,8 +144,14 @@ def _put_one_chunk(transfer: Transfer, change: NameChange, source: Source) -> St
 
 def _check_bucket(change: NameChange) -> Steps[None]:
     """BucketNotFound, InvalidName, before the bytes move that cannot be stored."""
-    if not change.create_bucket:
+    if change.create_bucket and not broken_rule(change.bucket):
+        return
+    try:
         yield from send(BucketList(change.bucket))
+    except BucketNotFound:
+        if change.create_bucket:
+            check_new_bucket_name(change.bucket)
+        raise
 
 
 def _put_many_chunks(

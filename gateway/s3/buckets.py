@@ -11,11 +11,11 @@ from typing import Final
 from gateway.http.messages import Response
 from gateway.s3.bodies import read_create_bucket
 from gateway.s3.call import Call, xml_response
-from gateway.s3.errors import S3Error, invalid_argument
+from gateway.s3.errors import S3Error, bad_bucket, invalid_argument
 from gateway.s3.proven_body import read_proven_xml
-from gateway.s3.targets import is_bucket_name
 from gateway.s3.xml import document, element
-from lakefs.errors import AlreadyExists
+from lakefs.bucket_names import is_bucket_name
+from lakefs.errors import AlreadyExists, InvalidName
 from lakefs.limits import HTTP_DATES_CACHED, S3_BUCKETS_PAGE_MAX
 from lakefs.wire.messages import BucketCreate, BucketList, BucketRemove, Buckets, Done
 
@@ -101,6 +101,8 @@ async def create_bucket(call: Call) -> Response:
         )
     try:
         await call.ask(BucketCreate(call.bucket), Buckets)
+    except InvalidName as refusal:
+        raise bad_bucket(call.bucket, refusal) from refusal
     except AlreadyExists:
         if call.region != FIRST_REGION:
             raise

@@ -134,6 +134,11 @@ def invalid_argument(message: str, name: str = "", value: str = "") -> S3Error:
     return S3Error(400, "InvalidArgument", message, details=details)
 
 
+def bad_bucket(bucket: str, refusal: lake.InvalidName) -> S3Error:
+    """400 InvalidBucketName; the store's refusal has the rule that the name breaks."""
+    return S3Error(400, "InvalidBucketName", refusal.message, details={"BucketName": bucket[:64]})
+
+
 def no_such_key(key: str) -> S3Error:
     """There is no object of that key."""
     return S3Error(404, "NoSuchKey", "The specified key does not exist.", details={"Key": key})

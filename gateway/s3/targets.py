@@ -26,11 +26,10 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from gateway.http.head import RequestHead
-from gateway.s3.errors import S3Error, invalid_argument, not_implemented
-from lakefs.limits import BUCKET_NAME_BYTES_MAX, KEY_BYTES_MAX, S3_QUERY_PARAMETERS_MAX
+from gateway.s3.errors import S3Error, bad_bucket, invalid_argument, not_implemented
+from lakefs.bucket_names import invalid_bucket_name, is_bucket_name
+from lakefs.limits import KEY_BYTES_MAX, S3_QUERY_PARAMETERS_MAX
 
-_BUCKET: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_ADDRESS: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+")
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]*)(?::[0-9]{0,5})?")
 _HOST_BYTES_KEPT: Final = 320
 """A host name has at most 253 bytes; a longer Host names no bucket, and takes no more than that of the cache."""
@@ -221,9 +220,9 @@ def parse_target(head: RequestHead, domains: tuple[str, ...] = ()) -> Target:
         raw_bucket, _, raw_key = path[1:].partition(b"/")
         bucket = _decoded(raw_bucket) if raw_bucket else ""
         if raw_key and not bucket:
-            raise _bad_bucket(bucket)
+            raise bad_bucket(bucket, invalid_bucket_name(bucket))
     if bucket and not is_bucket_name(bucket):
-        raise _bad_bucket(bucket)
+        raise bad_bucket(bucket, invalid_bucket_name(bucket))
     key = _key(raw_key) if raw_key else ""
     sent = parse_query(head.query) if head.query else {}
     parameters = {name: value for name, value in sent.items() if not _is_amz(name)}
@@ -291,16 +290,6 @@ def _moved_headers(sent: Mapping[str, str], headers: Mapping[bytes, bytes]) -> d
             raise S3Error(400, "InvalidArgument", f"{header[:64]} was given twice, with different values")
         moved[raw_name] = raw_value
     return moved
-
-
-def is_bucket_name(name: str) -> bool:
-    """Whether a bucket of the store may have that name: 1 to 63 of letters, digits, `.`, `_`, `-`; no address."""
-    return len(name) <= BUCKET_NAME_BYTES_MAX and _is_bucket_name(name)
-
-
-@lru_cache(maxsize=1024)
-def _is_bucket_name(name: str) -> bool:
-    return bool(_BUCKET.fullmatch(name)) and ".." not in name and not _ADDRESS.fullmatch(name)
 
 
 def _operation(level: _Level, method: str, parameters: Mapping[str, str]) -> Operation:
@@ -386,9 +375,3 @@ def _bucket_of_host(authority: bytes, domains: tuple[str, ...]) -> str:
 
 def _bad_uri(what: str) -> S3Error:
     return S3Error(400, "InvalidURI", f"Couldn't parse the specified URI: {what}")
-
-
-def _bad_bucket(bucket: str) -> S3Error:
-    return S3Error(
-        400, "InvalidBucketName", "The specified bucket is not valid.", details={"BucketName": bucket[:64]}
-    )

@@ -25,6 +25,7 @@ from lakefs.errors import (
     StoreUnusable,
 )
 from lakefs.wire.messages import BucketStat
+from tests.old_buckets import OLD_NAMES, any_new_name
 from tests.unit.memory_view import MemoryStore
 from tests.unit.shelf import Shelf
 from tests.unit.tree_check import check_tree
@@ -56,8 +57,9 @@ def test_a_bucket_that_was_made_is_found_by_its_name() -> None:
 def test_buckets_are_listed_in_byte_order_of_their_names() -> None:
     store = new_store()
     names = ["b", "a-b", "a", "A", "a.c", "a_d", "a0"]
-    for name in names:
-        store.run(lambda txn, name=name: create_bucket(txn, name, 1))  # type: ignore[misc]
+    with any_new_name():
+        for name in names:
+            store.run(lambda txn, name=name: create_bucket(txn, name, 1))  # type: ignore[misc]
     assert [bucket.name for bucket in list_buckets(store.view())] == sorted(names)
 
 
@@ -90,6 +92,24 @@ def test_a_name_that_no_bucket_can_have_is_refused_everywhere(name: str) -> None
         store.run(lambda txn: remove_bucket(txn, name))
 
 
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_a_new_bucket_keeps_s3s_rules_and_one_that_exists_need_not(name: str) -> None:
+    store = new_store()
+    with any_new_name():
+        made = store.run(lambda txn: create_bucket(txn, name, 7))
+    assert find_bucket(store.view(), name) == store.run(lambda txn: ensure_bucket(txn, name, 9)) == made
+    with pytest.raises(AlreadyExists):
+        store.run(lambda txn: create_bucket(txn, name, 8))
+    store.run(lambda txn: remove_bucket(txn, name))
+    before = store.dump()
+    for make in (create_bucket, ensure_bucket):
+        with pytest.raises(InvalidName, match="for example: my-models"):
+            store.run(lambda txn, make=make: make(txn, name, 1))  # type: ignore[misc]
+    with pytest.raises(BucketNotFound, match="does not exist; a new one cannot have that name: .*my-models"):
+        find_bucket(store.view(), name)
+    assert store.dump() == before
+
+
 def test_only_an_empty_bucket_is_removed_and_leaves_nothing() -> None:
     shelf = Shelf("kept")
     before = shelf.store.dump()
@@ -108,12 +128,12 @@ def test_only_an_empty_bucket_is_removed_and_leaves_nothing() -> None:
 def test_there_is_a_most_of_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets_module, "BUCKETS_MAX", 2)
     store = new_store()
-    store.run(lambda txn: create_bucket(txn, "a", 1))
-    store.run(lambda txn: ensure_bucket(txn, "b", 1))
+    store.run(lambda txn: create_bucket(txn, "one", 1))
+    store.run(lambda txn: ensure_bucket(txn, "two", 1))
     with pytest.raises(InvalidArgument, match="2 already"):
-        store.run(lambda txn: create_bucket(txn, "c", 1))
-    store.run(lambda txn: remove_bucket(txn, "a"))
-    store.run(lambda txn: create_bucket(txn, "c", 1))
+        store.run(lambda txn: create_bucket(txn, "three", 1))
+    store.run(lambda txn: remove_bucket(txn, "one"))
+    store.run(lambda txn: create_bucket(txn, "three", 1))
 
 
 def test_a_bucket_record_of_the_future_is_refused_by_its_version() -> None:

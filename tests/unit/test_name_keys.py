@@ -115,29 +115,29 @@ def test_what_is_looked_up_is_never_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["models", "a", "My_Models", "a.b-c", "x" * 63, "0", "2026-11"])
-def test_bucket_names_that_people_type_are_accepted(name: str) -> None:
+def test_buckets_are_looked_up_by_every_name_that_a_store_can_hold(name: str) -> None:
     assert check_bucket_name(name) == name.encode()
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("", "1 to 63"),
-        ("x" * 64, "64 characters; the limit is 63"),
+        ("", "3 to 63"),
+        ("x" * 64, "64 characters"),
         ("a/b", "letters, digits"),
-        ("-a", "at both ends"),
-        ("a.", "at both ends"),
-        ("a..b", "no '..'"),
-        (".", "at both ends"),
+        ("-ab", "begin and end"),
+        ("ab.", "begin and end"),
+        ("a..b", "two dots"),
+        (".", "3 to 63"),
         ("a b", "letters, digits"),
         ("modèles", "letters, digits"),
-        ("a\n", "letters, digits"),
-        ("٣", "letters, digits"),
-        ("\ud800", "letters, digits"),
+        ("ab\n", "letters, digits"),
+        ("٣٣٣", "letters, digits"),
+        ("ab\ud800", "letters, digits"),
         ("10.0.0.1", "IP address"),
     ],
 )
-def test_other_bucket_names_are_refused_with_the_rule(name: str, reason: str) -> None:
+def test_a_bucket_name_that_no_store_can_hold_is_refused_with_the_rule(name: str, reason: str) -> None:
     with pytest.raises(InvalidName, match=reason) as refusal:
         check_bucket_name(name)
     refusal.value.message.encode()
