@@ -1,8 +1,7 @@
 """Names: looking keys up, binding them to nodes and moving them, on one view or transaction (`removing`: the rest).
 
 Pure decisions: no I/O of their own, no `await`.  Rules kept here:
-- A function that raises has changed nothing in the transaction: it decides first and changes then.  So one
-  failed item of a batch leaves the others of its transaction whole.
+- A function that raises has changed nothing in the transaction, so one failed item of a batch leaves the others whole.
 - A binding makes a new node, and removes the one it replaces, or keeps it as a version (`versions`).  Only folders
   keep their node (a key that ends in `/` sets the blob that the folder itself has), and the object whose id the caller
   gives (`keep_node`).

@@ -1,4 +1,4 @@
-"""Names of buckets at every door: a new bucket has one that S3 takes; one that exists with another name stays usable."""
+"""Names of buckets at every door: a new one is a name that S3 takes; a bucket with another one stays usable."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from engine.tree import NameEvent, Resolved
 from lakefs.errors import UserError
 from lakefs.ids import BlobId, blob_of, data_chunk_id
 from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes
+from tests.old_buckets import any_new_name
 from tests.unit.memory_view import MemoryStore
 from tests.unit.tree_check import check_tree
 
@@ -39,7 +40,8 @@ class Shelf:
     def __init__(self, *buckets: str) -> None:
         self.store = MemoryStore()
         self.store.run(initialise)
-        self.buckets = [self._made(name) for name in buckets or ("b",)]
+        with any_new_name():  # short names read well here
+            self.buckets = [self._made(name) for name in buckets or ("b",)]
         self.store.notes.clear()
 
     def _made(self, name: str) -> BucketRef:

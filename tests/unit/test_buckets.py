@@ -105,7 +105,7 @@ def test_a_new_bucket_keeps_s3s_rules_and_one_that_exists_need_not(name: str) ->
     for make in (create_bucket, ensure_bucket):
         with pytest.raises(InvalidName, match="for example: my-models"):
             store.run(lambda txn, make=make: make(txn, name, 1))  # type: ignore[misc]
-    with pytest.raises(BucketNotFound, match="does not exist; a new one cannot have that name: .*my-models"):
+    with pytest.raises(BucketNotFound, match=r"does not exist; a new one cannot have that name: .*my-models"):
         find_bucket(store.view(), name)
     assert store.dump() == before
 

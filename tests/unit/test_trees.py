@@ -238,7 +238,7 @@ def put(lake: Lake, root: Path, options: PutOptions | None = None) -> tuple[Tota
     steps = put_tree(
         lake.steps,
         [Walk(str(root), "k/", WalkOptions())],
-        "b",
+        "bkt",
         options or PutOptions(create_bucket=True),
         Observer(outcomes.append),
     )
@@ -246,7 +246,9 @@ def put(lake: Lake, root: Path, options: PutOptions | None = None) -> tuple[Tota
 
 
 def get(lake: Lake, target: Path, observer: Observer | None = None) -> Totals:
-    return lake.run(get_tree(lake.steps, Name("b", "k/"), str(target), GetOptions(), observer or Observer()))
+    return lake.run(
+        get_tree(lake.steps, Name("bkt", "k/"), str(target), GetOptions(), observer or Observer())
+    )
 
 
 def test_many_small_files_go_in_frames_and_come_back(lake: Lake, tmp_path: Path) -> None:
@@ -258,7 +260,7 @@ def test_many_small_files_go_in_frames_and_come_back(lake: Lake, tmp_path: Path)
     totals, outcomes = put(lake, root)
     assert totals.files[Fate.STORED] == 600
     assert totals.size_bytes == sum(map(len, contents.values()))
-    assert sorted(outcome.name for outcome in outcomes) == [f"b/k/{name}" for name in sorted(contents)]
+    assert sorted(outcome.name for outcome in outcomes) == [f"bkt/k/{name}" for name in sorted(contents)]
     assert get(lake, tmp_path / "out").files[Fate.FETCHED] == 600
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == contents
     again, _ = put(lake, root)
@@ -275,7 +277,7 @@ def test_progress_adds_up_both_ways(lake: Lake, tmp_path: Path) -> None:
     done: list[tuple[int, int]] = []
     observer = Observer(progress=lambda moved, present: done.append((moved, present)))
     walk = Walk(str(root), "k/", WalkOptions())
-    lake.run(put_tree(lake.steps, [walk], "b", PutOptions(create_bucket=True), observer))
+    lake.run(put_tree(lake.steps, [walk], "bkt", PutOptions(create_bucket=True), observer))
     assert sum(moved for moved, _ in done) == sum(sizes.values())
     for present in (0, sum(sizes.values())):
         done.clear()
@@ -290,8 +292,8 @@ def test_a_small_safetensors_file_is_cut_as_a_put_of_it_alone_cuts_it(lake: Lake
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "m").write_bytes(content)
     put(lake, tmp_path / "in")
-    assert lake.stat("b/k/m").chunk_count == 2
-    assert lake.stat("b/k/m").blob == lake.put("b/alone", tmp_path / "in" / "m").stat.blob
+    assert lake.stat("bkt/k/m").chunk_count == 2
+    assert lake.stat("bkt/k/m").blob == lake.put("bkt/alone", tmp_path / "in" / "m").stat.blob
     again, _ = put(lake, tmp_path / "in")
     assert again.files[Fate.UNCHANGED] == 1
 
@@ -310,13 +312,13 @@ def interrupted(lake: Lake, target: Path, error: BaseException) -> None:
     def progress(moved: int, present: int) -> None:
         raise error
 
-    steps = get_to_file(lake.steps, Name("b", "x"), str(target), GetOptions(), Observer(progress=progress))
+    steps = get_to_file(lake.steps, Name("bkt", "x"), str(target), GetOptions(), Observer(progress=progress))
     with pytest.raises(type(error)):
         lake.run(steps)
 
 
 def test_an_interrupted_get_leaves_the_target_and_no_part(lake: Lake, tmp_path: Path) -> None:
-    lake.put("b/x", os.urandom(30 * MIB), create_bucket=True)
+    lake.put("bkt/x", os.urandom(30 * MIB), create_bucket=True)
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "x").write_bytes(b"old")
@@ -327,13 +329,13 @@ def test_an_interrupted_get_leaves_the_target_and_no_part(lake: Lake, tmp_path: 
 
 def test_a_get_that_lost_its_engine_keeps_its_part_for_the_next(lake: Lake, tmp_path: Path) -> None:
     content = os.urandom(30 * MIB)
-    lake.put("b/x", content, create_bucket=True)
+    lake.put("bkt/x", content, create_bucket=True)
     interrupted(lake, tmp_path / "x", EngineUnreachable("gone"))
     part = tmp_path / part_names("x")[0]
     assert is_part(str(part))
     there: list[int] = []
     observer = Observer(progress=lambda moved, present: there.append(present))
-    lake.run(get_to_file(lake.steps, Name("b", "x"), str(tmp_path / "x"), GetOptions(), observer))
+    lake.run(get_to_file(lake.steps, Name("bkt", "x"), str(tmp_path / "x"), GetOptions(), observer))
     assert sum(there) >= 4 * MIB
     assert (tmp_path / "x").read_bytes() == content
     assert not part.exists()
@@ -341,12 +343,12 @@ def test_a_get_that_lost_its_engine_keeps_its_part_for_the_next(lake: Lake, tmp_
 
 def test_a_stream_gives_every_range_in_order(lake: Lake) -> None:
     content = os.urandom(21 * MIB + 11)
-    lake.put("b/x", content, create_bucket=True)
+    lake.put("bkt/x", content, create_bucket=True)
 
     def streamed(offset: int, length: int) -> Steps[bytes]:
         got: list[bytes] = []
         access = lake.steps.access(None)
-        opened: Opened = yield from open_object(access, Name("b", "x"))
+        opened: Opened = yield from open_object(access, Name("bkt", "x"))
         count = yield from stream_range(access, opened, offset, length, got.append)
         yield from close_object(opened)
         joined = b"".join(got)
@@ -365,11 +367,11 @@ def test_a_stream_gives_every_range_in_order(lake: Lake) -> None:
 
 
 def test_a_file_that_cannot_be_written_fails_alone(lake: Lake, tmp_path: Path) -> None:
-    lake.put_many([(f"b/k/{index:03}", os.urandom(100_000)) for index in range(40)], create_bucket=True)
+    lake.put_many([(f"bkt/k/{index:03}", os.urandom(100_000)) for index in range(40)], create_bucket=True)
     (tmp_path / "out" / "017").mkdir(parents=True)
     outcomes: list[FileOutcome] = []
     totals = get(lake, tmp_path / "out", Observer(outcomes.append))
     assert totals.files[Fate.FETCHED] == 39
     (failed,) = [outcome for outcome in outcomes if outcome.fate is Fate.FAILED]
-    assert failed.name == "b/k/017"
+    assert failed.name == "bkt/k/017"
     assert isinstance(totals.first_error, LakeError)

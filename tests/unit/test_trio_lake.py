@@ -62,7 +62,7 @@ class StuckEngine:
 async def cancel_a_put(engine: StuckEngine) -> None:
     lake = TrioLake(engine, InlineOffload())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(lake.put, "b/k", bytes(CHUNK_BYTES + 1), create_bucket=True))
+        nursery.start_soon(partial(lake.put, "bkt/k", bytes(CHUNK_BYTES + 1), create_bucket=True))
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
 
@@ -100,7 +100,7 @@ def test_a_put_that_breaks_on_an_unexpected_error_raises_it() -> None:
             raise ZeroDivisionError
 
     async def main() -> None:
-        await TrioLake(BrokenEngine(m.Ping), InlineOffload()).put("b/k", b"x")
+        await TrioLake(BrokenEngine(m.Ping), InlineOffload()).put("bkt/k", b"x")
 
     with pytest.raises(ZeroDivisionError):
         trio.run(main)
