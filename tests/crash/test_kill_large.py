@@ -57,10 +57,10 @@ def test_a_large_put_that_is_killed_leaves_no_name_no_damage_and_no_leak(
     engine: Served, source: Path, victim: str, from_stdin: bool
 ) -> None:
     small = os.urandom(70_000)
-    engine.good("put", "-", "b/before", stdin=small)
+    engine.good("put", "-", "bkt/before", stdin=small)
     with source.open("rb") as content:
         put = engine.begin(
-            "put", "-" if from_stdin else source, "b/large", stdin=content, output=subprocess.PIPE
+            "put", "-" if from_stdin else source, "bkt/large", stdin=content, output=subprocess.PIPE
         )
         wait_written(engine, 64 * MIB, put)
         if victim != "engine":
@@ -73,8 +73,8 @@ def test_a_large_put_that_is_killed_leaves_no_name_no_damage_and_no_leak(
         assert b"engine" in said
     if victim == "client":
         with connect(engine.server) as client:
-            assert not client.exists("b/large")
-            assert client.get("b/before") == small
+            assert not client.exists("bkt/large")
+            assert client.get("bkt/before") == small
         assert engine.stop() == 0
     left = inspect(engine.data)
     assert left.fsck["damage"] == 0, left.fsck
@@ -82,8 +82,8 @@ def test_a_large_put_that_is_killed_leaves_no_name_no_damage_and_no_leak(
     assert left.leaked_bytes <= 0, left
     engine.start()
     with connect(engine.server) as client:
-        assert not client.exists("b/large")
-        assert client.get("b/before") == small
+        assert not client.exists("bkt/large")
+        assert client.get("bkt/before") == small
 
 
 def test_a_put_outlives_an_engine_that_is_killed_and_started_again(engine: Served) -> None:
@@ -94,7 +94,7 @@ def test_a_put_outlives_an_engine_that_is_killed_and_started_again(engine: Serve
 
         def put() -> None:
             try:
-                client.put("b/x", content, create_bucket=True)
+                client.put("bkt/x", content, create_bucket=True)
             except LakeError as error:
                 outcome.append(error)
             else:
@@ -107,7 +107,7 @@ def test_a_put_outlives_an_engine_that_is_killed_and_started_again(engine: Serve
         engine.kill()
         engine.start()
         thread.join()
-        found = client.get("b/x") if client.exists("b/x") else None
+        found = client.get("bkt/x") if client.exists("bkt/x") else None
         assert found in (None, content)
         assert outcome[0] is not None or found == content
         assert outcome[0] is None or isinstance(outcome[0], (EngineUnreachable, SessionLost))

@@ -112,13 +112,13 @@ def test_tcp_needs_the_token(tmp_path: Path) -> None:
         token = engine.data / "native.token"
         assert token.stat().st_mode & 0o777 == 0o600
         assert lake("ls", server=address).code == 77
-        assert lake("--token-file", token, "put", "-", "b/x", server=address, stdin=b"x").code == 0
-        assert lake("ls", "--token-file", token, server=address).lines == ["b"]
+        assert lake("--token-file", token, "put", "-", "bkt/x", server=address, stdin=b"x").code == 0
+        assert lake("ls", "--token-file", token, server=address).lines == ["bkt"]
         assert lake("--token-file", tmp_path / "none", "ls", server=address).code == 74
         content = os.urandom(9 << 20)
         (tmp_path / "in").write_bytes(content)
-        assert lake("--token-file", token, "put", tmp_path / "in", "b/y", server=address).code == 0
-        assert lake("--token-file", token, "get", "b/y", tmp_path / "out", server=address).code == 0
+        assert lake("--token-file", token, "put", tmp_path / "in", "bkt/y", server=address).code == 0
+        assert lake("--token-file", token, "get", "bkt/y", tmp_path / "out", server=address).code == 0
         assert (tmp_path / "out").read_bytes() == content
 
 
@@ -219,8 +219,8 @@ def test_gc_of_a_store_that_nobody_serves_frees_at_once(tmp_path: Path) -> None:
 def test_a_full_fsck_finds_a_flipped_bit_and_names_the_object(tmp_path: Path) -> None:
     store = tmp_path / "data"
     content = os.urandom(300_000)
-    assert lake("--data", store, "put", "-", "b/x", stdin=content).code == 0
-    assert lake("--data", store, "put", "-", "b/y", stdin=os.urandom(300_000)).code == 0
+    assert lake("--data", store, "put", "-", "bkt/x", stdin=content).code == 0
+    assert lake("--data", store, "put", "-", "bkt/y", stdin=os.urandom(300_000)).code == 0
     assert lake("--data", store, "fsck", "--full").code == 0
     _flip_a_bit(store, content)
     assert lake("--data", store, "fsck").code == 0, "a quick check reads no payload"
@@ -228,13 +228,13 @@ def test_a_full_fsck_finds_a_flipped_bit_and_names_the_object(tmp_path: Path) ->
     assert found.code == 1
     report = json.loads(found.out)
     assert report["damage"] >= 1
-    assert "b/x" in json.dumps(report["findings"])
-    assert "b/y" not in json.dumps(report["findings"])
-    done = lake("--data", store, "get", "b/x", tmp_path / "out")
+    assert "bkt/x" in json.dumps(report["findings"])
+    assert "bkt/y" not in json.dumps(report["findings"])
+    done = lake("--data", store, "get", "bkt/x", tmp_path / "out")
     assert done.code == 1
-    assert "b/x" in done.err
+    assert "bkt/x" in done.err
     assert not (tmp_path / "out").exists()
-    assert lake("--data", store, "get", "b/y", tmp_path / "out").code == 0
+    assert lake("--data", store, "get", "bkt/y", tmp_path / "out").code == 0
 
 
 def _flip_a_bit(store: Path, content: bytes) -> None:
@@ -251,13 +251,13 @@ def _flip_a_bit(store: Path, content: bytes) -> None:
 
 def test_fsck_rebuild_makes_the_index_anew(tmp_path: Path) -> None:
     store = tmp_path / "data"
-    assert lake("--data", store, "put", "-", "b/x", stdin=b"content").code == 0
+    assert lake("--data", store, "put", "-", "bkt/x", stdin=b"content").code == 0
     for path in (store / "index").iterdir():
         path.write_bytes(b"")
     done = lake("fsck", "--rebuild", "--full", "--json", "--data", store)
     assert done.code == 0, done
     assert json.loads(done.out)["rebuilt"]["lost_from_sequence"] == 0
-    assert lake("--data", store, "cat", "b/x").out == b"content"
+    assert lake("--data", store, "cat", "bkt/x").out == b"content"
     assert lake("fsck", "--rebuild").code == 2
 
 

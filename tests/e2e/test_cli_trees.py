@@ -189,9 +189,9 @@ def test_the_stores_own_folder_is_not_put_into_itself(served: Served) -> None:
 
 def test_a_store_opened_here_is_not_put_into_itself_nor_overwritten(tmp_path: Path) -> None:
     store = tmp_path / "w" / "data"
-    assert lake("--data", store, "put", "-", "b/x", stdin=b"x").code == 0
-    assert lake("--data", store, "put", "-r", tmp_path / "w", "b/k").code == 2
-    assert lake("--data", store, "get", "-r", "b", store / "segments").code == 2
+    assert lake("--data", store, "put", "-", "bkt/x", stdin=b"x").code == 0
+    assert lake("--data", store, "put", "-r", tmp_path / "w", "bkt/k").code == 2
+    assert lake("--data", store, "get", "-r", "bkt", store / "segments").code == 2
 
 
 def test_a_changed_mode_is_stored_though_the_content_is(served: Served, tmp_path: Path) -> None:

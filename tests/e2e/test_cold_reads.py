@@ -40,13 +40,13 @@ def payloads() -> list[bytes]:
 def folder(tmp_path: Path, payloads: list[bytes]) -> Path:
     with open_lake(tmp_path / "store") as lake:
         lake.put_many(
-            [(f"b/k{index}", payload) for index, payload in enumerate(payloads)], create_bucket=True
+            [(f"bkt/k{index}", payload) for index, payload in enumerate(payloads)], create_bucket=True
         )
     return tmp_path / "store"
 
 
 def names_of(payloads: Sequence[bytes]) -> list[tuple[str, str]]:
-    return [("b", f"k{index}") for index in range(len(payloads))]
+    return [("bkt", f"k{index}") for index in range(len(payloads))]
 
 
 def drop_pages(folder: Path) -> None:

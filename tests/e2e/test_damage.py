@@ -43,12 +43,12 @@ def store_some(engine: Served) -> Contents:
     """Objects of every kind of place: packed, of one granule, with a vector, with a manifest."""
     sizes = {"packed": 1000, "packed too": 30_000, "granule": 64 * KIB, "vector": 300 * KIB, "large": 9 * MIB}
     generator = random.Random(7)
-    stored = {f"b/folder/{name}": generator.randbytes(size) for name, size in sizes.items()}
+    stored = {f"bkt/folder/{name}": generator.randbytes(size) for name, size in sizes.items()}
     with connect(engine.server) as client:
         for name, content in stored.items():
             client.put(name, content, create_bucket=True)
-        client.copy("b/folder/large", "b/copied")
-    return {**stored, "b/copied": stored["b/folder/large"]}
+        client.copy("bkt/folder/large", "bkt/copied")
+    return {**stored, "bkt/copied": stored["bkt/folder/large"]}
 
 
 def place_of(data: Path, content: bytes) -> tuple[Path, int]:
@@ -100,12 +100,12 @@ def fsck(engine: Served) -> dict[str, Any]:
 
 
 def objects_in(report: dict[str, Any]) -> set[str]:
-    return {f["object"] for f in report["findings"] if f["object"].startswith("b/")}
+    return {f["object"] for f in report["findings"] if f["object"].startswith("bkt/")}
 
 
 def test_flipped_bits_fail_their_objects_by_name_until_they_are_put_again(engine: Served) -> None:
     stored = store_some(engine)
-    whole = "b/folder/packed too"
+    whole = "bkt/folder/packed too"
     engine.stop()
     for name, start, where in (
         ("packed", 0, 500),
@@ -113,15 +113,15 @@ def test_flipped_bits_fail_their_objects_by_name_until_they_are_put_again(engine
         ("vector", 0, 100),
         ("large", 4 * MIB, 5 * MIB),
     ):
-        path, offset = place_of(engine.data, stored[f"b/folder/{name}"][start : start + 512])
+        path, offset = place_of(engine.data, stored[f"bkt/folder/{name}"][start : start + 512])
         flip(path, offset + where - start)
     engine.start()
 
     harmed = set(stored) - {whole}
     assert damaged_names(engine, stored) == harmed
-    told = engine("get", "b/folder/large", engine.data.parent / "out")
+    told = engine("get", "bkt/folder/large", engine.data.parent / "out")
     assert told.code == 1
-    assert "b/folder/large" in told.err
+    assert "bkt/folder/large" in told.err
     assert "lake put FILE" in told.err
     assert not (engine.data.parent / "out").exists()
     shown = engine("fsck", "--full")
@@ -130,7 +130,7 @@ def test_flipped_bits_fail_their_objects_by_name_until_they_are_put_again(engine
     assert f"damage: {whole}" not in shown.text
 
     with connect(engine.server) as client:
-        for name in harmed - {"b/copied"}:
+        for name in harmed - {"bkt/copied"}:
             client.put(name, stored[name], create_bucket=True)
     assert damaged_names(engine, stored) == set()
     assert objects_in(fsck(engine)) == set()
@@ -139,18 +139,18 @@ def test_flipped_bits_fail_their_objects_by_name_until_they_are_put_again(engine
 
 def test_damaged_checksums_fail_whoever_relies_on_them_and_nobody_else(engine: Served) -> None:
     stored = store_some(engine)
-    content = stored["b/folder/vector"]
+    content = stored["bkt/folder/vector"]
     engine.stop()
     path, offset = place_of(engine.data, content[:512])
     flip(path, offset + len(content) + 1)
     engine.start()
     # The digest alone decides about a whole chunk that the client reads itself.
-    assert engine.good("cat", "b/folder/vector").out == content
-    part = engine("cat", "--offset", "5", "--length", "10", "b/folder/vector")
+    assert engine.good("cat", "bkt/folder/vector").out == content
+    part = engine("cat", "--offset", "5", "--length", "10", "bkt/folder/vector")
     assert part.code == 1
-    assert "b/folder/vector" in part.err
-    assert objects_in(fsck(engine)) == {"b/folder/vector"}
-    engine.good("put", "-", "b/folder/vector", stdin=content)
+    assert "bkt/folder/vector" in part.err
+    assert objects_in(fsck(engine)) == {"bkt/folder/vector"}
+    engine.good("put", "-", "bkt/folder/vector", stdin=content)
     assert damaged_names(engine, stored) == set()
     # The old place is garbage now, and gives its room back without harm to the new one.
     engine.good("gc")
@@ -160,25 +160,25 @@ def test_damaged_checksums_fail_whoever_relies_on_them_and_nobody_else(engine: S
 
 def test_a_range_that_damage_does_not_touch_is_served(engine: Served) -> None:
     stored = store_some(engine)
-    content = stored["b/folder/vector"]
+    content = stored["bkt/folder/vector"]
     engine.stop()
     path, offset = place_of(engine.data, content[:512])
     flip(path, offset + 250 * KIB)
     engine.start()
-    good = engine.good("cat", "--offset", "10", "--length", "1000", "b/folder/vector")
+    good = engine.good("cat", "--offset", "10", "--length", "1000", "bkt/folder/vector")
     assert good.out == content[10:1010]
-    bad = engine("cat", "--offset", str(249 * KIB), "--length", "2000", "b/folder/vector")
+    bad = engine("cat", "--offset", str(249 * KIB), "--length", "2000", "bkt/folder/vector")
     assert bad.code == 1
-    assert "b/folder/vector" in bad.err
+    assert "bkt/folder/vector" in bad.err
 
 
 @pytest.mark.parametrize("how", ["missing", "truncated", "zeroed", "other header"])
 def test_a_segment_that_is_gone_or_spoilt_takes_only_its_own_objects_along(engine: Served, how: str) -> None:
     stored = store_some(engine)
     # Packed into one small segment: two payloads, and the manifest that two names share.
-    small = {"b/folder/packed", "b/folder/packed too", "b/folder/large", "b/copied"}
+    small = {"bkt/folder/packed", "bkt/folder/packed too", "bkt/folder/large", "bkt/copied"}
     engine.stop()
-    path, offset = place_of(engine.data, stored["b/folder/packed"])
+    path, offset = place_of(engine.data, stored["bkt/folder/packed"])
     if how == "missing":
         path.unlink()
     elif how == "truncated":
@@ -194,22 +194,22 @@ def test_a_segment_that_is_gone_or_spoilt_takes_only_its_own_objects_along(engin
     assert objects_in(fsck(engine)) == harmed
     new = os.urandom(20_000)
     with connect(engine.server) as client:
-        client.put("b/new", new, create_bucket=True)
+        client.put("bkt/new", new, create_bucket=True)
         for name in harmed:
             client.put(name, stored[name], create_bucket=True)
-    assert damaged_names(engine, stored | {"b/new": new}) == set()
+    assert damaged_names(engine, stored | {"bkt/new": new}) == set()
     assert engine.stop() == 0
 
 
 def test_a_tree_with_a_damaged_file_comes_out_but_for_that_file(engine: Served, tmp_path: Path) -> None:
     stored = store_some(engine)
     engine.stop()
-    path, offset = place_of(engine.data, stored["b/folder/vector"][:512])
+    path, offset = place_of(engine.data, stored["bkt/folder/vector"][:512])
     flip(path, offset)
     engine.start()
-    done = engine("get", "-r", "b/folder", tmp_path / "out")
+    done = engine("get", "-r", "bkt/folder", tmp_path / "out")
     assert done.code == 1
-    assert "b/folder/vector" in done.err
+    assert "bkt/folder/vector" in done.err
     assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == sorted(
         name.rpartition("/")[2] for name in stored if "folder/" in name and "vector" not in name
     )
@@ -266,7 +266,7 @@ def start_at_last(engine: Served) -> int:
 def test_an_index_that_is_lost_or_spoilt_is_made_anew_with_every_name(engine: Served, how: str) -> None:
     stored = store_some(engine)
     with connect(engine.server) as client:
-        many = [(f"b/many/{number}", number.to_bytes(4, "big")) for number in range(2000)]
+        many = [(f"bkt/many/{number}", number.to_bytes(4, "big")) for number in range(2000)]
         client.put_many(many, create_bucket=True)
     stored |= {name: bytes(content) for name, content in many[::100]}
     engine.stop()
@@ -274,7 +274,7 @@ def test_an_index_that_is_lost_or_spoilt_is_made_anew_with_every_name(engine: Se
     assert start_at_last(engine) <= 3
     assert damaged_names(engine, stored) == set()
     with connect(engine.server) as client:
-        assert len(list(client.ls("b/many/"))) == 2000
+        assert len(list(client.ls("bkt/many/"))) == 2000
 
 
 def test_rebuild_restores_names_and_chunks_with_the_index_deleted(engine: Served) -> None:
@@ -332,10 +332,10 @@ def test_a_damaged_journal_refuses_the_start_and_gives_up_only_what_it_must(engi
 
     engine.start()
     with connect(engine.server) as client:
-        left = {f"b/{entry.key}" for entry in client.ls("b/")}
+        left = {f"bkt/{entry.key}" for entry in client.ls("bkt/")}
     assert left < set(stored)
     assert damaged_names(engine, {name: stored[name] for name in left}) == set()
-    assert "b/folder/packed" in left
+    assert "bkt/folder/packed" in left
 
 
 @pytest.mark.parametrize("how", ["missing", "truncated", "flipped header"])
@@ -391,10 +391,10 @@ def test_a_spoilt_superblock_is_mended_from_its_copy_by_the_next_start(engine: S
     stored = store_some(engine)
     engine.stop()
     flip(engine.data / "superblock", 40)
-    told = lake("ls", "b", "--data", engine.data)
+    told = lake("ls", "bkt", "--data", engine.data)
     assert told.code == 0, told
     assert "the superblock does not match its checksum: the store is opened from superblock.copy" in told.err
-    assert lake("ls", "b", "--data", engine.data).err == ""
+    assert lake("ls", "bkt", "--data", engine.data).err == ""
     engine.start()
     assert damaged_names(engine, stored) == set()
 
@@ -417,4 +417,4 @@ def test_a_superblock_that_cannot_be_told_is_refused_and_nothing_is_begun_over_i
     assert ("lake fsck --data DIR --repair" if how == "missing" else "put one of them back") in refused.err
     superblock.write_bytes(whole)
     engine.start()
-    assert engine.good("ls", "-r", "b").lines
+    assert engine.good("ls", "-r", "bkt").lines

@@ -33,7 +33,7 @@ def served() -> Iterator[Served]:
         serving(Path(folder), "--native", "127.0.0.1:0") as engine,
     ):
         with connect(engine.server) as client:
-            client.put("b/x", CONTENT, create_bucket=True)
+            client.put("bkt/x", CONTENT, create_bucket=True)
         yield engine
 
 
@@ -50,7 +50,7 @@ def dial(served: Served, way: str) -> socket.socket:
 def check_serves(served: Served) -> None:
     """Others are served, and all that strangers held is given back."""
     with connect(served.server) as client:
-        assert client.get("b/x") == CONTENT
+        assert client.get("bkt/x") == CONTENT
         while (status := client.status()["clients"])["connections"] > 1:
             pass
         assert (status["sessions"], status["leases"]) == (0, 0)
@@ -100,7 +100,7 @@ def test_ten_thousand_connections_come_and_go(served: Served) -> None:
 def nonsense() -> dict[str, bytes]:
     """What a client may send behind its Hello."""
     chance = random.Random(2)
-    good = pack_frame(Kind.REQUEST, StatNames.OP, 7, StatNames([("b", "x")]))
+    good = pack_frame(Kind.REQUEST, StatNames.OP, 7, StatNames([("bkt", "x")]))
     flipped = bytearray(good)
     flipped[-1] ^= 1
     return {

@@ -93,7 +93,7 @@ async def opened(disk: Disk, clock: Clock | None = None) -> AsyncIterator[tuple[
 
 
 def contents() -> dict[str, bytes]:
-    return {"b/packed": os.urandom(1000), "b/one": os.urandom(300 * KIB), "b/many": os.urandom(9 * MIB)}
+    return {"bkt/packed": os.urandom(1000), "bkt/one": os.urandom(300 * KIB), "bkt/many": os.urandom(9 * MIB)}
 
 
 async def read_all(lake: TrioLake, stored: dict[str, bytes]) -> None:
@@ -110,7 +110,7 @@ async def refused(lake: TrioLake, attempt: Callable[[], Awaitable[Any]]) -> Lake
 @pytest.mark.parametrize("where", ["journal/", ".large", ".small"])
 def test_a_failed_sync_is_final_and_loses_nothing_acknowledged(tmp_path: Path, where: str) -> None:
     stored = contents()
-    doubtful = {"b/doubtful packed": os.urandom(2000), "b/doubtful large": os.urandom(5 * MIB)}
+    doubtful = {"bkt/doubtful packed": os.urandom(2000), "bkt/doubtful large": os.urandom(5 * MIB)}
 
     async def fail() -> None:
         disk = FailingDisk(tmp_path)
@@ -118,7 +118,7 @@ def test_a_failed_sync_is_final_and_loses_nothing_acknowledged(tmp_path: Path, w
             for name, content in stored.items():
                 await lake.put(name, content, create_bucket=True)
             disk.fail = ("sync", where)
-            victim = "b/doubtful packed" if where != ".large" else "b/doubtful large"
+            victim = "bkt/doubtful packed" if where != ".large" else "bkt/doubtful large"
             first = await refused(lake, lambda: lake.put(victim, doubtful[victim], create_bucket=True))
             assert "Input/output error" in first.message
             failures = disk.failures
@@ -129,9 +129,9 @@ def test_a_failed_sync_is_final_and_loses_nothing_acknowledged(tmp_path: Path, w
                 error = await refused(lake, partial(lake.put, name, content))
                 assert "restart" in error.message, error
             for attempt in (
-                lambda: lake.remove("b/packed"),
+                lambda: lake.remove("bkt/packed"),
                 lambda: lake.create_bucket("another"),
-                lambda: lake.move("b/packed", "b/moved"),
+                lambda: lake.move("bkt/packed", "bkt/moved"),
             ):
                 await refused(lake, attempt)
             await read_all(lake, stored)
@@ -148,7 +148,7 @@ def test_a_failed_sync_is_final_and_loses_nothing_acknowledged(tmp_path: Path, w
                 assert not await lake.exists(name) or await lake.get(name) == content
             assert (await lake.gc())["live_chunks"] >= 4
             assert (await lake.fsck(full=True))["damage"] == 0
-            await lake.put("b/after", b"after", create_bucket=True)
+            await lake.put("bkt/after", b"after", create_bucket=True)
             assert (await lake.status())["state"] == "serving"
 
     trio.run(fail)
@@ -207,12 +207,12 @@ def test_a_wall_clock_that_goes_back_changes_what_is_shown_and_nothing_else(tmp_
                 for name, content in stored.items():
                     await lake.put(f"{name} {round_number}", content, create_bucket=True)
                     await lake.put(name, content[::-1] if round_number % 2 else content, create_bucket=True)
-                await lake.remove(f"b/one {round_number}")
+                await lake.remove(f"bkt/one {round_number}")
                 await lake.gc()
                 assert (await lake.fsck(full=True))["damage"] == 0
         async with opened(LocalDisk(tmp_path)) as (lake, _):
             await read_all(lake, stored)
-            times = [entry.mtime_ns async for entry in lake.ls("b/")]
+            times = [entry.mtime_ns async for entry in lake.ls("bkt/")]
             assert len(times) == 9 - 3 + 3 - 0
             assert all(time_ns >= 0 for time_ns in times)
             assert (await lake.fsck(full=True))["damage"] == 0

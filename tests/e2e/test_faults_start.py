@@ -197,7 +197,7 @@ def test_of_many_first_starts_at_once_one_serves_and_the_others_say_why(folder: 
     (winner,) = running
     assert one_is_ready.wait(60)
     with connect(f"unix:{folder / str(winner)}") as client:
-        client.put("b/x", b"content", create_bucket=True)
+        client.put("bkt/x", b"content", create_bucket=True)
     starts[winner].send_signal(signal.SIGTERM)
     for number, start in enumerate(starts):
         _, told = start.communicate()
@@ -206,7 +206,7 @@ def test_of_many_first_starts_at_once_one_serves_and_the_others_say_why(folder: 
     for watcher in watchers:
         watcher.join()
     assert ready == [winner]
-    assert lake("cat", "--data", data, "b/x").out == b"content"
+    assert lake("cat", "--data", data, "bkt/x").out == b"content"
 
 
 @pytest.mark.parametrize("moment", ["pread", "rename", "fsync", "fdatasync", "mkdir", "fallocate"])
@@ -233,8 +233,8 @@ def test_a_first_start_killed_anywhere_can_be_repeated(folder: Path, moment: str
     done = subprocess.run(arguments, env=environment(), cwd=ROOT, capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGKILL, done
     with serving(folder) as engine:
-        engine.good("put", "-", "b/x", stdin=b"content")
-        assert engine.good("cat", "b/x").out == b"content"
+        engine.good("put", "-", "bkt/x", stdin=b"content")
+        assert engine.good("cat", "bkt/x").out == b"content"
         assert engine.good("fsck", "--full").code == 0
 
 
@@ -244,7 +244,7 @@ def test_a_first_start_killed_anywhere_can_be_repeated(folder: Path, moment: str
 def test_a_copied_store_opens_beside_the_original_with_an_engine_id_of_its_own(folder: Path) -> None:
     (folder / "copy").mkdir()
     with serving(folder) as engine:
-        engine.good("put", "-", "b/x", stdin=b"before the copy")
+        engine.good("put", "-", "bkt/x", stdin=b"before the copy")
         original = ids_of(engine)
         engine.stop()
         shutil.copytree(engine.data, folder / "copy" / "store")
@@ -253,17 +253,17 @@ def test_a_copied_store_opens_beside_the_original_with_an_engine_id_of_its_own(f
             assert ids_of(copy)[0] == original[0]
             assert ids_of(copy)[1] != original[1]
             assert ids_of(engine) == original
-            copy.good("put", "-", "b/x", stdin=b"changed in the copy")
-            assert engine.good("cat", "b/x").out == b"before the copy"
+            copy.good("put", "-", "bkt/x", stdin=b"changed in the copy")
+            assert engine.good("cat", "bkt/x").out == b"before the copy"
             of_copy = ids_of(copy)
             copy.stop()
             copy.start()
             assert ids_of(copy) == of_copy
     told = lake("ls", "--data", folder / "copy" / "store")
-    assert (told.text, told.err) == ("b\n", "")
+    assert (told.text, told.err) == ("bkt\n", "")
     shutil.copytree(engine.data, folder / "again")
     warned = lake("ls", "--data", folder / "again")
-    assert warned.text == "b\n"
+    assert warned.text == "bkt\n"
     assert "copied" in warned.err
     assert "new engine id" in warned.err
 
@@ -280,7 +280,7 @@ def ids_of(engine: Served) -> tuple[str, str]:
 def test_a_read_only_file_system_is_told_and_the_store_is_as_it_was(folder: Path) -> None:
     with ext4(folder, 64 << 20) as disk:
         with serving(disk) as engine:
-            engine.good("put", "-", "b/x", stdin=b"content")
+            engine.good("put", "-", "bkt/x", stdin=b"content")
             data = engine.data
         remount(disk, "ro")
         refused = serve(data, folder / "s")
@@ -292,7 +292,7 @@ def test_a_read_only_file_system_is_told_and_the_store_is_as_it_was(folder: Path
         assert "ead-only file system" in first.err
         remount(disk, "rw")
         with serving(disk) as engine:
-            assert engine.good("cat", "b/x").out == b"content"
+            assert engine.good("cat", "bkt/x").out == b"content"
 
 
 def test_a_disk_that_turns_read_only_under_an_engine_still_serves_reads(folder: Path) -> None:
@@ -301,14 +301,14 @@ def test_a_disk_that_turns_read_only_under_an_engine_still_serves_reads(folder: 
         engine = Served(disk)
         try:
             content = os.urandom(300_000)
-            engine.good("put", "-", "b/x", stdin=content)
+            engine.good("put", "-", "bkt/x", stdin=content)
             trigger.write_text("lake test")
-            refused = engine("put", "-", "b/y", stdin=b"y")
+            refused = engine("put", "-", "bkt/y", stdin=b"y")
             assert refused.code == 74, refused
             assert any(
                 why in refused.err for why in ("takes no writes", "read-only", "no write is accepted")
             ), refused
-            assert engine.good("cat", "b/x").out == content
+            assert engine.good("cat", "bkt/x").out == content
             status = engine("status")
             assert status.code == 74, status
             assert "read-only" in status.text

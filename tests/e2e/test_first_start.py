@@ -38,8 +38,8 @@ def test_the_first_command_of_root_serves_and_its_socket_s_folder_is_root_s_alon
             0o700,
             0o600,
         )
-        assert machine.lake("bucket", "create", "b").code == 0
-        assert machine.lake("ls").text == "b\n"
+        assert machine.lake("bucket", "create", "bkt").code == 0
+        assert machine.lake("ls").text == "bkt\n"
     assert not machine.path("/run/lake").exists()
     assert machine.path("/var/lib/lake/superblock").exists()
 

@@ -20,8 +20,8 @@ from engine.failpoints import REPAIR_POINTS, VARIABLE
 from lakefs.client.connect import connect
 from tests.e2e.served import LAKE, ROOT, Finished, Served, environment, lake, serving
 
-CONTENTS = {f"b/{size}": random.Random(size).randbytes(size) for size in (0, 900, 70_000, 5_000_000)}
-LARGE = "b/5000000"
+CONTENTS = {f"bkt/{size}": random.Random(size).randbytes(size) for size in (0, 900, 70_000, 5_000_000)}
+LARGE = "bkt/5000000"
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def whole() -> Iterator[Path]:
             for name, content in CONTENTS.items():
                 client.put(name, content, create_bucket=True)
         data = Path(folder) / "store"
-        assert lake("rm", "--data", data, "b/900").code == 0
-        assert lake("put", "--data", data, "-", "b/900", stdin=CONTENTS["b/900"]).code == 0
+        assert lake("rm", "--data", data, "bkt/900").code == 0
+        assert lake("put", "--data", data, "-", "bkt/900", stdin=CONTENTS["bkt/900"]).code == 0
         yield data
 
 
@@ -107,7 +107,7 @@ def test_a_store_damaged_in_many_places_serves_again_after_one_repair(data: Path
 
     with served(data) as engine:
         assert engine("cat", LARGE).code == 1
-        engine.good("put", "-", "b/again", stdin=CONTENTS[LARGE])
+        engine.good("put", "-", "bkt/again", stdin=CONTENTS[LARGE])
         check_contents(engine)
     last, clean = report(data, "--full")
     assert (last, clean["outcome"]) == (0, "clean")

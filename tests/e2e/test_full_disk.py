@@ -44,7 +44,7 @@ def put_until_full(engine: Served, prefix: str, size_bytes: int) -> Contents:
     stored: Contents = {}
     with connect(engine.server) as client:
         while True:
-            name, content = f"b/{prefix}{len(stored)}", generator.randbytes(size_bytes)
+            name, content = f"bkt/{prefix}{len(stored)}", generator.randbytes(size_bytes)
             try:
                 client.put(name, content, create_bucket=True)
             except StoreFull:
@@ -55,7 +55,7 @@ def put_until_full(engine: Served, prefix: str, size_bytes: int) -> Contents:
 def check_all(engine: Served, stored: Contents) -> None:
     """Exactly these names are there, with their bytes, and nothing is damaged."""
     with connect(engine.server) as client:
-        assert sorted(f"b/{entry.key}" for entry in client.ls("b/")) == sorted(stored)
+        assert sorted(f"bkt/{entry.key}" for entry in client.ls("bkt/")) == sorted(stored)
         for name, content in stored.items():
             assert client.get(name) == content
         assert client.fsck(full=True)["damage"] == 0
@@ -80,7 +80,7 @@ def test_a_store_that_fills_its_disk_loses_nothing_and_goes_on(
         stored = put_until_full(engine, "first", object_bytes)
         assert len(stored) > 4
         check_all(engine, stored)
-        refused = engine("put", "-", "b/refused", stdin=os.urandom(8 * MIB))
+        refused = engine("put", "-", "bkt/refused", stdin=os.urandom(8 * MIB))
         assert refused.code == 74, refused
         assert "no room" in refused.err
         assert "lake gc" in refused.err
@@ -99,12 +99,12 @@ def test_a_store_that_fills_its_disk_loses_nothing_and_goes_on(
 
 def test_a_disk_that_others_filled_takes_rm_and_gc_and_serves_reads(folder: Path) -> None:
     with ext4(folder, 128 * MIB) as disk, engine_on(disk) as engine:
-        stored: Contents = {f"b/{i}": os.urandom(3 * MIB) for i in range(16)}
+        stored: Contents = {f"bkt/{i}": os.urandom(3 * MIB) for i in range(16)}
         with connect(engine.server) as client:
             for name, content in stored.items():
                 client.put(name, content, create_bucket=True)
         fill(disk / "others")
-        refused = engine("put", "-", "b/refused", stdin=os.urandom(40 * MIB))
+        refused = engine("put", "-", "bkt/refused", stdin=os.urandom(40 * MIB))
         assert refused.code == 74, refused
         assert "no room" in refused.err
 
@@ -115,8 +115,8 @@ def test_a_disk_that_others_filled_takes_rm_and_gc_and_serves_reads(folder: Path
         engine.good("gc")
         assert os.statvfs(disk).f_bavail > before
         check_all(engine, stored)
-        engine.good("put", "-", "b/later", stdin=b"there is room again")
-        stored["b/later"] = b"there is room again"
+        engine.good("put", "-", "bkt/later", stdin=b"there is room again")
+        stored["bkt/later"] = b"there is room again"
 
         fill(disk / "others")
         engine.kill()
@@ -130,7 +130,7 @@ def test_names_without_content_are_refused_on_a_full_disk_and_removing_goes_on(f
         stored: Contents = {}
         with connect(engine.server) as client, pytest.raises(StoreFull, match="lake gc"):
             while len(stored) < 100_000:
-                batch = {f"b/{len(stored) + number}": b"" for number in range(100)}
+                batch = {f"bkt/{len(stored) + number}": b"" for number in range(100)}
                 client.put_many(list(batch.items()), create_bucket=True)
                 stored |= batch
         assert len(stored) > 1000
@@ -141,14 +141,14 @@ def test_names_without_content_are_refused_on_a_full_disk_and_removing_goes_on(f
             for begin in range(500, len(names) - 100, 1000):
                 gone = names[begin : min(begin + 1000, len(names) - 100)]
                 client.run(client.steps.remove_many([parse_object_name(name) for name in gone]))
-            assert sorted(f"b/{entry.key}" for entry in client.ls("b/")) == sorted(names[-100:])
+            assert sorted(f"bkt/{entry.key}" for entry in client.ls("bkt/")) == sorted(names[-100:])
             until_there_is_room(engine)
 
 
 def until_there_is_room(engine: Served) -> None:
     """A put, tried again until the index has taken in what was removed."""
     for _ in range(60):
-        done = engine("put", "-", "b/later", stdin=b"there is room again")
+        done = engine("put", "-", "bkt/later", stdin=b"there is room again")
         if done.code == 0:
             return
         assert "lake gc" in done.err, done
@@ -158,9 +158,9 @@ def until_there_is_room(engine: Served) -> None:
 
 def test_a_reserve_that_is_used_up_makes_the_store_read_only_until_there_is_room(folder: Path) -> None:
     with tmpfs(folder, 24 * MIB) as disk, engine_on(disk) as engine:
-        stored: Contents = {f"b/{i}": os.urandom(100) for i in range(3)}
+        stored: Contents = {f"bkt/{i}": os.urandom(100) for i in range(3)}
         with connect(engine.server) as client:
-            client.put_many([*stored.items(), ("b/at0", b"moved to and fro")], create_bucket=True)
+            client.put_many([*stored.items(), ("bkt/at0", b"moved to and fro")], create_bucket=True)
         fill(disk / "others")
         refused = rename_until_refused(engine)
         assert refused.code == 74
@@ -182,10 +182,10 @@ def test_a_reserve_that_is_used_up_makes_the_store_read_only_until_there_is_room
         (disk / "others").unlink()
         engine.start()
         with connect(engine.server) as client:
-            [moved] = [entry.key for entry in client.ls("b/") if entry.key.startswith("at")]
-            stored[f"b/{moved}"] = b"moved to and fro"
+            [moved] = [entry.key for entry in client.ls("bkt/") if entry.key.startswith("at")]
+            stored[f"bkt/{moved}"] = b"moved to and fro"
         check_all(engine, stored)
-        engine.good("put", "-", "b/later", stdin=b"there is room again")
+        engine.good("put", "-", "bkt/later", stdin=b"there is room again")
 
 
 def rename_until_refused(engine: Served) -> Finished:
@@ -193,9 +193,9 @@ def rename_until_refused(engine: Served) -> Finished:
     with connect(engine.server) as client:
         for number in range(100_000):
             try:
-                client.move(f"b/at{number}", f"b/at{number + 1}")
+                client.move(f"bkt/at{number}", f"bkt/at{number + 1}")
             except StoreReadOnly:
-                return engine("put", "-", "b/one-more", stdin=b"")
+                return engine("put", "-", "bkt/one-more", stdin=b"")
     raise AssertionError("a full disk took changes for ever")
 
 
@@ -209,8 +209,8 @@ def test_a_first_start_on_a_full_disk_says_so_and_succeeds_later(folder: Path) -
         assert "No space left" in refused.err or "no room" in refused.err
         (disk / "others").unlink()
         with engine_on(disk) as engine:
-            engine.good("put", "-", "b/x", stdin=b"content")
-            assert engine.good("cat", "b/x").out == b"content"
+            engine.good("put", "-", "bkt/x", stdin=b"content")
+            assert engine.good("cat", "bkt/x").out == b"content"
 
 
 @pytest.mark.fuse

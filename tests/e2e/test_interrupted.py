@@ -88,12 +88,12 @@ def check_nothing_leaked(engine: Served, names: dict[str, bytes]) -> None:
 
 
 def test_an_interrupted_put_of_a_large_file_leaves_nothing(engine: Served, tree: Path) -> None:
-    command = begin(engine, "put", tree / "large", "b/large")
+    command = begin(engine, "put", tree / "large", "bkt/large")
     code, said = interrupt_when(command, lambda: written_by(engine) > 48 * MIB)
     assert code == 130, said
     assert b"Traceback" not in said
     with connect(engine.server) as client:
-        assert not client.exists("b/large")
+        assert not client.exists("bkt/large")
         # The put's session has ended with it: what it stored is garbage at once.
         assert client.status()["clients"]["sessions"] == 0
         assert client.gc()["live_bytes"] == 0
@@ -102,24 +102,24 @@ def test_an_interrupted_put_of_a_large_file_leaves_nothing(engine: Served, tree:
 
 def test_an_interrupted_put_of_stdin_leaves_nothing(engine: Served, tree: Path) -> None:
     with (tree / "large").open("rb") as source:
-        command = engine.begin("put", "-", "b/large", stdin=source, output=subprocess.PIPE)
+        command = engine.begin("put", "-", "bkt/large", stdin=source, output=subprocess.PIPE)
         code, said = interrupt_when(command, lambda: written_by(engine) > 48 * MIB)
     assert code == 130, said
     with connect(engine.server) as client:
-        assert not client.exists("b/large")
+        assert not client.exists("bkt/large")
     check_nothing_leaked(engine, {})
 
 
 def test_an_interrupted_put_of_a_tree_leaves_whole_files_only(engine: Served, tree: Path) -> None:
-    command = begin(engine, "put", "-r", tree / "many", "b/many")
+    command = begin(engine, "put", "-r", tree / "many", "bkt/many")
     code, said = interrupt_when(command, lambda: written_by(engine) > 10 * MIB)
     assert code == 130, said
     assert b"Traceback" not in said
     with connect(engine.server) as client:
-        names = [entry.key for entry in client.ls("b/")]
+        names = [entry.key for entry in client.ls("bkt/")]
         assert 0 < len(names) < 3000
         for key in names:
-            assert client.get(f"b/{key}") == (tree / key).read_bytes()
+            assert client.get(f"bkt/{key}") == (tree / key).read_bytes()
     check_nothing_leaked(engine, {})
 
 
@@ -127,7 +127,7 @@ def test_an_interrupted_put_of_a_tree_leaves_whole_files_only(engine: Served, tr
 def test_a_small_put_is_whole_or_absent_whenever_it_is_interrupted(
     engine: Served, tree: Path, moment: int
 ) -> None:
-    command = begin(engine, "put", tree / "small", "b/small")
+    command = begin(engine, "put", tree / "small", "bkt/small")
     assert engine.process is not None
     descriptors = Path(f"/proc/{engine.process.pid}/fd")
     before = len(list(descriptors.iterdir()))
@@ -138,15 +138,15 @@ def test_a_small_put_is_whole_or_absent_whenever_it_is_interrupted(
     ]
     code, said = interrupt_when(command, moments[moment])
     assert code in (0, *INTERRUPTED), said
-    check_nothing_leaked(engine, {"b/small": (tree / "small").read_bytes()})
+    check_nothing_leaked(engine, {"bkt/small": (tree / "small").read_bytes()})
 
 
 def test_an_interrupted_get_leaves_the_old_file_and_no_part(engine: Served, tree: Path) -> None:
-    engine.good("put", tree / "large", "b/large")
+    engine.good("put", tree / "large", "bkt/large")
     with TemporaryDirectory(prefix="lake-") as name:
         target = Path(name) / "target"
         target.write_bytes(b"old")
-        command = begin(engine, "get", "b/large", target)
+        command = begin(engine, "get", "bkt/large", target)
 
         def is_under_way() -> bool:
             parts = [entry for entry in target.parent.iterdir() if entry.name.endswith(".lake-part")]
@@ -162,10 +162,10 @@ def test_an_interrupted_get_leaves_the_old_file_and_no_part(engine: Served, tree
 
 
 def test_an_interrupted_get_of_a_tree_leaves_whole_files_only(engine: Served, tree: Path) -> None:
-    engine.good("put", "-r", tree / "many", "b/many")
+    engine.good("put", "-r", tree / "many", "bkt/many")
     with TemporaryDirectory(prefix="lake-") as name:
         target = Path(name) / "out"
-        command = begin(engine, "get", "-r", "b/many", target)
+        command = begin(engine, "get", "-r", "bkt/many", target)
         code, said = interrupt_when(command, lambda: target.exists() and len(list(target.iterdir())) > 100)
         assert code == 130, said
         for entry in target.iterdir():
@@ -176,7 +176,7 @@ def test_an_interrupted_get_of_a_tree_leaves_whole_files_only(engine: Served, tr
 def test_an_interrupted_engine_finishes_what_it_has_begun_and_exits_with_0(
     engine: Served, tree: Path
 ) -> None:
-    command = begin(engine, "put", tree / "large", "b/large")
+    command = begin(engine, "put", tree / "large", "bkt/large")
     while written_by(engine) < 48 * MIB and command.poll() is None:
         pass
     assert engine.interrupt() == 0
@@ -247,32 +247,32 @@ def test_an_interrupt_at_any_line_of_the_client_is_only_an_interrupt(
 
     def operate(lake: Lake) -> None:
         if what == "put a buffer":
-            lake.put("b/x", content)
+            lake.put("bkt/x", content)
         elif what == "put a file":
-            lake.put("b/x", tmp_path / "file")
+            lake.put("bkt/x", tmp_path / "file")
         elif what == "put a stream":
             with (tmp_path / "file").open("rb") as stream:
-                lake.put("b/x", stream)
+                lake.put("bkt/x", stream)
         elif what == "get":
-            lake.get("b/there")
+            lake.get("bkt/there")
         else:
-            lake.get_file("b/there", tmp_path / "out")
+            lake.get_file("bkt/there", tmp_path / "out")
 
     with connect(engine.server) as watcher, connect(engine.server) as lake:
-        watcher.put("b/there", content, create_bucket=True)
+        watcher.put("bkt/there", content, create_bucket=True)
         lines = interrupted(lambda: operate(lake), 1 << 30).lines
         assert lines > 100
         for at in sorted(chance.sample(range(1, lines), min(lines - 1, LINES_TRIED))):
-            watcher.remove("b/x")
+            watcher.remove("bkt/x")
             (tmp_path / "out").unlink(missing_ok=True)
             tracer = interrupted(lambda: operate(lake), at)
             where = f"at line {at} of {lines}, {tracer.where}"
-            assert not watcher.exists("b/x") or watcher.get("b/x") == content, where
+            assert not watcher.exists("bkt/x") or watcher.get("bkt/x") == content, where
             assert not (tmp_path / "out").exists() or (tmp_path / "out").read_bytes() == content, where
             assert [entry.name for entry in tmp_path.iterdir() if "part" in entry.name] == [], where
             # The same client goes on, with a new connection where the old one was in doubt.
             try:
-                assert lake.get("b/there") == content, where
+                assert lake.get("bkt/there") == content, where
             except LakeError as error:
                 raise AssertionError(f"{where}: {error!r}") from error
     assert engine.stop() == 0

@@ -85,7 +85,7 @@ def test_a_restarted_engine_is_asked_again_only_what_may_be_asked_again() -> Non
             await engine.call(SessionEnd(ended))
             assert (engine.epoch, engine.hello.boot_id) == (1, b"1" * 16)
             async with trio.open_nursery() as nursery:
-                for request in (Status(), BucketCreate("b"), StoreFromSource(kept, 1, [0], [1])):
+                for request in (Status(), BucketCreate("bkt"), StoreFromSource(kept, 1, [0], [1])):
                     nursery.start_soon(call, engine, request)
                 await trio.testing.wait_all_tasks_blocked()
                 network.cut_all()
@@ -109,7 +109,7 @@ def test_nothing_is_lost_when_an_engine_drains_and_another_takes_over() -> None:
         async def ask(engine: ReconnectingEngine) -> None:
             nonlocal answered
             for _ in range(30):
-                await engine.call(BucketCreate("b"))
+                await engine.call(BucketCreate("bkt"))
                 answered += 1
                 await trio.sleep(0.1)
 
@@ -162,13 +162,13 @@ def test_a_trio_lake_outlives_its_engine_and_takes_nothing_over_from_it(folder: 
 
     async def main() -> None:
         async with connect_trio(served.server) as lake:
-            await lake.put("b/x", content, create_bucket=True)
-            assert await lake.get("b/x") == content
+            await lake.put("bkt/x", content, create_bucket=True)
+            assert await lake.get("bkt/x") == content
             served.kill()
             served.data.rename(folder / "old")
             served.start()
-            await lake.put("b/x", other, create_bucket=True)
-            assert await lake.get("b/x") == other
+            await lake.put("bkt/x", other, create_bucket=True)
+            assert await lake.get("bkt/x") == other
 
     trio.run(main)
     assert served.stop() == 0
@@ -197,7 +197,7 @@ def test_an_engine_that_is_silent_is_lost_and_one_that_is_only_slow_is_not() -> 
             service.waits = (BucketCreate, Ping)
             began = trio.current_time()
             with pytest.raises(EngineUnreachable, match="does not answer, for 30 s"):
-                await engine.call(BucketCreate("b"))
+                await engine.call(BucketCreate("bkt"))
             assert trio.current_time() - began <= 45
             service.gate.set()
             assert isinstance((await engine.call(Status())).message, StatusReply)

@@ -48,18 +48,18 @@ def test_each_request_is_a_line_without_secrets_and_a_renamed_log_goes_on_in_a_n
     with serving(folder) as served, gateway(served.server, "--s3-access-log", str(log)) as found:
         key = new_key(served)
         client = s3_client(found.url, key)
-        client.create_bucket(Bucket="b")
+        client.create_bucket(Bucket="bkt")
         odd = 'a "quoted"\n{"event": "forged"} \u001b[31m'
-        client.put_object(Bucket="b", Key=odd, Body=b"x" * 5000)
-        presigned = client.generate_presigned_url("get_object", Params={"Bucket": "b", "Key": odd})
-        client.get_object(Bucket="b", Key=odd)["Body"].read()
+        client.put_object(Bucket="bkt", Key=odd, Body=b"x" * 5000)
+        presigned = client.generate_presigned_url("get_object", Params={"Bucket": "bkt", "Key": odd})
+        client.get_object(Bucket="bkt", Key=odd)["Body"].read()
         with pytest.raises(ClientError):
-            client.get_object(Bucket="b", Key="absent")
+            client.get_object(Bucket="bkt", Key="absent")
         with pytest.raises(ClientError):
             s3_client(found.url, (key[0], "wrong")).list_buckets()
         made, put, got, absent, unsigned = logged(log, 5)
         assert (made["operation"], made["status"], made["error"]) == ("CreateBucket", 200, "")
-        assert (put["bucket"], put["key"], put["bytes_in"], put["bytes_out"]) == ("b", odd, 5000, 0)
+        assert (put["bucket"], put["key"], put["bytes_in"], put["bytes_out"]) == ("bkt", odd, 5000, 0)
         assert (got["operation"], got["bytes_out"], got["access_key"]) == ("GetObject", 5000, key[0])
         assert (absent["status"], absent["error"]) == (404, "NoSuchKey")
         assert (unsigned["status"], unsigned["error"], unsigned["access_key"]) == (
@@ -81,7 +81,7 @@ def test_each_request_is_a_line_without_secrets_and_a_renamed_log_goes_on_in_a_n
             if log.exists():
                 break
             threading.Event().wait(0.05)
-        client.head_object(Bucket="b", Key=odd)
+        client.head_object(Bucket="bkt", Key=odd)
         assert [line["operation"] for line in logged(log, 1)] == ["HeadObject"]
 
 
@@ -95,7 +95,7 @@ def test_a_sample_has_its_share_and_every_error_of_ours(folder: Path) -> None:
         for _ in range(39):
             client.list_buckets()
         with pytest.raises(ClientError):
-            client.get_bucket_acl(Bucket="b")
+            client.get_bucket_acl(Bucket="bkt")
         lines = logged(log, 5)
         assert [line["status"] for line in lines][-1] == 501
         assert 4 <= len(lines) <= 6
@@ -116,14 +116,14 @@ def test_the_figures_of_a_gateway_are_those_of_all_its_processes_and_survive_one
     with serving(folder) as served, gateway(served.server, "--processes", "2") as found:
         key = new_key(served)
         first = s3_client(found.url, key)
-        first.create_bucket(Bucket="b")
+        first.create_bucket(Bucket="bkt")
         for number in range(20):  # each over a connection of its own, so that both processes have some
             client = s3_client(found.url, key, attempts=3)
-            client.put_object(Bucket="b", Key=f"k{number}", Body=b"x" * 1000)
-            assert client.get_object(Bucket="b", Key=f"k{number}")["Body"].read() == b"x" * 1000
+            client.put_object(Bucket="bkt", Key=f"k{number}", Body=b"x" * 1000)
+            assert client.get_object(Bucket="bkt", Key=f"k{number}")["Body"].read() == b"x" * 1000
             client.close()
         with pytest.raises(ClientError):
-            first.get_object(Bucket="b", Key="absent")
+            first.get_object(Bucket="bkt", Key="absent")
 
         def read() -> str:
             return found.admin("/metrics")[1]

@@ -41,12 +41,12 @@ def test_gc_frees_no_room_that_a_gc_before_it_has_freed_only_in_memory() -> None
     async def fill() -> None:
         async with opened(disk) as (_, lake):
             await lake.put_many(
-                [(f"b/{number}", bytes([number]) * 9000) for number in range(10)], create_bucket=True
+                [(f"bkt/{number}", bytes([number]) * 9000) for number in range(10)], create_bucket=True
             )
 
     async def collect_twice() -> None:
         async with opened(disk) as (store, lake):
-            await lake.run(lake.steps.remove_many([Name("b", str(number)) for number in range(5)]))
+            await lake.run(lake.steps.remove_many([Name("bkt", str(number)) for number in range(5)]))
             before = await store.segments.room.allocated_bytes()
             disk.fail_next("sync_data", DiskFailed("planted"), path="journal/")
             for _ in range(2):
@@ -72,7 +72,7 @@ def test_a_superseded_journal_file_that_a_crash_brought_back_is_no_damage() -> N
     async def put_and_rotate() -> None:
         async with opened(disk) as (_, lake):
             for number in range(12):
-                await lake.put(f"b/{number}", bytes([number]) * 100, create_bucket=True)
+                await lake.put(f"bkt/{number}", bytes([number]) * 100, create_bucket=True)
             path = f"journal/{disk.list_folder('journal')[0]}"
             oldest.append((path, read_whole(disk, path)))
 
@@ -82,7 +82,7 @@ def test_a_superseded_journal_file_that_a_crash_brought_back_is_no_damage() -> N
 
     async def look() -> None:
         async with opened(disk) as (store, lake):
-            assert len([entry async for entry in lake.ls("b")]) == 12
+            assert len([entry async for entry in lake.ls("bkt")]) == 12
             assert (await store.check(full=True))["damage"] == 0
 
     trio.run(put_and_rotate)
