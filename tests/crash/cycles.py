@@ -163,12 +163,12 @@ class Cycles:
             self._died_at(failpoint.partition(":")[0])
             first.start()
             with connect(first.server) as client:
-                client.put("b/x", b"content", create_bucket=True)
+                client.put("bkt/x", b"content", create_bucket=True)
             first.kill()
             assert (first.data / TOKEN_FILE).read_text().strip()
             first.start()
             with connect(first.server) as client:
-                assert client.get("b/x") == b"content"
+                assert client.get("bkt/x") == b"content"
                 assert client.fsck(full=True)["damage"] == 0
             first.kill()
 

@@ -49,11 +49,11 @@ def use(engine: TracedEngine, *, much: bool) -> None:
     chance = random.Random(5)
     with connect(engine.server) as client:
         for number in range(14 if much else 3):
-            client.put(f"b/large{number % 8}", chance.randbytes(3_000_000), create_bucket=True)
+            client.put(f"bkt/large{number % 8}", chance.randbytes(3_000_000), create_bucket=True)
         for number in range(300 if much else 20):
-            client.put(f"b/small{number % 50}", chance.randbytes(5_000))
+            client.put(f"bkt/small{number % 50}", chance.randbytes(5_000))
         for number in range(3):
-            client.remove(f"b/large{number}")
+            client.remove(f"bkt/large{number}")
         client.gc()
 
 

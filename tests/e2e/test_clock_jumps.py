@@ -41,7 +41,7 @@ class ShiftedEngine(SmallEngine):
 
 def use(engine: ShiftedEngine, signer: Signer, stored: dict[str, bytes]) -> None:
     """Everything works: through both faces, gc included; who signs with another date is told."""
-    name = f"b/at{engine.off_s}"
+    name = f"bkt/at{engine.off_s}"
     right = replace(signer, offset_s=engine.off_s)
     with connect(engine.server) as client:
         for size in (10, 70_000, 300_000):
@@ -63,23 +63,23 @@ def use(engine: ShiftedEngine, signer: Signer, stored: dict[str, bytes]) -> None
 
 
 def test_a_date_that_is_set_forwards_and_back_takes_nothing_along(tmp_path: Path) -> None:
-    stored = {"b/before": os.urandom(300_000)}
+    stored = {"bkt/before": os.urandom(300_000)}
     with TemporaryDirectory(prefix="lake-") as folder:
         engine = ShiftedEngine(Path(folder))
         signer = signer_of(engine)
         with connect(engine.server) as client:
-            client.put("b/before", stored["b/before"], create_bucket=True)
-            upload = client.create_upload("b/parts")
+            client.put("bkt/before", stored["bkt/before"], create_bucket=True)
+            upload = client.create_upload("bkt/parts")
             parts = [client.put_part(upload, 1, bytes(100_000))]
-            with client.open("b/before") as reader:
+            with client.open("bkt/before") as reader:
                 first = reader.read(100_000)
                 for number, off_s in enumerate((DAY_S, -YEAR_S, 5 * DAY_S, 0), 2):
                     engine.set_date(off_s)
                     use(engine, signer, stored)
                     parts.append(client.put_part(upload, number, bytes(70_000)))
-                assert first + reader.read() == stored["b/before"]
+                assert first + reader.read() == stored["bkt/before"]
             client.complete_upload(upload, [(part.number, part.etag) for part in parts])
-            stored["b/parts"] = bytes(100_000 + 4 * 70_000)
+            stored["bkt/parts"] = bytes(100_000 + 4 * 70_000)
             use(engine, signer, stored)
         engine.set_date(-YEAR_S)
         engine.kill()

@@ -27,9 +27,9 @@ def test_gc_scrub_and_quarantine_are_counted(folder: Path) -> None:
     with serving(folder, "--admin", "127.0.0.1:0") as engine:
         before = figures(engine)
         assert before["lake_gc_cycles_total"] == before["lake_gc_last_cycle_timestamp_seconds"] == 0
-        engine.good("put", "-", "b/kept", stdin=os.urandom(MIB))
-        engine.good("put", "-", "b/gone", stdin=os.urandom(2 * MIB))
-        engine.good("rm", "b/gone")
+        engine.good("put", "-", "bkt/kept", stdin=os.urandom(MIB))
+        engine.good("put", "-", "bkt/gone", stdin=os.urandom(2 * MIB))
+        engine.good("rm", "bkt/gone")
         engine.good("gc")
         [segment] = (engine.data / "segments").glob("*.large")
         with segment.open("r+b") as file:

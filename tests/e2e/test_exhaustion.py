@@ -39,8 +39,8 @@ def check_serves(engine: SmallEngine, stored: Contents) -> None:
     """All is there, the store takes more, and it was never restarted."""
     with connect(engine.server) as client:
         client.gc()  # what a killed engine had taken and not used
-        client.put("b/afterwards", b"there is enough again", create_bucket=True)
-        client.put("b/large-afterwards", bytes(300_000))
+        client.put("bkt/afterwards", b"there is enough again", create_bucket=True)
+        client.put("bkt/large-afterwards", bytes(300_000))
         for name, content in stored.items():
             assert client.get(name) == content, name
         assert client.status()["state"] == "serving"
@@ -76,7 +76,7 @@ def test_a_store_without_descriptors_goes_on_writing(folder: Path) -> None:
     chance = random.Random(1)
     stored: Contents = {}
     with connect(engine.server) as client, ExitStack() as stack:
-        client.put("b/before", b"before", create_bucket=True)
+        client.put("bkt/before", b"before", create_bucket=True)
         resource.prlimit(engine.process.pid, resource.RLIMIT_NOFILE, (120, 120))
         held_connections(stack, engine, 200)
         opened = Path(f"/proc/{engine.process.pid}/fd")
@@ -85,8 +85,8 @@ def test_a_store_without_descriptors_goes_on_writing(folder: Path) -> None:
         for number in range(300):  # through several journal files, segments and checkpoints
             content = chance.randbytes(300_000 if number % 2 else 3_000)
             with suppress(EngineBusy):
-                client.put(f"b/{number}", content)
-                stored[f"b/{number}"] = content
+                client.put(f"bkt/{number}", content)
+                stored[f"bkt/{number}"] = content
         assert len(stored) > 100
         assert client.status()["state"] == "serving"
     check_serves_soon(engine, stored)
@@ -102,12 +102,12 @@ def test_more_connections_than_the_descriptors_allow_are_refused_with_the_reason
     engine.wrapped = lambda command: ["prlimit", "--nofile=256:256", *command]
     engine.start()
     with connect(engine.server) as client, ExitStack() as stack:
-        client.put("b/x", b"content", create_bucket=True)
+        client.put("bkt/x", b"content", create_bucket=True)
         held_connections(stack, engine, 100)
         with pytest.raises(EngineBusy, match="connections already"):
             connect(engine.server)
-        client.put("b/y", bytes(200_000))
-    check_serves_soon(engine, {"b/x": b"content", "b/y": bytes(200_000)})
+        client.put("bkt/y", bytes(200_000))
+    check_serves_soon(engine, {"bkt/x": b"content", "bkt/y": bytes(200_000)})
     assert engine.stop() == 0
 
 
@@ -115,10 +115,10 @@ def test_a_store_without_memory_refuses_what_it_cannot_hold_and_goes_on(folder: 
     """Its address space is what it has and 2 MiB.  It may die of that; then it is started, and has what it said."""
     engine = SmallEngine(folder)
     assert engine.process is not None
-    stored: Contents = {"b/before": os.urandom(300_000)}
+    stored: Contents = {"bkt/before": os.urandom(300_000)}
     refused: list[LakeError] = []
     with connect(engine.server) as client:
-        client.put("b/before", stored["b/before"], create_bucket=True)
+        client.put("bkt/before", stored["bkt/before"], create_bucket=True)
         status = Path(f"/proc/{engine.process.pid}/status").read_text().splitlines()
         has_kib = next(int(line.split()[1]) for line in status if line.startswith("VmSize:"))
         resource.prlimit(
@@ -151,8 +151,8 @@ def put_large(engine: SmallEngine, number: int, stored: Contents, refused: list[
             for turn in range(12):
                 content = chance.randbytes(9 * MIB)
                 try:
-                    client.put(f"b/{number}-{turn}", content, create_bucket=True)
-                    stored[f"b/{number}-{turn}"] = content
+                    client.put(f"bkt/{number}-{turn}", content, create_bucket=True)
+                    stored[f"bkt/{number}-{turn}"] = content
                 except EngineBusy as error:
                     refused.append(error)
     except LakeError as error:
@@ -191,7 +191,7 @@ def fill_at_the_step(engine: SmallEngine, disk: Path, stored: Contents) -> bool:
             with connect(engine.server) as client:
                 for number in range(160):
                     content = chance.randbytes(70_000 if number % 40 == 0 else 8_000)
-                    name = f"b/{number % 30}"
+                    name = f"bkt/{number % 30}"
                     stored.pop(name, None)
                     try:
                         client.put(name, content, create_bucket=True)

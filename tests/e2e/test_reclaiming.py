@@ -61,7 +61,7 @@ def mixed(generator: random.Random) -> Contents:
         for _ in range(count * (16 if TORTURE else 1))
     ]
     generator.shuffle(lengths)
-    return {f"b/{number}": generator.randbytes(length) for number, length in enumerate(lengths)}
+    return {f"bkt/{number}": generator.randbytes(length) for number, length in enumerate(lengths)}
 
 
 def random_share(share: float) -> Choice:
@@ -119,7 +119,7 @@ def test_rm_and_one_cycle_on_a_full_disk_give_the_room_back(
     with make(folder, disk_mib * MIB) as disk, serving(disk) as engine, connect(engine.server) as client:
         while True:
             batch = {
-                f"b/{len(stored) + number}": generator.randbytes(object_bytes)
+                f"bkt/{len(stored) + number}": generator.randbytes(object_bytes)
                 for number in range(max(1, 500_000 // object_bytes))
             }
             try:
@@ -135,5 +135,5 @@ def test_rm_and_one_cycle_on_a_full_disk_give_the_room_back(
         ahead = SMALL_FILL_BYTES  # zeros in front of the next payload
         assert before - segment_blocks(engine) >= 0.95 * dead - ahead, report.text
         assert client.get_many(list(stored)) == list(stored.values())
-        client.put("b/afterwards", generator.randbytes(dead // 2), create_bucket=True)
+        client.put("bkt/afterwards", generator.randbytes(dead // 2), create_bucket=True)
         assert client.fsck(full=True)["damage"] == 0
