@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Protocol
 
-from engine.admission import Admission
+from engine.tiers.admission import Admission
 from lakefs.ids import ChunkId
 
 PLACES = 1000

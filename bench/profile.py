@@ -88,7 +88,7 @@ def folded(lines: Iterable[str]) -> Counter[str]:
 
 
 def _named(frame: str) -> str:
-    """`Reads.open_objects (engine/reads.py:107)` as `Reads.open_objects (engine/reads.py)`; empty for an address."""
+    """`Reads.open (engine/requests/open.py:107)` without the line number; empty for an address."""
     if frame.startswith("0x"):
         return ""
     name, place, rest = frame.partition(" (")

@@ -44,15 +44,21 @@ PYTHON_PACKAGES = (
     "prometheus-client", "pyfuse3", "rich", "sortedcontainers", "structlog", "trio",
 )  # fmt: skip
 NATIVE_MODULES = (
-    "engine._ring", "engine._granules", "engine._frequency", "lakefs._hot_table", "lakefs._plain_reads"
+    "engine.host._io_uring",
+    "engine.format._granules",
+    "engine.tiers._frequency",
+    "lakefs._hot_table",
+    "lakefs._plain_reads"
 )  # fmt: skip
 
 
-SPARED_MODULES = {"engine._ring", "lakefs._plain_reads"}
+SPARED_MODULES = {"engine.host._io_uring", "lakefs._plain_reads"}
 """Threads read instead of the one; clients ask the engine instead of using the other."""
 
 
-@dataclass(frozen=True)
+@dataclass(
+    frozen=True,
+)
 class Finding:
     """One line: what was looked at, how it is, and why."""
 
@@ -177,7 +183,7 @@ def _descriptors() -> Finding:
 
 
 def _address_space() -> Finding:
-    from engine.memory_limits import refuse_little_address_space
+    from engine.host.memory_limits import refuse_little_address_space
 
     try:
         refuse_little_address_space()
@@ -263,8 +269,8 @@ def _store(data: Path) -> Iterator[Finding]:
             yield Finding(
                 "warn", "store", f"{data} may be read by others (mode {mode:04o}); run: chmod 700 {data}"
             )
-        from engine.disk import LocalDisk
-        from engine.superblock import read_superblock
+        from engine.host.local_disk import LocalDisk
+        from engine.superblock.superblock import read_superblock
 
         found = read_superblock(LocalDisk(data))
         clean = "closed cleanly" if found.clean_sequence is not None else "open, or not closed cleanly"

@@ -10,7 +10,7 @@ from functools import partial
 import trio
 
 from cli.readings import readings
-from engine.process import RunningEngine
+from engine.process.engine_process import RunningEngine
 from gateway.admin import serve_admin_at
 from gateway.metrics import new_registry
 from lakefs.version import VERSION

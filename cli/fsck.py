@@ -106,12 +106,12 @@ def _check(where: Target, wish: _Wish) -> dict[str, Any]:
         with where.open() as lake:
             return {**_EMPTY, **lake.fsck(full=wish.full)}
     if wish.rebuild:
-        from engine.rebuild import rebuild
+        from engine.fsck.rebuild import rebuild
 
         rebuilt = rebuild(where.data, accept_loss=wish.accept_loss)
         with where.open() as lake:
             return {**_EMPTY, **lake.fsck(full=wish.full), "rebuilt": rebuilt}
-    from engine.repair import check_files
+    from engine.fsck.repair import check_files
 
     files = check_files(where.data, repair=wish.repair).as_dict()
     repairs, found = files["repairs"], files["findings"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.process import RunningEngine
-from engine.store import Store
+from engine.process.engine_process import RunningEngine
+from engine.store.store import Store
 from gateway.metrics import Reading
 
 

@@ -17,9 +17,9 @@ from typing import Final
 import structlog
 import trio
 
-from engine.embedded import EmbeddedEngine
-from engine.first_key import keep_first_key
-from engine.process import RunningEngine
+from engine.process.embedded import EmbeddedEngine
+from engine.process.engine_process import RunningEngine
+from engine.superblock.first_key import keep_first_key
 from gateway.face import S3Face, listen_s3
 from gateway.s3.call import Lakes
 from gateway.s3.traffic_metrics import TrafficCollector

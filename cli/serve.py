@@ -64,7 +64,7 @@ def serve(file: str | None, **settings: str | None) -> None:
     from cli.logs import log_to_stderr
     from cli.s3_face import serve_s3_port
     from cli.start_checks import check_first_start
-    from engine.process import run_engine
+    from engine.process.engine_process import run_engine
     from lakefs.config import load
 
     config = load(file=file, flags=settings)

@@ -80,7 +80,7 @@ class Target:
 
 def _open_folder(data: Path, create: bool) -> AbstractContextManager[Lake]:
     from cli.logs import log_to_stderr
-    from engine.embedded import open_lake
+    from engine.process.embedded import open_lake
 
     log_to_stderr("warning")  # stdout is for results
     if not (data / "superblock").exists():

@@ -10,7 +10,7 @@ Rules kept here:
 - A check returns a boolean.  Its caller raises `mismatch` (StaleGrant: locate again), or `damaged` when the place is
   current; a reader that has another way to the bytes takes that.
 
-`engine.checksums` writes these checksums, and compares them with chunk records.
+`engine.format.checksums` writes these checksums, and compares them with chunk records.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import trio
 import trio.testing
 
-from engine.served_connection import ServerLimits
-from engine.server import Server
+from engine.server.connection import ServerLimits
+from engine.server.listener import Server
 from lakefs.client.remote import RemoteEngine, connect_engine
 from lakefs.ids import data_chunk_id
 from lakefs.limits import BODY_BYTES_MAX

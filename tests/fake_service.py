@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from engine.tasks import run_all
+from engine.host.tasks import run_all
 from lakefs.descriptors import close_all
 from lakefs.errors import BucketNotFound, ChunkNotFound, InvalidArgument, KeyNotFound
 from lakefs.ids import Buffer, ChunkKind, chunk_id_of

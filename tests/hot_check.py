@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.format import Table, chunk_id_of_key, unpack_chunk_record
-from engine.store import Store
+from engine.format.layouts import Table, chunk_id_of_key, unpack_chunk_record
+from engine.store.store import Store
 from lakefs.hot_table_format import (
     DEAD,
     ENTRIES_OFFSET,

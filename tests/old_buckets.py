@@ -13,5 +13,5 @@ OLD_NAMES: Final = ("b", "My_Models", "xn--abc", "x--table-s3")
 @contextmanager
 def any_new_name() -> Iterator[None]:
     """Engines in this process make buckets of all names that a store can hold."""
-    with mock.patch("engine.buckets.check_new_bucket_name"):
+    with mock.patch("engine.namespace.buckets.check_new_bucket_name"):
         yield

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 import trio
 from trio.testing import MockClock
 
-from engine.dram_tier import DramTier
-from engine.embedded import EmbeddedEngine
-from engine.format import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
-from engine.service import Service
-from engine.sizes import MetadataSizes, SegmentSizes, StoreSizes
-from engine.store import Store
-from engine.store_opening import open_store
-from engine.views import Transaction
+from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
+from engine.format.sizes import MetadataSizes, SegmentSizes, StoreSizes
+from engine.process.embedded import EmbeddedEngine
+from engine.requests.table import Service
+from engine.store.opening import open_store
+from engine.store.store import Store
+from engine.tables.views import Transaction
+from engine.tiers.dram_tier import DramTier
 from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import KIB, MIB
 from lakefs.offload import InlineOffload

@@ -18,7 +18,7 @@ import lmdb
 
 from bench.measure import Bench, Scenario, at_most
 from bench.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
-from engine.tiers import open_backing
+from engine.memory.backing import open_backing
 from lakefs.aligned_mapping import map_aligned
 from lakefs.hot_table import HotTable
 from lakefs.hot_table_format import PLACE, capacity_for, table_bytes

@@ -1,0 +1,1 @@
+"""Connected clients: `connect`, `connect_trio`, and how they find an engine."""

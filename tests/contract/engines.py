@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import trio
 from trio.testing import MockClock
 
-from engine.clock import SystemClock
-from engine.disk import LocalDisk
-from engine.embedded import EmbeddedBlockingEngine, EmbeddedEngine
-from engine.server import Server
-from engine.service import Service
-from engine.store import Store
-from engine.store_opening import open_store
+from engine.host.clock import SystemClock
+from engine.host.local_disk import LocalDisk
+from engine.process.embedded import EmbeddedBlockingEngine, EmbeddedEngine
+from engine.requests.table import Service
+from engine.server.listener import Server
+from engine.store.opening import open_store
+from engine.store.store import Store
 from lakefs.client.blocking_remote import connect_blocking
 from lakefs.client.remote import connect_engine
 from lakefs.ids import Buffer

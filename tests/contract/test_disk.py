@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.disk import LocalDisk
+from engine.host.local_disk import LocalDisk
 from lakefs.errors import DiskFailed, StoreFull, StoreLocked, StoreReadOnly
 from lakefs.ports import Disk
 from tests.sim.disk import SimDisk

@@ -14,17 +14,17 @@ import pytest
 import trio
 import trio.testing
 
-from engine.arena import Arena
-from engine.chunks import find_chunk
-from engine.clock import SystemClock
-from engine.disk import LocalDisk
-from engine.dram_tier import DramTier
-from engine.embedded import EmbeddedEngine
-from engine.hot_index_life import run_hot_index
-from engine.service import Service
-from engine.sizes import StoreSizes
-from engine.store import Store
-from engine.store_opening import open_store
+from engine.chunks.chunk_store import find_chunk
+from engine.format.sizes import StoreSizes
+from engine.host.clock import SystemClock
+from engine.host.local_disk import LocalDisk
+from engine.process.embedded import EmbeddedEngine
+from engine.process.shared_index_life import run_hot_index
+from engine.requests.table import Service
+from engine.store.opening import open_store
+from engine.store.store import Store
+from engine.tiers.arena import Arena
+from engine.tiers.dram_tier import DramTier
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import ChunkDamaged, EngineBusy, InvalidArgument, LakeError, PermissionDenied
 from lakefs.ids import ChunkId, data_chunk_id
@@ -196,7 +196,7 @@ def test_what_was_read_in_part_comes_in_whole() -> None:
 def test_payload_that_waits_for_its_place_is_bounded_and_read_again_beyond_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.dram.DRAM_HELD_BYTES_MAX", 300 * KIB)
+    monkeypatch.setattr("engine.tiers.dram_filler.DRAM_HELD_BYTES_MAX", 300 * KIB)
 
     async def body(world: World) -> None:
         contents = [os.urandom(200 * KIB) for _ in range(4)]

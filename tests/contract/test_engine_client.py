@@ -13,8 +13,8 @@ import pytest
 import trio
 import trio.testing
 
-from engine.embedded import EmbeddedEngine
-from engine.server import Server
+from engine.process.embedded import EmbeddedEngine
+from engine.server.listener import Server
 from lakefs.client.blocking_remote import connect_blocking
 from lakefs.client.reconnecting import connect_reconnecting
 from lakefs.client.remote import connect_engine

@@ -12,10 +12,10 @@ from unittest import mock
 import pytest
 import trio
 
-from engine.chunks import find_chunk
-from engine.embedded import EmbeddedEngine
-from engine.hot_index import HotIndex
-from engine.hot_index_life import run_hot_index
+from engine.chunks.chunk_store import find_chunk
+from engine.process.embedded import EmbeddedEngine
+from engine.process.shared_index_life import run_hot_index
+from engine.tiers.shared_index import HotIndex
 from lakefs.client.trio_driver import TrioDriver
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import ChunkDamaged
@@ -251,7 +251,7 @@ def test_a_chunk_that_is_moved_stays_in_memory_and_its_segment_is_the_new_one_af
 
 
 def test_a_table_that_grows_tells_slabs_as_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.hot_index_life.HOT_INDEX_ENTRIES_MIN", 10)
+    monkeypatch.setattr("engine.process.shared_index_life.HOT_INDEX_ENTRIES_MIN", 10)
 
     async def body(world: World, index: HotIndex) -> None:
         async with world.lake() as lake:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from engine.disk import LocalDisk
-from engine.io_queue import OffloadQueue
-from engine.ring import opened_ring, running_ring_queue
+from engine.host.io_queue import OffloadQueue
+from engine.host.io_uring import opened_ring, running_ring_queue
+from engine.host.local_disk import LocalDisk
 from lakefs.errors import DiskFailed
 from lakefs.limits import PAGE_BYTES, RING_ENTRIES
 from lakefs.offload import InlineOffload, ThreadOffload

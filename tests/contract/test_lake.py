@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 import trio
 
-from engine.segment_files import SEGMENTS_FOLDER
+from engine.segments.files import SEGMENTS_FOLDER
 from lakefs.client.blocking import Lake
 from lakefs.client.trio_lake import OpenedObject, TrioLake
 from lakefs.errors import (

@@ -8,7 +8,7 @@ import random
 import pytest
 import trio
 
-from engine import lendings
+from engine.sessions import lendings
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import InvalidArgument, InvalidName, KeyNotFound, PreconditionFailed
 from lakefs.limits import CHUNK_BYTES

@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 import trio
 
-from engine.segment_files import SEGMENTS_FOLDER
+from engine.segments.files import SEGMENTS_FOLDER
 from lakefs import loading
 from lakefs.client.blocking import Lake
 from lakefs.client.trio_lake import TrioLake
@@ -208,7 +208,7 @@ def test_a_pool_is_lent_anew_on_another_connection() -> None:
 
 
 def test_an_engine_that_takes_no_memory_sends_the_bytes(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.lendings.LENT_MEMORIES_MAX", 0)
+    monkeypatch.setattr("engine.sessions.lendings.LENT_MEMORIES_MAX", 0)
 
     async def body(lake: Driven) -> None:
         names = await put(lake, content_of(300_000), MANY)

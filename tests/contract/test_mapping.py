@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import trio
 
-from engine.segment_files import SEGMENTS_FOLDER
+from engine.segments.files import SEGMENTS_FOLDER
 from lakefs.client.blocking import Lake
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import ChunkDamaged, EngineUnreachable, InvalidArgument, KeyNotFound

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.segment_files import SEGMENTS_FOLDER
+from engine.segments.files import SEGMENTS_FOLDER
 from lakefs.errors import ChunkDamaged, InvalidArgument, KeyNotFound
 from lakefs.getting import GET_MANY_BATCH
 from lakefs.limits import CHUNK_BYTES

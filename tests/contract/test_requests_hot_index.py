@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import trio
 
-from engine.hot_index import HotIndex
-from engine.hot_index_life import run_hot_index
+from engine.process.shared_index_life import run_hot_index
+from engine.tiers.shared_index import HotIndex
 from lakefs.descriptors import close_all
 from lakefs.errors import InvalidArgument, PermissionDenied, UnsupportedVersion
 from lakefs.hot_index import HotIndexReader

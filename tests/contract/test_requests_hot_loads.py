@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from engine import loads
-from engine.checksums import vector_of
-from engine.chunks import find_chunk
-from engine.format import ChunkRecord
-from engine.slot_reader import SlotReader
-from engine.store import Store
-from engine.views import View
+from engine.chunks.chunk_store import find_chunk
+from engine.format.checksums import vector_of
+from engine.format.layouts import ChunkRecord
+from engine.requests import load_ranges as loads
+from engine.segments.lent_reader import SlotReader
+from engine.store.store import Store
+from engine.tables.views import View
 from lakefs.errors import InvalidArgument, SourceChanged
 from lakefs.hot_table_format import Found
 from lakefs.ids import ChunkId

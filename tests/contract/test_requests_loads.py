@@ -14,12 +14,13 @@ import msgspec
 import pytest
 import trio
 
-from engine import loads, slot_reader
-from engine.checksums import seal_payload, vector_of
-from engine.extents import large_extent_bytes
-from engine.format import Table, chunk_key
-from engine.slot_reader import SlotLoad, SlotReader
-from engine.store import Store
+from engine.format.checksums import seal_payload, vector_of
+from engine.format.extents import large_extent_bytes
+from engine.format.layouts import Table, chunk_key
+from engine.requests import load_ranges as loads
+from engine.segments import lent_reader as slot_reader
+from engine.segments.lent_reader import SlotLoad, SlotReader
+from engine.store.store import Store
 from lakefs.errors import (
     ChunkDamaged,
     ChunkNotFound,

@@ -15,9 +15,10 @@ import pytest
 import trio
 import trio.testing
 
-from engine import lendings, lent_memory
-from engine.holds import Client
-from engine.lent_memory import LentMemory, put_into, read_into
+from engine.memory import lent_memory
+from engine.memory.lent_memory import LentMemory, put_into, read_into
+from engine.sessions import lendings
+from engine.sessions.references import Client
 from lakefs.descriptors import close_all
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, SessionLost, SourceChanged
 from lakefs.limits import LENT_MEMORIES_PER_CONNECTION_MAX, LENT_MEMORY_BYTES_MAX

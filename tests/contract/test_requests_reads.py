@@ -179,7 +179,7 @@ def test_many_objects_of_many_chunks_are_opened_in_one_request(kind: Kind) -> No
 
 def test_open_objects_are_bounded_and_closing_makes_room(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     most = BATCH_MAX
-    monkeypatch.setattr("engine.holds.LEASES_PER_CONNECTION_MAX", most)
+    monkeypatch.setattr("engine.sessions.references.LEASES_PER_CONNECTION_MAX", most)
 
     async def body(engine: Engine) -> None:
         client = engine.client

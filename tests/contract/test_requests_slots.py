@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from engine import slots
-from engine.lent_memory import LentMemory, read_into
+from engine.memory.lent_memory import LentMemory, read_into
+from engine.requests import store_ranges as slots
 from lakefs.errors import InvalidArgument, RequestTooLarge, SessionLost, SourceChanged
 from lakefs.ids import EMPTY_CHUNK, data_chunk_id
 from lakefs.limits import CHUNK_BYTES

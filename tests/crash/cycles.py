@@ -1,10 +1,10 @@
 """Cycles of load, SIGKILL and check on one store: what `test_kill_cycles` runs a few of and `make torture` a thousand.
 
-One cycle: the engine is started, more than half of the time with a step armed at which it dies (`engine.failpoints`);
-writers write through the native protocol and through S3, one of them versions; a reader reads through both, somebody
-collects garbage and compacts, somebody scrubs.  The engine is killed, at its step or after a number of
-acknowledgements; it is started again and all is held against the writers' journals.  After some cycles the store is
-looked at without an engine: what gc leaves and fsck finds, twice.
+One cycle: the engine is started, more than half of the time with a step armed at which it dies
+(`engine.host.failpoints`); writers write through the native protocol and through S3, one of them versions; a reader
+reads through both, somebody collects garbage and compacts, somebody scrubs.  The engine is killed, at its step or
+after a number of acknowledgements; it is started again and all is held against the writers' journals.  After some
+cycles the store is looked at without an engine: what gc leaves and fsck finds, twice.
 
     python -m tests.crash.cycles --cycles 1000 --seed 7
 """
@@ -27,8 +27,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
-from engine.failpoints import FIRST_START_POINTS, POINTS, REBUILD_POINTS, UPKEEP_POINTS
-from engine.native_token import TOKEN_FILE
+from engine.host.failpoints import FIRST_START_POINTS, POINTS, REBUILD_POINTS, UPKEEP_POINTS
+from engine.superblock.native_token import TOKEN_FILE
 from lakefs.client.connect import connect
 from lakefs.errors import EngineUnreachable
 from tests.crash.bystanders import collect_all_the_time, read_all_the_time, scrub_all_the_time

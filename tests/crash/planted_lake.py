@@ -14,14 +14,14 @@ from tests.crash import small_lake
 
 
 def _no_folder_sync() -> None:
-    from engine.disk import LocalDisk
+    from engine.host.local_disk import LocalDisk
 
     LocalDisk.sync_folder = _does_nothing  # type: ignore[method-assign]
 
 
 def _no_token_sync() -> None:
     """The data folder's, behind the rename of a file in it."""
-    from engine.disk import LocalDisk
+    from engine.host.local_disk import LocalDisk
 
     sync_folder = LocalDisk.sync_folder
 
@@ -33,14 +33,14 @@ def _no_token_sync() -> None:
 
 
 def _no_data_sync() -> None:
-    from engine.disk import LocalFile
+    from engine.host.local_disk import LocalFile
 
     LocalFile.sync_data = _does_nothing  # type: ignore[method-assign]
 
 
 def _no_journal_sync() -> None:
     """Only the groups'; a new journal file is synced."""
-    from engine.journal import Journal
+    from engine.journal.writer import Journal
 
     append = Journal._append
 
@@ -55,7 +55,7 @@ def _no_journal_sync() -> None:
 
 
 def _answer_before_the_journal() -> None:
-    from engine.commit import Committer
+    from engine.metadata.group_commit import Committer
 
     async def at_once(committer: Committer, sequence: int) -> None:
         committer._hurry.set()
@@ -65,11 +65,11 @@ def _answer_before_the_journal() -> None:
 
 def _reuse_freed_room() -> None:
     """Large payloads go to room that was freed, where there is enough of it."""
-    from engine.extents import Extent, Place, large_extent_bytes, page_up
-    from engine.format import SegmentKind
-    from engine.large_segments import Coming, IsLast, LargeWriter, not_last
-    from engine.segment_files import segment_path
-    from engine.segment_room import SegmentRoom
+    from engine.format.extents import Extent, Place, large_extent_bytes, page_up
+    from engine.format.layouts import SegmentKind
+    from engine.segments.files import segment_path
+    from engine.segments.large import Coming, IsLast, LargeWriter, not_last
+    from engine.segments.room import SegmentRoom
 
     freed: list[Extent] = []
     punch, write = SegmentRoom.punch, LargeWriter.write
@@ -113,14 +113,14 @@ def _reuse_freed_room() -> None:
 
 def _forget_leases() -> None:
     """gc frees what is open for reading."""
-    from engine.holds import Holds
+    from engine.sessions.references import Holds
 
     Holds.leased_blobs = lambda _: iter(())  # type: ignore[method-assign,assignment]
 
 
 def _free_before_move() -> None:
     """Compaction frees the old places when the copies are written, before a record names them."""
-    from engine.compaction import Compactor
+    from engine.upkeep.compaction import Compactor
 
     record = Compactor._record
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import trio
 
-from engine.clock import SystemClock
-from engine.disk import LocalDisk
-from engine.gc import GcReport
-from engine.store_opening import open_store
+from engine.host.clock import SystemClock
+from engine.host.local_disk import LocalDisk
+from engine.store.opening import open_store
+from engine.upkeep.gc import GcReport
 from lakefs.offload import ThreadOffload
 
 PAGE = 4096

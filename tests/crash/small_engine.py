@@ -1,4 +1,4 @@
-"""An engine with small files that may be told at which step to die: see `engine.failpoints`."""
+"""An engine with small files that may be told at which step to die: see `engine.host.failpoints`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from engine.failpoints import (
+from engine.host.failpoints import (
     FIRST_START_POINTS,
     POINTS,
     REBUILD_POINTS,

@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from engine.extents import Extent, Span
-from engine.format import SegmentKind
-from engine.segment_room import SegmentRoom
+from engine.format.extents import Extent, Span
+from engine.format.layouts import SegmentKind
+from engine.segments.room import SegmentRoom
 from lakefs.ids import SegmentId
 from tests.crash.cycles import Cycles
 from tests.crash.small_engine import PLANTED_LAKE

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from engine.served_connection import ServerLimits
+from engine.server.connection import ServerLimits
 from lakefs import sockets
 from lakefs.client.blocking_link import Link
 from lakefs.client.blocking_remote import BlockingEngine, connect_blocking

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from engine.embedded import open_lake
+from engine.process.embedded import open_lake
 from lakefs.client.connect import connect
 from lakefs.errors import BucketNotFound, InvalidName
 from tests.e2e.mount_rig import mount_rig

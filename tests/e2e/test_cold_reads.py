@@ -12,12 +12,12 @@ import pytest
 import trio
 from crc32c import crc32c
 
-from engine.embedded import EmbeddedEngine, open_lake
-from engine.io_queue import SWITCHED_OFF
-from engine.local import open_local_store
-from engine.ring import opened_ring
-from engine.service import Service
-from engine.store import Store
+from engine.host.io_queue import SWITCHED_OFF
+from engine.host.io_uring import opened_ring
+from engine.process.embedded import EmbeddedEngine, open_lake
+from engine.requests.table import Service
+from engine.store.local_store import open_local_store
+from engine.store.store import Store
 from lakefs.errors import ChunkDamaged, InvalidArgument, StoreLocked
 from lakefs.ids import Buffer, ChunkId, data_chunk_id
 from lakefs.limits import GRANULE_BYTES
@@ -186,7 +186,7 @@ def test_what_rotted_in_the_page_cache_only_is_read_past_it(
                 return -1
 
             chunk = data_chunk_id(payloads[2])
-            monkeypatch.setattr("engine.batch_reader.crc32c", wrong)
+            monkeypatch.setattr("engine.segments.batch_reader.crc32c", wrong)
             [(piece, found)] = await read_chunks(client, [chunk])
             assert found == payloads[2]
             assert piece.failure is None

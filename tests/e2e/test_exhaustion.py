@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from engine.failpoints import WRITE_POINTS
+from engine.host.failpoints import WRITE_POINTS
 from lakefs.client.connect import connect
 from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, StoreFull
 from tests.crash.small_engine import SmallEngine

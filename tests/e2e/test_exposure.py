@@ -11,9 +11,9 @@ import pytest
 import structlog
 import trio
 
-from engine.embedded import EmbeddedEngine, open_lake
-from engine.local import open_local_store
-from engine.service import Service
+from engine.process.embedded import EmbeddedEngine, open_lake
+from engine.requests.table import Service
+from engine.store.local_store import open_local_store
 from lakefs import config
 from lakefs.errors import PermissionDenied
 from lakefs.ids import data_chunk_id

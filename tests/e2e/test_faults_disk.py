@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import trio
 
-from engine.clock import SystemClock
-from engine.disk import LocalDisk, LocalFile
-from engine.embedded import EmbeddedEngine
-from engine.service import Service
-from engine.store import Store
-from engine.store_opening import open_store
+from engine.host.clock import SystemClock
+from engine.host.local_disk import LocalDisk, LocalFile
+from engine.process.embedded import EmbeddedEngine
+from engine.requests.table import Service
+from engine.store.opening import open_store
+from engine.store.store import Store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import ChunkDamaged, DiskFailed, LakeError, StoreReadOnly
 from lakefs.offload import ThreadOffload

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from engine.failpoints import REPAIR_POINTS, VARIABLE
+from engine.host.failpoints import REPAIR_POINTS, VARIABLE
 from lakefs.client.connect import connect
 from tests.e2e.served import LAKE, ROOT, Finished, Served, environment, lake, serving
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.segment_files import SEGMENTS_FOLDER
+from engine.segments.files import SEGMENTS_FOLDER
 from lakefs.client.blocking_remote import connect_blocking
 from lakefs.client.connect import connect
 from lakefs.errors import ChunkNotFound, SessionLost

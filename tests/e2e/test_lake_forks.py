@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 import lakefs
-from engine.embedded import open_lake
+from engine.process.embedded import open_lake
 from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from engine.served_connection import ServerLimits
+from engine.server.connection import ServerLimits
 from lakefs.client import remote
 from lakefs.client.blocking_remote import connect_blocking
 from lakefs.client.reconnecting import connect_reconnecting

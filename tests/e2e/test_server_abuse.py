@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from engine.served_connection import ServerLimits
+from engine.server.connection import ServerLimits
 from lakefs.errors import (
     DeadlineExceeded,
     EngineBusy,

@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from engine.served_connection import ServerLimits
-from engine.server import Server
+from engine.server.connection import ServerLimits
+from engine.server.listener import Server
 from lakefs.errors import (
     BucketNotFound,
     DeadlineExceeded,

@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from cli.main import run
-from engine.clock import SystemClock
-from engine.disk import LocalDisk
-from engine.journal import start_journal
-from engine.journal_reader import find_end, list_journal
-from engine.superblock import read_superblock
+from engine.host.clock import SystemClock
+from engine.host.local_disk import LocalDisk
+from engine.journal.reader import find_end, list_journal
+from engine.journal.writer import start_journal
+from engine.superblock.superblock import read_superblock
 from lakefs.client.connect import connect
 from lakefs.ids import BootId, Sequence, new_id16
 from tests.e2e.served import Served, lake, serving

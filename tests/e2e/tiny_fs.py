@@ -118,7 +118,7 @@ def main() -> None:
     log_to_stderr("info")
     if "hurry" in names:
         names.remove("hurry")
-        fuse.mounting.DRAIN_WAIT_S = 0.2  # type: ignore[misc]
+        fuse.kernel.attach.DRAIN_WAIT_S = 0.2  # type: ignore[misc]
     options = MountOptions(real_path(Path(place)), staging=Path("/nowhere"))
     flags: dict[str, Any] = dict.fromkeys(names, True)
     trio.run(serve, replace(options, **flags))

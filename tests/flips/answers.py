@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
-from engine.embedded import EmbeddedEngine
+from engine.process.embedded import EmbeddedEngine
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError, UserError
 from lakefs.multipart import UploadName

@@ -32,12 +32,12 @@ from typing import Any, Final, NoReturn
 import structlog
 import trio
 
-import engine.index_check
-from engine.embedded import EmbeddedEngine
-from engine.metadata import Metadata
-from engine.reserve import RESERVE_PATH
-from engine.store import Store
-from engine.superblock import SUPERBLOCK_PATH
+import engine.tables.index_check
+from engine.metadata.metadata_store import Metadata
+from engine.process.embedded import EmbeddedEngine
+from engine.store.store import Store
+from engine.superblock.reserve import RESERVE_PATH
+from engine.superblock.superblock import SUPERBLOCK_PATH
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.wire import messages as m
@@ -429,7 +429,7 @@ async def _compare(
 
 def _be_quiet(said: list[str]) -> None:
     """Keep what the engine logs as a warning or worse; and walk without pauses."""
-    engine.index_check._WALK_PAUSE_S = 0.0  # type: ignore[misc]
+    engine.tables.index_check._WALK_PAUSE_S = 0.0  # type: ignore[misc]
 
     def keep(_: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if method in ("warning", "error", "critical", "exception") and "was copied" not in str(event):

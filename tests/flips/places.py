@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.format import GROUP_HEADER, JOURNAL_HEADER, PAGE, SEGMENT_HEADER, SUPERBLOCK, ChunkRecord
-from engine.segment_files import parse_segment_name
-from engine.superblock import COPY_PATH
+from engine.format.layouts import GROUP_HEADER, JOURNAL_HEADER, PAGE, SEGMENT_HEADER, SUPERBLOCK, ChunkRecord
+from engine.segments.files import parse_segment_name
+from engine.superblock.superblock import COPY_PATH
 
 _PAGE_HEADER = 16
 _BRANCH, _LEAF, _OVERFLOW = 1, 2, 4

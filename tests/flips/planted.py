@@ -15,8 +15,8 @@ from unittest import mock
 
 from crc32c import crc32c
 
-from engine.format import Table
-from engine.metadata import Metadata
+from engine.format.layouts import Table
+from engine.metadata.metadata_store import Metadata
 from tests.flips.campaign import Samples, choose, samples_made, try_flips
 from tests.sim.__main__ import say
 
@@ -60,26 +60,26 @@ def _records_believed() -> Iterator[None]:
         return sealed[:-4]
 
     with (
-        mock.patch("engine.index.open_value", believed),
-        mock.patch("engine.index_check.open_value", believed),
+        mock.patch("engine.tables.lmdb_index.open_value", believed),
+        mock.patch("engine.tables.index_check.open_value", believed),
     ):
         yield
 
 
 def _keys_believed() -> AbstractContextManager[Any]:
-    return mock.patch("engine.index.IndexSnapshot.sealed", return_value=mock.ANY)
+    return mock.patch("engine.tables.lmdb_index.IndexSnapshot.sealed", return_value=mock.ANY)
 
 
 def _absence_believed() -> AbstractContextManager[Any]:
-    return mock.patch("engine.index._show_absent")
+    return mock.patch("engine.tables.lmdb_index._show_absent")
 
 
 def _journal_believed() -> AbstractContextManager[Any]:
-    return mock.patch("engine.journal_reader.crc32c", _agreeable)
+    return mock.patch("engine.journal.reader.crc32c", _agreeable)
 
 
 def _superblock_believed() -> AbstractContextManager[Any]:
-    return mock.patch("engine.superblock.crc32c", _agreeable)
+    return mock.patch("engine.superblock.superblock.crc32c", _agreeable)
 
 
 def _journal_passed_over() -> AbstractContextManager[Any]:

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import trio
 
-from engine.clock import SystemClock
-from engine.crash_note import noting_crashes
-from engine.disk import LocalDisk
-from engine.embedded import EmbeddedEngine
-from engine.service import Service
-from engine.sizes import MetadataSizes, SegmentSizes, StoreSizes
-from engine.store import Store
-from engine.store_opening import open_store
+from engine.format.sizes import MetadataSizes, SegmentSizes, StoreSizes
+from engine.host.clock import SystemClock
+from engine.host.crash_marker import noting_crashes
+from engine.host.local_disk import LocalDisk
+from engine.process.embedded import EmbeddedEngine
+from engine.requests.table import Service
+from engine.store.opening import open_store
+from engine.store.store import Store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.limits import KIB, MIB
 from lakefs.offload import InlineOffload

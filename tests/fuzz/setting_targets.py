@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from cli.mount_options import parse_mount_options
-from engine.name_keys import check_bucket_name, check_key, lookup_path, split_key
-from engine.versions import checked_version
+from engine.namespace.keys import check_bucket_name, check_key, lookup_path, split_key
+from engine.namespace.versions import checked_version
 from lakefs import config
 from lakefs.errors import LakeError
 from lakefs.names import parse_name, parse_object_name

@@ -15,9 +15,7 @@ import msgspec
 from crc32c import crc32c
 from isal import isal_zlib
 
-from engine.access_keys import unpack_access_key
-from engine.checkpoint import checkpoint_path, read_checkpoint
-from engine.format import (
+from engine.format.layouts import (
     CHECKPOINT_HEADER,
     CHECKPOINT_MAGIC,
     CHECKPOINT_TRAILER,
@@ -48,19 +46,21 @@ from engine.format import (
     unpack_name,
     unpack_node,
 )
-from engine.journal_reader import decode_records, find_end, journal_path, list_journal, read_groups
-from engine.object_parts import unpack_header as unpack_parts_header
-from engine.records import (
+from engine.format.records import (
     AccessKeyRecord,
     ObjectPartsHeader,
     PartRecord,
     UploadRecord,
     VersionRecord,
 )
-from engine.segment_files import check_segment_header, pack_segment_header
-from engine.superblock import Superblock, parse_superblock
-from engine.uploads import unpack_part, unpack_upload
-from engine.versions import unpack_version
+from engine.journal.reader import decode_records, find_end, journal_path, list_journal, read_groups
+from engine.metadata.checkpoint import checkpoint_path, read_checkpoint
+from engine.namespace.access_keys import unpack_access_key
+from engine.namespace.versions import unpack_version
+from engine.segments.files import check_segment_header, pack_segment_header
+from engine.superblock.superblock import Superblock, parse_superblock
+from engine.uploads.lifecycle import unpack_part, unpack_upload
+from engine.uploads.object_parts import unpack_header as unpack_parts_header
 from lakefs import manifest, safetensors
 from lakefs.errors import InvalidArgument, LakeError
 from lakefs.ids import Birth, BlobId, BootId, ChunkId, EngineId, NodeId, SegmentId, Sequence, StoreId

@@ -1,4 +1,4 @@
-"""CRC32C of granules in Python: the same as `engine._granules`."""
+"""CRC32C of granules in Python: the same as `engine.format._granules`."""
 
 from __future__ import annotations
 

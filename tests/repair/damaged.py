@@ -13,7 +13,7 @@ from unittest import mock
 
 import trio
 
-from engine.format import ChunkRecord
+from engine.format.layouts import ChunkRecord
 from lakefs.client.trio_lake import TrioLake
 from tests.flips.answers import Answers, ask_everything, names_of
 from tests.flips.places import spans_of
@@ -47,7 +47,7 @@ def _killed_in(data: Path, live: Life, seed: int) -> None:
     make_stopped(data, seed)
     if not (child := os.fork()):
         if live is _change_more:  # a slow machine must not give the applier its time
-            with mock.patch("engine.applier.OVERLAY_APPLY_INTERVAL_S", math.inf):
+            with mock.patch("engine.metadata.applier.OVERLAY_APPLY_INTERVAL_S", math.inf):
                 trio.run(_life, data, live, seed)
         trio.run(_life, data, live, seed)
     os.waitpid(child, 0)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint import newest_checkpoint
-from engine.format import Table
-from engine.journal_reader import list_journal
-from engine.repair import repair_files
-from engine.superblock import read_superblock
+from engine.format.layouts import Table
+from engine.fsck.repair import repair_files
+from engine.journal.reader import list_journal
+from engine.metadata.checkpoint import newest_checkpoint
+from engine.superblock.superblock import read_superblock
 from tests.sim.clock import SimClock
 from tests.sim.disk import SimCrashed, SimDisk
 from tests.unit.metadata_rig import contents, opened, put, run, wait_applied

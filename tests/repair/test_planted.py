@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine import recovery, repair, survey
-from engine.checkpoint import Checkpoint, checkpoint_path
-from engine.journal import Journal, start_journal
+from engine.fsck import repair, survey
+from engine.journal.writer import Journal, start_journal
+from engine.metadata import recovery
+from engine.metadata.checkpoint import Checkpoint, checkpoint_path
 from lakefs.errors import LakeError
 from tests.repair import test_crashes as crashes, test_table as table
 from tests.repair.test_crashes import HARMS

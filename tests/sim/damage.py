@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import random
 
-from engine.embedded import EmbeddedEngine
-from engine.format import SegmentKind, Table, unpack_chunk_record
-from engine.service import Service
-from engine.store import Store
+from engine.format.layouts import SegmentKind, Table, unpack_chunk_record
+from engine.process.embedded import EmbeddedEngine
+from engine.requests.table import Service
+from engine.store.store import Store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import CorruptionError, LakeError
 from lakefs.names import Name

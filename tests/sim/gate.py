@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from engine.embedded import EmbeddedEngine
-from engine.server import Server
+from engine.process.embedded import EmbeddedEngine
+from engine.server.listener import Server
 from lakefs.client.reconnecting import connect_reconnecting
 from lakefs.client.remote import connect_engine
 from lakefs.client.trio_lake import TrioLake

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from engine.buckets import BucketRef, list_buckets
-from engine.embedded import EmbeddedEngine
-from engine.format import SegmentKind, Table, unpack_chunk_record
-from engine.names import resolve
-from engine.object_stat import to_object_stat
-from engine.service import Service
-from engine.store import Store
-from engine.tree import Resolved, load_node
-from engine.version_listing import list_versions
-from engine.views import View
+from engine.format.layouts import SegmentKind, Table, unpack_chunk_record
+from engine.namespace.buckets import BucketRef, list_buckets
+from engine.namespace.names import resolve
+from engine.namespace.object_stat import to_object_stat
+from engine.namespace.tree import Resolved, load_node
+from engine.namespace.version_listing import list_versions
+from engine.process.embedded import EmbeddedEngine
+from engine.requests.table import Service
+from engine.store.store import Store
+from engine.tables.views import View
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.ids import NodeId

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from engine.sizes import MetadataSizes, SegmentSizes, StoreSizes
+from engine.format.sizes import MetadataSizes, SegmentSizes, StoreSizes
 from lakefs.limits import KIB, MIB
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.store import Store
+from engine.store.store import Store
 from lakefs.wire.messages import WatchEvent
 from tests.sim.history import History, SimFailure
 from tests.sim.model import Keys

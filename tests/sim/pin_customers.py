@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from engine.format import SegmentKind
-from engine.segment_files import segment_path
+from engine.format.layouts import SegmentKind
+from engine.segments.files import segment_path
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.ids import BlobId, SegmentId

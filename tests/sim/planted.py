@@ -20,20 +20,20 @@ from unittest import mock
 import structlog
 import trio
 
-from engine import intake
-from engine.buckets import BucketRef
-from engine.commit import Committer, PayloadBatch
-from engine.extents import Place
-from engine.format import GROUP_HEADER, Table, node_key
-from engine.held_blobs import HeldBlob, HeldBlobs
-from engine.holds import Session
-from engine.journal import Journal
-from engine.metadata import Metadata
-from engine.segment_maker import OpenSegment
-from engine.tree import NameEvent
-from engine.versions import release_old
-from engine.views import Transaction
-from engine.watch import Watchers
+from engine.chunks import ingest as intake
+from engine.chunks.held_blobs import HeldBlob, HeldBlobs
+from engine.format.extents import Place
+from engine.format.layouts import GROUP_HEADER, Table, node_key
+from engine.journal.writer import Journal
+from engine.metadata.group_commit import Committer, PayloadBatch
+from engine.metadata.metadata_store import Metadata
+from engine.namespace.buckets import BucketRef
+from engine.namespace.tree import NameEvent
+from engine.namespace.versions import release_old
+from engine.namespace.watch import Watchers
+from engine.segments.maker import OpenSegment
+from engine.sessions.references import Session
+from engine.tables.views import Transaction
 from lakefs.errors import ChunkNotFound
 from lakefs.ids import BlobId, Sequence
 from lakefs.ports import DiskFile
@@ -89,7 +89,7 @@ def _skip_journal_folder_sync() -> AbstractContextManager[Any]:
 def _skip_payload_checksums() -> Iterator[None]:
     """Neither by the engine that reads nor by the client that is answered: one of them would be enough."""
     with (
-        mock.patch("engine.segment_reader.check_payload", return_value=True),
+        mock.patch("engine.segments.reader.check_payload", return_value=True),
         mock.patch("lakefs.getting.matches_id", return_value=True),
         mock.patch("lakefs.fetching.matches_id", return_value=True),
         mock.patch("lakefs.fetching.granule_crcs", return_value=mock.ANY),
@@ -103,7 +103,7 @@ def _skip_group_checksums() -> AbstractContextManager[Any]:
         file.pread_into(memoryview(buffer), header.offset + GROUP_HEADER.size)
         return bytes(buffer)
 
-    return mock.patch("engine.journal_reader._try_body", try_body)
+    return mock.patch("engine.journal.reader._try_body", try_body)
 
 
 def _believe_what_a_blob_is() -> AbstractContextManager[Any]:
@@ -205,7 +205,7 @@ def _tell_nobody_of_moves() -> AbstractContextManager[Any]:
 
 
 def _keep_completed_uploads() -> AbstractContextManager[Any]:
-    return mock.patch("engine.uploads._remove", return_value=None)
+    return mock.patch("engine.uploads.lifecycle._remove", return_value=None)
 
 
 def _drop_what_is_overwritten() -> AbstractContextManager[Any]:
@@ -215,15 +215,15 @@ def _drop_what_is_overwritten() -> AbstractContextManager[Any]:
         if old is not None and not is_kept:
             txn.delete(Table.NODES, node_key(old.node_id))
 
-    return mock.patch("engine.names.make_room", make_room)
+    return mock.patch("engine.namespace.names.make_room", make_room)
 
 
 def _leave_the_node_of_a_removed_version() -> AbstractContextManager[Any]:
-    return mock.patch("engine.removing.remove_old", release_old)
+    return mock.patch("engine.namespace.removal.remove_old", release_old)
 
 
 def _bind_nothing_newest() -> AbstractContextManager[Any]:
-    return mock.patch("engine.removing._bind_newest", return_value=None)
+    return mock.patch("engine.namespace.removal._bind_newest", return_value=None)
 
 
 BUGS = [

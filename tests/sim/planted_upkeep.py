@@ -10,16 +10,16 @@ from unittest import mock
 
 import trio
 
-from engine.compaction import Compactor
-from engine.extents import Extent
-from engine.format import ChunkRecord
-from engine.gc import Collector, _Cycle
-from engine.holds import Holds
-from engine.pins import Pins
-from engine.scrub import Scrubber
-from engine.segment_room import SegmentRoom
-from engine.upload_expiry import UploadExpiry
-from engine.uploads import unpack_upload
+from engine.format.extents import Extent
+from engine.format.layouts import ChunkRecord
+from engine.segments.pins import Pins
+from engine.segments.room import SegmentRoom
+from engine.sessions.references import Holds
+from engine.upkeep.compaction import Compactor
+from engine.upkeep.gc import Collector, _Cycle
+from engine.upkeep.scrub import Scrubber
+from engine.uploads.expiry import UploadExpiry
+from engine.uploads.lifecycle import unpack_upload
 from lakefs.ids import Birth, Sequence
 
 

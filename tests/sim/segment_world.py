@@ -13,12 +13,12 @@ from dataclasses import replace
 import trio
 from crc32c import crc32c
 
-from engine.checksums import seal_payload
-from engine.extents import Place
-from engine.format import ChunkRecord, SegmentKind, StoreIdentity
-from engine.large_segments import IsLast, not_last
-from engine.segments import Segments
-from engine.sizes import SegmentSizes
+from engine.format.checksums import seal_payload
+from engine.format.extents import Place
+from engine.format.layouts import ChunkRecord, SegmentKind, StoreIdentity
+from engine.format.sizes import SegmentSizes
+from engine.segments.large import IsLast, not_last
+from engine.segments.segment_store import Segments
 from lakefs.buffers import BufferPool
 from lakefs.ids import Birth, BootId, SegmentId
 from lakefs.limits import KIB, MIB

@@ -12,13 +12,13 @@ from unittest import mock
 import pytest
 import trio
 
-from engine.arena import Arena
-from engine.chunks import find_chunk
-from engine.dram import Dram
-from engine.dram_tier import DramTier, Placement
-from engine.embedded import EmbeddedEngine
-from engine.hot_index_life import run_hot_index
-from engine.store import Store
+from engine.chunks.chunk_store import find_chunk
+from engine.process.embedded import EmbeddedEngine
+from engine.process.shared_index_life import run_hot_index
+from engine.store.store import Store
+from engine.tiers.arena import Arena
+from engine.tiers.dram_filler import Dram
+from engine.tiers.dram_tier import DramTier, Placement
 from lakefs.errors import ChunkNotFound, StaleGrant
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import trio
 
-from engine.embedded import EmbeddedEngine
-from engine.service import Service
-from engine.sizes import MetadataSizes, StoreSizes
-from engine.store import Store
-from engine.store_opening import open_store
+from engine.format.sizes import MetadataSizes, StoreSizes
+from engine.process.embedded import EmbeddedEngine
+from engine.requests.table import Service
+from engine.store.opening import open_store
+from engine.store.store import Store
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import DiskFailed, StoreReadOnly
 from lakefs.limits import KIB, MIB

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from engine.sizes import MetadataSizes, StoreSizes
-from engine.store_opening import open_store
+from engine.format.sizes import MetadataSizes, StoreSizes
+from engine.store.opening import open_store
 from lakefs.errors import DiskFailed, LakeError
 from lakefs.limits import KIB, MIB
 from lakefs.offload import InlineOffload

@@ -10,7 +10,7 @@ import random
 import pytest
 import trio
 
-from engine.sizes import SegmentSizes
+from engine.format.sizes import SegmentSizes
 from lakefs.errors import DiskFailed, LakeError, StoreFull
 from lakefs.limits import KIB, MIB
 from tests.sim.determinism import run_seeded

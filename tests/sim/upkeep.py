@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from engine.store import Store
+from engine.store.store import Store
 from lakefs.errors import LakeError
 from lakefs.limits import COMPACT_SHARE, COMPACT_SHARE_MOST, KIB
 from tests.sim.clock import SimClock

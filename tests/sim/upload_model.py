@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from engine.format import Op, Table
-from engine.tables import TableTransaction
-from engine.upload_keys import UPLOADS_BEGIN, UPLOADS_END, upload_of
-from engine.uploads import whole_etag
-from engine.views import Transaction
+from engine.format.layouts import Op, Table
+from engine.tables.merged_tables import TableTransaction
+from engine.tables.views import Transaction
+from engine.uploads.keys import UPLOADS_BEGIN, UPLOADS_END, upload_of
+from engine.uploads.lifecycle import whole_etag
 from lakefs.errors import BucketNotFound, InvalidPart, InvalidPartOrder, LakeError, UploadNotFound
 from lakefs.ids import BlobId
 from lakefs.wire import messages as m

@@ -14,17 +14,17 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.buckets import find_bucket
-from engine.format import EtagKind, NodeKind
-from engine.name_keys import lookup_path
-from engine.names import resolve
-from engine.object_stat import etag_of
-from engine.store import Store
-from engine.tree import Resolved
-from engine.uploads import whole_etag
-from engine.version_keys import group_of
-from engine.versions import node_of, old_versions
-from engine.views import Transaction, View
+from engine.format.layouts import EtagKind, NodeKind
+from engine.namespace.buckets import find_bucket
+from engine.namespace.keys import lookup_path
+from engine.namespace.names import resolve
+from engine.namespace.object_stat import etag_of
+from engine.namespace.tree import Resolved
+from engine.namespace.version_keys import group_of
+from engine.namespace.versions import node_of, old_versions
+from engine.store.store import Store
+from engine.tables.views import Transaction, View
+from engine.uploads.lifecycle import whole_etag
 from lakefs.errors import InvalidArgument, LakeError, UploadNotFound, UserError, VersionIsMarker
 from lakefs.ids import BlobId, Sequence as GroupSequence, data_chunk_id
 from lakefs.manifest import derived_etag

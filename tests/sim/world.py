@@ -17,11 +17,11 @@ from unittest import mock
 
 import trio
 
-from engine.hot_index_life import run_hot_index
-from engine.reserve import RESERVE_PATH
-from engine.service import Service
-from engine.store import Store
-from engine.store_opening import open_store
+from engine.process.shared_index_life import run_hot_index
+from engine.requests.table import Service
+from engine.store.opening import open_store
+from engine.store.store import Store
+from engine.superblock.reserve import RESERVE_PATH
 from lakefs.errors import CorruptionError, DiskFailed, OperationalError, StoreFull, StoreReadOnly
 from lakefs.ids import Sequence
 from lakefs.limits import KIB, MIB, UPLOAD_EXPIRY_S
@@ -259,9 +259,9 @@ class World:
         """Ids and times of the product's own making come from the seed."""
         self.clock = SimClock(self._wall_ns + self._moved_clock_ns())
         with (
-            mock.patch("engine.superblock.new_id16", self._new_id16),
-            mock.patch("engine.holds.new_id16", self._new_id16),
-            mock.patch("engine.upload_requests.new_id16", self._new_id16),
+            mock.patch("engine.superblock.superblock.new_id16", self._new_id16),
+            mock.patch("engine.sessions.references.new_id16", self._new_id16),
+            mock.patch("engine.requests.uploads.new_id16", self._new_id16),
             mock.patch("lakefs.lake.time", SimpleNamespace(time_ns=self.clock.wall_ns)),
         ):
             yield

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from engine.embedded import open_lake
+from engine.process.embedded import open_lake
 from lakefs.client.blocking import Lake
 from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES, MIB
 from lakefs.steps import send

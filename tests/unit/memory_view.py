@@ -1,4 +1,4 @@
-"""An in-memory store of tables for tests of what works on `engine.views`: real order, real atomicity, no disk.
+"""An in-memory store of tables for tests of what works on `engine.tables.views`: real order, real atomicity, no disk.
 
 Transactions change the tables in place and undo when they raise; each step is checked against its promise
 (insert of the absent, delete of the present), and reads are counted: a scan steps over what was deleted too, as it
@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from sortedcontainers import SortedDict
 
-from engine.format import Table
-from engine.views import Transaction, View
+from engine.format.layouts import Table
+from engine.tables.views import Transaction, View
 from lakefs.ids import Birth, NodeId, SegmentId, Sequence
 
 T = TypeVar("T")

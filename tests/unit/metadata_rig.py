@@ -9,12 +9,12 @@ from dataclasses import replace
 import trio
 from trio.testing import MockClock
 
-from engine.clock import SystemClock
-from engine.format import Table
-from engine.metadata import Metadata, open_metadata
-from engine.sizes import DEFAULT_SIZES, MetadataSizes
-from engine.superblock import open_store, write_superblock
-from engine.views import Transaction, View
+from engine.format.layouts import Table
+from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
+from engine.host.clock import SystemClock
+from engine.metadata.metadata_store import Metadata, open_metadata
+from engine.superblock.superblock import open_store, write_superblock
+from engine.tables.views import Transaction, View
 from lakefs.ids import Sequence
 from lakefs.offload import InlineOffload
 from lakefs.ports import Disk, Offload

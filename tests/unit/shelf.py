@@ -1,4 +1,4 @@
-"""A store in memory with buckets, and the functions of `engine.names` called in transactions of their own."""
+"""A store in memory with buckets, and the functions of `engine.namespace.names` called in transactions of their own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from engine.buckets import BucketRef, create_bucket, initialise
-from engine.format import Node
-from engine.names import Binding, bind, bind_many, copy, make_folder, rename, resolve
-from engine.object_stat import new_object
-from engine.removing import remove_folder, unbind
-from engine.tree import NameEvent, Resolved
+from engine.format.layouts import Node
+from engine.namespace.buckets import BucketRef, create_bucket, initialise
+from engine.namespace.names import Binding, bind, bind_many, copy, make_folder, rename, resolve
+from engine.namespace.object_stat import new_object
+from engine.namespace.removal import remove_folder, unbind
+from engine.namespace.tree import NameEvent, Resolved
 from lakefs.errors import UserError
 from lakefs.ids import BlobId, blob_of, data_chunk_id
 from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from
 
 from bench.dram_admission import AdmitAll, Ghost, TinyLfu, checkpoint, kv_reuse, loader, play
-from engine._frequency import Sketch
-from engine.admission import Admission
+from engine.tiers._frequency import Sketch
+from engine.tiers.admission import Admission
 from lakefs.ids import ChunkId, data_chunk_id
 from tests.oracles.frequency import COUNT_MAX, TwinSketch
 

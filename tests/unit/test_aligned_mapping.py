@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
-from engine.sealed_memory import SealedMemory
-from engine.tiers import open_backing
+from engine.memory.backing import open_backing
+from engine.memory.sealed_memory import SealedMemory
 from lakefs.aligned_mapping import HUGE_BYTES, map_aligned
 
 _MAP_NORESERVE: Final = 0x4000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.embedded import open_lake
+from engine.process.embedded import open_lake
 from lakefs.client.blocking_driver import unwind
 from lakefs.errors import EngineUnreachable
 from lakefs.steps import Steps, send, work

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine import buckets as buckets_module
-from engine.buckets import (
+from engine.format.layouts import Table
+from engine.namespace import buckets as buckets_module
+from engine.namespace.buckets import (
     create_bucket,
     ensure_bucket,
     find_bucket,
@@ -14,8 +15,7 @@ from engine.buckets import (
     remove_bucket,
     to_bucket_stat,
 )
-from engine.format import Table
-from engine.tree import NameEvent
+from engine.namespace.tree import NameEvent
 from lakefs.errors import (
     AlreadyExists,
     BucketNotEmpty,

@@ -11,10 +11,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from engine.embedded import EmbeddedEngine
-from engine.format import Table, chunk_key
-from engine.store import Store
-from engine.tables import TableView
+from engine.format.layouts import Table, chunk_key
+from engine.process.embedded import EmbeddedEngine
+from engine.store.store import Store
+from engine.tables.merged_tables import TableView
 from lakefs.errors import DiskFailed, IndexDamaged, SourceChanged, StoreReadOnly
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB

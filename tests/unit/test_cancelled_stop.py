@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from engine import index as index_module
-from engine.format import Table
+from engine.format.layouts import Table
+from engine.tables import lmdb_index as index_module
 from tests.sim.disk import SimDisk
 from tests.unit.metadata_rig import contents, opened, put, run
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from unittest import mock
 
-from engine.chunks import Chunks
-from engine.format import ChunkRecord
-from engine.segment_files import segment_path
+from engine.chunks.chunk_store import Chunks
+from engine.format.layouts import ChunkRecord
+from engine.segments.files import segment_path
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import COMPACT_SHARE_MOST
 from tests.sim.disk import SimDisk

@@ -8,7 +8,10 @@ from contextlib import suppress
 
 import pytest
 
-from engine.checkpoint import (
+from engine.format.layouts import StoreIdentity, Table
+from engine.journal.reader import journal_path, list_journal
+from engine.journal.writer import start_journal
+from engine.metadata.checkpoint import (
     CheckpointReader,
     checkpoint_path,
     newest_checkpoint,
@@ -16,9 +19,6 @@ from engine.checkpoint import (
     remove_superseded,
     write_checkpoint,
 )
-from engine.format import StoreIdentity, Table
-from engine.journal import start_journal
-from engine.journal_reader import journal_path, list_journal
 from lakefs.errors import DiskFailed, IndexDamaged, StoreDamaged, StoreUnusable
 from lakefs.ids import BootId, Sequence
 from tests.sim.clock import SimClock

@@ -9,12 +9,12 @@ import pytest
 import structlog
 import trio
 
-from engine.disk import LocalDisk
-from engine.format import Table
-from engine.index import Index
-from engine.metadata import Metadata
-from engine.overlay import Layer
-from engine.views import Transaction
+from engine.format.layouts import Table
+from engine.host.local_disk import LocalDisk
+from engine.metadata.metadata_store import Metadata
+from engine.tables.lmdb_index import Index
+from engine.tables.overlay import Layer
+from engine.tables.views import Transaction
 from lakefs.errors import (
     AlreadyExists,
     DiskFailed,

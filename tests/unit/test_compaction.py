@@ -13,11 +13,11 @@ import pytest
 import trio
 import trio.testing
 
-from engine.compaction import CompactionReport, Compactor
-from engine.format import SegmentKind
-from engine.pace import Pace
-from engine.segment_files import segment_path
-from engine.store import Store
+from engine.format.layouts import SegmentKind
+from engine.metadata.pacing import Pace
+from engine.segments.files import segment_path
+from engine.store.store import Store
+from engine.upkeep.compaction import CompactionReport, Compactor
 from lakefs.errors import ChunkDamaged, ChunkNotFound, DiskFailed, StaleGrant
 from lakefs.ids import data_chunk_id
 from lakefs.limits import COMPACT_SHARE_MOST, KIB
@@ -364,7 +364,9 @@ def at_every_step(act: Act, *, stride: int = 3) -> None:
                 await collected(store)
 
     while beside:
-        with mock.patch("engine.compaction.COMPACT_BYTES_PER_S", math.inf):  # or others wait for its pauses
+        with mock.patch(
+            "engine.upkeep.compaction.COMPACT_BYTES_PER_S", math.inf
+        ):  # or others wait for its pauses
             run_seeded(main, delay, clock=trio.testing.MockClock(autojump_threshold=0))
         delay += stride
     assert delay > 10, "the run is walked in steps"
@@ -429,7 +431,7 @@ def test_cancelled_at_any_step_it_leaves_nothing_but_garbage_for_gc() -> None:
             await check(store, contents)
 
     while is_cancelled:
-        with mock.patch("engine.compaction.COMPACT_BYTES_PER_S", math.inf):
+        with mock.patch("engine.upkeep.compaction.COMPACT_BYTES_PER_S", math.inf):
             run_seeded(main, steps, clock=trio.testing.MockClock(autojump_threshold=0))
         steps += 1
     assert steps > 20

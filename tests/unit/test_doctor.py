@@ -24,8 +24,8 @@ def test_it_looks_for_every_dependency_and_every_native_module() -> None:
     ("module", "verdict", "effect"),
     [
         ("lakefs._plain_reads", "warn", "reads are slower"),
-        ("engine._ring", "warn", "reads are slower"),
-        ("engine._granules", "fail", "the engine does not start"),
+        ("engine.host._io_uring", "warn", "reads are slower"),
+        ("engine.format._granules", "fail", "the engine does not start"),
         ("lakefs._hot_table", "fail", "the engine does not start"),
     ],
 )

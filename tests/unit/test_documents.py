@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from engine.format import Table
+from engine.format.layouts import Table
 from lakefs import layout
 from lakefs.wire.messages import REQUESTS
 from tests.style.source_tree import ROOT, parsed, product_files

@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.strategies import integers, sampled_from
 
-from engine.arena import SLOT_SIZES, Arena, Slot
-from engine.checksums import seal_payload
-from engine.dram_tier import DramTier, Placement
-from engine.extents import large_extent_bytes
+from engine.format.checksums import seal_payload
+from engine.format.extents import large_extent_bytes
+from engine.tiers.arena import SLOT_SIZES, Arena, Slot
+from engine.tiers.dram_tier import DramTier, Placement
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.verify import vector_bytes
@@ -178,7 +178,7 @@ class ShortStepsModel(TierModel):
     """The same where each step looks at, and empties, very little: what it begins goes on with the next one."""
 
     def __init__(self) -> None:
-        self.bounds = mock.patch.multiple("engine.dram_tier", HAND_STEPS_MAX=3, EMPTIED_AT_ONCE_MAX=2)
+        self.bounds = mock.patch.multiple("engine.tiers.dram_tier", HAND_STEPS_MAX=3, EMPTIED_AT_ONCE_MAX=2)
         self.bounds.start()
         super().__init__()
 
@@ -232,7 +232,7 @@ def test_another_size_takes_a_slab_that_nobody_reads_any_more() -> None:
 
 
 def test_a_slab_changes_its_size_in_bounded_steps_and_what_is_left_in_it_is_found_meanwhile() -> None:
-    with _tier(slabs=1) as tier, mock.patch("engine.dram_tier.EMPTIED_AT_ONCE_MAX", 5):
+    with _tier(slabs=1) as tier, mock.patch("engine.tiers.dram_tier.EMPTIED_AT_ONCE_MAX", 5):
         small = [_bring_in(tier, _payload(number, 64 * KIB)) for number in range(16)]
         large = data_chunk_id(_payload(99, 256 * KIB))
         sizes = [len(tier)]
@@ -249,7 +249,7 @@ def test_a_slab_changes_its_size_in_bounded_steps_and_what_is_left_in_it_is_foun
 
 
 def test_the_hand_takes_what_was_read_longest_ago_of_those_that_it_looked_at() -> None:
-    with _tier(slabs=1) as tier, mock.patch("engine.dram_tier.HAND_STEPS_MAX", 4):
+    with _tier(slabs=1) as tier, mock.patch("engine.tiers.dram_tier.HAND_STEPS_MAX", 4):
         chunks = [_bring_in(tier, _payload(number, 64 * KIB)) for number in range(16)]
         size = tier.arena.classes[1]
         for first in (0, 4):

@@ -9,11 +9,11 @@ import pytest
 import trio
 import trio.testing
 
-from engine.arena import Arena
-from engine.dram_tier import DramTier
-from engine.embedded import EmbeddedEngine
-from engine.hot_index_life import run_hot_index
-from engine.service import Service
+from engine.process.embedded import EmbeddedEngine
+from engine.process.shared_index_life import run_hot_index
+from engine.requests.table import Service
+from engine.tiers.arena import Arena
+from engine.tiers.dram_tier import DramTier
 from lakefs.errors import AlreadyExists, DiskFailed, LakeError, StoreReadOnly
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import engine.failpoints as failpoints
-from engine.failpoints import ALL_POINTS, VARIABLE, armed
+import engine.host.failpoints as failpoints
+from engine.host.failpoints import ALL_POINTS, VARIABLE, armed
 from lakefs.errors import ConfigError
 
 ROOT = Path(failpoints.__file__).parents[1]
@@ -37,7 +37,7 @@ def test_a_setting_that_names_no_step_is_refused(setting: str) -> None:
 
 def test_the_process_ends_the_third_time_it_comes_to_its_step() -> None:
     script = (
-        "from engine.failpoints import reached\n"
+        "from engine.host.failpoints import reached\n"
         "for turn in range(5):\n"
         "    reached('journal.synced'); reached('journal.written'); print(turn, flush=True)\n"
     )

@@ -7,7 +7,7 @@ import random
 import pytest
 from crc32c import crc32c
 
-from engine.flipped_bit import (
+from engine.journal.bit_flip import (
     byte_with_bit_off,
     has_unwritten_sector,
     is_in_empty_sector,

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from engine.format import Table
-from engine.journal_reader import list_journal
-from engine.recovery import rebuild_store
-from engine.superblock import read_superblock
+from engine.format.layouts import Table
+from engine.journal.reader import list_journal
+from engine.metadata.recovery import rebuild_store
+from engine.superblock.superblock import read_superblock
 from lakefs.errors import DiskFailed, JournalDamaged, LakeError
 from tests.sim.clock import SimClock
 from tests.sim.disk import SimDisk

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from engine import records
+from engine.format import records
 from lakefs import manifest
 from lakefs.crc import crc32c
 from lakefs.wire import connection, frames

@@ -10,11 +10,11 @@ import pytest
 import trio
 import trio.testing
 
-from engine import gc as gc_module
-from engine.embedded import EmbeddedEngine
-from engine.format import SegmentKind
-from engine.segment_files import segment_path
-from engine.store import Store
+from engine.format.layouts import SegmentKind
+from engine.process.embedded import EmbeddedEngine
+from engine.segments.files import segment_path
+from engine.store.store import Store
+from engine.upkeep import gc as gc_module
 from lakefs.errors import ChunkDamaged, ChunkNotFound, DiskFailed, SessionLost
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import CHUNK_BYTES, KIB, SESSION_LINGER_S

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from engine import gc as gc_module
+from engine.upkeep import gc as gc_module
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB
 from tests.sim.disk import SimDisk

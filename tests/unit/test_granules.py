@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from engine._granules import granule_crcs, granule_crcs_by_tables, read_granules
-from engine.checksums import vector_of
+from engine.format._granules import granule_crcs, granule_crcs_by_tables, read_granules
+from engine.format.checksums import vector_of
 from lakefs.limits import GRANULE_BYTES, MIB
 from tests.oracles.granules import twin_granule_crcs, twin_read_granules
 

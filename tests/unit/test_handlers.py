@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine import handlers
-from engine.handlers import handles, require_handlers, table_of
-from engine.holds import Client
+from engine.requests import handlers
+from engine.requests.handlers import handles, require_handlers, table_of
+from engine.sessions.references import Client
 from lakefs.errors import BugError
 from lakefs.service import Reply
 from lakefs.wire import messages as m

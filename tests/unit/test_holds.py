@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.embedded import open_lake
-from engine.holds import Client, Holds
-from engine.number_set import NumberSet
+from engine.process.embedded import open_lake
+from engine.sessions.references import Client, Holds
+from engine.tables.number_set import NumberSet
 from lakefs.errors import EngineBusy, SessionLost
 from lakefs.ids import EMPTY_BLOB, Birth, SessionId
 from lakefs.limits import CHUNK_BYTES, SESSION_LINGER_S, SESSIONS_LINGERING_MAX
@@ -51,7 +51,7 @@ def expire(holds: Holds, client: Client, identifier: SessionId) -> None:
 def test_a_session_that_ends_while_gc_runs_leaves_what_it_held_to_the_cycle(
     ended: Callable[[Holds, Client, SessionId], None], while_marking: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.holds.SESSION_LINGER_S", 0)
+    monkeypatch.setattr("engine.sessions.references.SESSION_LINGER_S", 0)
 
     async def main() -> None:
         async with simulated_store(sizes=replace(SMALL_SIZES, gc_batch=1)) as store:
@@ -76,7 +76,7 @@ def test_a_session_that_ends_while_gc_runs_leaves_what_it_held_to_the_cycle(
                     assert not store.holds.is_open(session)
 
             monkeypatch.setattr(store.holds, "held_sets", held_sets)
-            monkeypatch.setattr("engine.gc.reached", reached)
+            monkeypatch.setattr("engine.upkeep.gc.reached", reached)
             assert (await gc(asker))["freed_chunks"] == 0
             assert (await gc(asker))["freed_chunks"] == 1
 
@@ -141,7 +141,7 @@ def test_of_one_connection_the_sessions_that_it_used_last_linger() -> None:
 def test_sessions_of_one_connection_are_bounded_and_those_that_ended_do_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.holds.SESSIONS_PER_CONNECTION_MAX", 3)
+    monkeypatch.setattr("engine.sessions.references.SESSIONS_PER_CONNECTION_MAX", 3)
     holds, client, _ = connected()
     other = holds.connect("other", descriptors=False, trusted=True)
     for _ in range(5):  # what another connection ends is no session of this one any more
@@ -155,7 +155,7 @@ def test_sessions_of_one_connection_are_bounded_and_those_that_ended_do_not_coun
 
 
 def test_one_user_leaves_sessions_to_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.holds.SESSIONS_MAX", 16)
+    monkeypatch.setattr("engine.sessions.references.SESSIONS_MAX", 16)
     holds, _, clock = connected()
 
     def of_user(uid: int | None) -> Client:
@@ -182,7 +182,7 @@ def test_a_put_that_gets_no_session_fails_with_the_reason_and_works_later(
     content = bytes(CHUNK_BYTES + 1)
     with open_lake(tmp_path / "store") as lake:
         with monkeypatch.context() as full:
-            full.setattr("engine.holds.SESSIONS_PER_CONNECTION_MAX", 0)
+            full.setattr("engine.sessions.references.SESSIONS_PER_CONNECTION_MAX", 0)
             with pytest.raises(
                 EngineBusy, match=r"0 puts are in progress on this connection.*try again"
             ) as told:
@@ -194,7 +194,7 @@ def test_a_put_that_gets_no_session_fails_with_the_reason_and_works_later(
 
 
 def test_leases_of_all_connections_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.holds.LEASES_MAX", 12)
+    monkeypatch.setattr("engine.sessions.references.LEASES_MAX", 12)
     holds, first, _ = connected()
     second = holds.connect("test", descriptors=False, trusted=True)
     another = holds.connect("test", descriptors=False, trusted=True, uid=4711)

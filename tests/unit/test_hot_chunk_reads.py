@@ -10,12 +10,12 @@ import pytest
 import trio
 import trio.testing
 
-from engine import chunk_reads
-from engine.arena import Arena
-from engine.dram_tier import DramTier
-from engine.embedded import EmbeddedEngine
-from engine.hot_index_life import run_hot_index
-from engine.store import Store
+from engine.process.embedded import EmbeddedEngine
+from engine.process.shared_index_life import run_hot_index
+from engine.requests import read_chunks as chunk_reads
+from engine.store.store import Store
+from engine.tiers.arena import Arena
+from engine.tiers.dram_tier import DramTier
 from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError
 from lakefs.ids import data_chunk_id
 from lakefs.limits import GRANULE_BYTES, KIB, MIB

@@ -12,14 +12,14 @@ import pytest
 import structlog
 import trio
 
-from engine.embedded import EmbeddedEngine
-from engine.extents import Extent
-from engine.format import Mutation
-from engine.hot_index import WATCHED, HotIndex
-from engine.hot_index_life import run_hot_index
-from engine.memory_limits import memory_bytes
-from engine.store import Store
-from engine.tiers import open_backing
+from engine.format.extents import Extent
+from engine.format.layouts import Mutation
+from engine.host.memory_limits import memory_bytes
+from engine.memory.backing import open_backing
+from engine.process.embedded import EmbeddedEngine
+from engine.process.shared_index_life import run_hot_index
+from engine.store.store import Store
+from engine.tiers.shared_index import WATCHED, HotIndex
 from lakefs.errors import ChunkDamaged, ConfigError, StoreLocked
 from lakefs.hot_index import HotIndexReader
 from lakefs.hot_table_format import HEADER_PAGE_BYTES, table_bytes, unpack_header
@@ -202,7 +202,7 @@ def test_a_full_table_is_counted_and_everything_goes_on() -> None:
 
 
 def test_a_table_that_sizes_itself_grows_and_its_readers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.hot_index_life.HOT_INDEX_ENTRIES_MIN", 10)
+    monkeypatch.setattr("engine.process.shared_index_life.HOT_INDEX_ENTRIES_MIN", 10)
 
     async def main() -> None:
         async with indexed_store(entries=0) as (store, index, client):
@@ -228,7 +228,7 @@ def test_a_table_that_sizes_itself_grows_and_its_readers_are_told(monkeypatch: p
 
 
 def test_memory_that_allows_no_larger_table_leaves_it_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.hot_index.memory_bytes", lambda: 16 * table_bytes(1024))
+    monkeypatch.setattr("engine.tiers.shared_index.memory_bytes", lambda: 16 * table_bytes(1024))
 
     async def main() -> None:
         async with indexed_store(entries=0) as (_, index, client):
@@ -342,7 +342,7 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path, c
 def test_a_device_that_is_not_there_is_refused_and_no_file_made_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.tiers._DEVICES", tmp_path)
+    monkeypatch.setattr("engine.memory.backing._DEVICES", tmp_path)
     with pytest.raises(ConfigError, match="No such file"):
         open_backing(str(tmp_path / "dax0.0"), table_bytes(1024))
     assert not list(tmp_path.iterdir())
@@ -360,8 +360,8 @@ def test_a_file_that_cannot_be_read_to_its_end_leaves_nothing_of_it_in_memory(
             raise OSError(errno.EIO, "Input/output error")
         return pread(file, buffers, offset)
 
-    monkeypatch.setattr("engine.tiers._COPY_BYTES", 4096)
-    monkeypatch.setattr("engine.tiers.os.preadv", failing)
+    monkeypatch.setattr("engine.memory.backing._COPY_BYTES", 4096)
+    monkeypatch.setattr("engine.memory.backing.os.preadv", failing)
     backing = open_backing(str(path), table_bytes(1024))
     assert not backing.is_old
     assert not any(backing.memory[: table_bytes(1024)])
@@ -397,7 +397,7 @@ def test_a_device_is_refused_without_opening_it(tmp_path: Path, monkeypatch: pyt
     """To open one may do something by itself, and msync(2) of a DAX device fails."""
     link = tmp_path / "hot-index"
     link.symlink_to("/dev/zero")
-    monkeypatch.setattr("engine.tiers.os.open", None)
+    monkeypatch.setattr("engine.memory.backing.os.open", None)
     for device in ("/dev/zero", str(link)):
         with pytest.raises(ConfigError, match=f"hot_index: {device} is a device.*: name a file") as caught:
             open_backing(device, table_bytes(1024))
@@ -417,7 +417,7 @@ def test_a_path_that_cannot_be_used_after_all_is_an_error_of_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "hot-index"
-    monkeypatch.setattr("engine.tiers._may_be_ours", lambda _: os.ftruncate(-1, 0))
+    monkeypatch.setattr("engine.memory.backing._may_be_ours", lambda _: os.ftruncate(-1, 0))
     before = descriptor_count()
     with pytest.raises(ConfigError, match=f"hot_index: {path}: Bad file descriptor"):
         open_backing(str(path), table_bytes(1024))

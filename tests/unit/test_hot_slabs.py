@@ -17,10 +17,10 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.strategies import booleans, integers, sampled_from
 
-from engine.arena import Arena
-from engine.dram_tier import DramTier
-from engine.hot_index import HotIndex
-from engine.hot_slabs import joined
+from engine.tiers.arena import Arena
+from engine.tiers.dram_entries import joined
+from engine.tiers.dram_tier import DramTier
+from engine.tiers.shared_index import HotIndex
 from lakefs.crc import crc32c
 from lakefs.hot_reads import NOT_READ, HotReads
 from lakefs.hot_table import HotTable
@@ -126,7 +126,7 @@ class Readers(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bounds = mock.patch.multiple("engine.dram_tier", EMPTIED_AT_ONCE_MAX=3)
+        self.bounds = mock.patch.multiple("engine.tiers.dram_tier", EMPTIED_AT_ONCE_MAX=3)
         self.bounds.start()
         self.engine = Engine()
         self.descriptors = SegmentDescriptors()
@@ -263,7 +263,7 @@ def test_what_does_not_fit_an_entry_is_told_as_a_segment() -> None:
     engine = Engine()
     payload = _payload(1, 64 * KIB)
     engine.put(payload, 1)
-    with mock.patch("engine.hot_slabs.pack_place", return_value=None):
+    with mock.patch("engine.tiers.dram_entries.pack_place", return_value=None):
         engine.read(payload, 4)
     chunk = data_chunk_id(payload)
     assert chunk in engine.tier

@@ -9,11 +9,11 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from engine import index as index_module
-from engine.format import Mutation, Op, Table, seal_value
-from engine.index import Index, remove_index, replace_index
-from engine.index_check import Verification, probe
-from engine.overlay import Layer
+from engine.format.layouts import Mutation, Op, Table, seal_value
+from engine.tables import lmdb_index as index_module
+from engine.tables.index_check import Verification, probe
+from engine.tables.lmdb_index import Index, remove_index, replace_index
+from engine.tables.overlay import Layer
 from lakefs.errors import DiskFailed, IndexDamaged, StoreFull
 from lakefs.ids import Sequence
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.format import Op, Table
-from engine.index import DATA_FILE, Index
-from engine.index_pages import check_pages
+from engine.format.layouts import Op, Table
+from engine.tables.lmdb_index import DATA_FILE, Index
+from engine.tables.lmdb_pages import check_pages
 from lakefs.errors import DiskFailed, IndexDamaged
 from lakefs.ids import Sequence
 from tests.unit.test_index import layer_of

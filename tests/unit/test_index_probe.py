@@ -9,10 +9,10 @@ from typing import Any
 import lmdb
 import pytest
 
-from engine import recovery
-from engine.format import Op, Table, seal_value
-from engine.index import Index
-from engine.index_check import probe
+from engine.format.layouts import Op, Table, seal_value
+from engine.metadata import recovery
+from engine.tables.index_check import probe
+from engine.tables.lmdb_index import Index
 from lakefs.errors import DiskFailed, IndexDamaged
 from lakefs.ids import Sequence
 from tests.sim.disk import SimDisk

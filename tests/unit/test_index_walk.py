@@ -10,15 +10,15 @@ import pytest
 import structlog
 import trio
 
-from engine.embedded import EmbeddedEngine
-from engine.format import Table
-from engine.index import Index
-from engine.index_building import build_index
-from engine.index_progress import LOGGED_EVERY_RECORDS, IndexProgress
-from engine.index_upkeep import index_state
-from engine.metadata import Metadata
-from engine.store import Store
-from engine.tables import TableView
+from engine.format.layouts import Table
+from engine.metadata.index_building import build_index
+from engine.metadata.metadata_store import Metadata
+from engine.process.embedded import EmbeddedEngine
+from engine.store.store import Store
+from engine.tables.index_progress import LOGGED_EVERY_RECORDS, IndexProgress
+from engine.tables.lmdb_index import Index
+from engine.tables.merged_tables import TableView
+from engine.upkeep.index_upkeep import index_state
 from lakefs.errors import IndexDamaged, JournalDamaged
 from lakefs.ids import Sequence
 from lakefs.wire import messages as m
@@ -101,7 +101,7 @@ def test_a_read_that_meets_damage_says_what_the_engine_does_and_has_it_done(
 
             monkeypatch.setattr(TableView, "get", spoilt)
             monkeypatch.setattr(Metadata, "verify_index", walk)
-            monkeypatch.setattr("engine.metadata.build_index", build)
+            monkeypatch.setattr("engine.metadata.metadata_store.build_index", build)
             with structlog.testing.capture_logs() as logged:
                 opened = await ask(client, m.OpenObjects([("bkt", "k")]), m.OpenResults)
                 failure = opened.results[0].failure

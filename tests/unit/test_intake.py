@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 import trio
 
-from engine.bringing import PIECE_BYTES, Bringing
-from engine.checksums import seal_payload
-from engine.extents import large_extent_bytes
-from engine.large_segments import Coming, IsLast, LargeWriter, not_last
-from engine.payload import Payload
-from engine.sizes import StoreSizes
-from engine.store import Store
-from engine.writing_ahead import AheadRun
+from engine.chunks.filling import PIECE_BYTES, Bringing
+from engine.chunks.payload import Payload
+from engine.chunks.write_ahead import AheadRun
+from engine.format.checksums import seal_payload
+from engine.format.extents import large_extent_bytes
+from engine.format.sizes import StoreSizes
+from engine.segments.large import Coming, IsLast, LargeWriter, not_last
+from engine.store.store import Store
 from lakefs.errors import DiskFailed, SourceChanged, StoreFull, StoreReadOnly
 from lakefs.ids import ChunkKind, data_chunk_id
 from lakefs.limits import KIB

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from engine.format import GROUP_HEADER, PAGE, RECORD_HEADER, Mutation, Op, StoreIdentity, Table
-from engine.journal import Journal, start_journal
-from engine.journal_reader import (
+from engine.format.layouts import GROUP_HEADER, PAGE, RECORD_HEADER, Mutation, Op, StoreIdentity, Table
+from engine.format.sizes import MetadataSizes
+from engine.journal.reader import (
     Group,
     JournalEnd,
     damage_of,
@@ -17,7 +17,7 @@ from engine.journal_reader import (
     list_journal,
     read_groups,
 )
-from engine.sizes import MetadataSizes
+from engine.journal.writer import Journal, start_journal
 from lakefs.errors import DiskFailed, JournalDamaged, LakeError, StoreFull, StoreReadOnly, StoreUnusable
 from lakefs.ids import BootId, Sequence
 from lakefs.limits import JOURNAL_FILL_BYTES

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.format import Table
-from engine.metadata import Metadata
-from engine.sizes import DEFAULT_SIZES, MetadataSizes
+from engine.format.layouts import Table
+from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
+from engine.metadata.metadata_store import Metadata
 from lakefs.errors import StoreFull
 from lakefs.limits import KIB, MIB, PAGE_BYTES
 from tests.sim.disk import SimDisk

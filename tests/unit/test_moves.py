@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from engine.format import NodeKind
-from engine.listing import list_names
-from engine.names import (
+from engine.format.layouts import NodeKind
+from engine.namespace.key_listing import list_names
+from engine.namespace.names import (
     bind,
     copy,
     rename,
 )
-from engine.object_stat import etag_of, new_object
+from engine.namespace.object_stat import etag_of, new_object
 from lakefs.errors import (
     AlreadyExists,
     FolderNotEmpty,

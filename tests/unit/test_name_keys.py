@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from engine.name_keys import (
+from engine.namespace.keys import (
     behind,
     check_bucket_name,
     check_key,

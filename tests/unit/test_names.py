@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from engine.buckets import ensure_bucket
-from engine.format import Node, NodeKind, Table, node_key
-from engine.names import (
+from engine.format.layouts import Node, NodeKind, Table, node_key
+from engine.namespace.buckets import ensure_bucket
+from engine.namespace.names import (
     Binding,
     bind,
     bind_many,
     require,
     resolve,
 )
-from engine.object_stat import etag_of, new_object
-from engine.tree import Resolved
+from engine.namespace.object_stat import etag_of, new_object
+from engine.namespace.tree import Resolved
 from lakefs.errors import (
     AlreadyExists,
     FolderNotEmpty,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from engine.format import NodeKind
-from engine.listing import list_names
-from engine.names import (
+from engine.format.layouts import NodeKind
+from engine.namespace.key_listing import list_names
+from engine.namespace.names import (
     Binding,
     bind,
     bind_many,
@@ -18,10 +18,10 @@ from engine.names import (
     rename,
     resolve,
 )
-from engine.node_changes import make_symlink
-from engine.removing import remove_folder, unbind
-from engine.tree import Resolved
-from engine.views import Transaction
+from engine.namespace.node_changes import make_symlink
+from engine.namespace.removal import remove_folder, unbind
+from engine.namespace.tree import Resolved
+from engine.tables.views import Transaction
 from lakefs.errors import (
     AlreadyExists,
     FolderNotEmpty,

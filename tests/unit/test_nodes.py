@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from engine.format import Node, NodeKind, Table, node_key
-from engine.names import Binding, bind, bind_many, make_folder, rename
-from engine.node_changes import make_symlink, set_attributes
-from engine.object_stat import new_object, to_list_entry, to_object_stat
-from engine.removing import remove_folder, unbind
-from engine.tree import NameEvent, Resolved
-from engine.views import Transaction
+from engine.format.layouts import Node, NodeKind, Table, node_key
+from engine.namespace.names import Binding, bind, bind_many, make_folder, rename
+from engine.namespace.node_changes import make_symlink, set_attributes
+from engine.namespace.object_stat import new_object, to_list_entry, to_object_stat
+from engine.namespace.removal import remove_folder, unbind
+from engine.namespace.tree import NameEvent, Resolved
+from engine.tables.views import Transaction
 from lakefs.errors import AlreadyExists, InvalidArgument, KeyNotFound, PreconditionFailed, RequestTooLarge
 from lakefs.ids import EMPTY_BLOB, NodeId
 from lakefs.limits import ATTRIBUTES_BYTES_MAX

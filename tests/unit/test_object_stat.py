@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from engine.format import NODE_HEAD, EtagKind, Node, NodeKind, Table, node_key
-from engine.names import (
+from engine.format.layouts import NODE_HEAD, EtagKind, Node, NodeKind, Table, node_key
+from engine.namespace.names import (
     iter_nodes,
 )
-from engine.object_stat import etag_of, new_object, to_list_entry, to_object_stat
-from engine.tree import NameEvent
+from engine.namespace.object_stat import etag_of, new_object, to_list_entry, to_object_stat
+from engine.namespace.tree import NameEvent
 from lakefs.errors import (
     IndexDamaged,
     InvalidArgument,

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from engine import buckets
+from engine.namespace import buckets
 from tests.fuzz.requests import survive
 from tests.store_rig import run
 

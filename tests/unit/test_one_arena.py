@@ -41,7 +41,7 @@ def test_threads_share_one_heap(wanted: str, is_one: bool, tmp_path: Path) -> No
 
 WALKED = """
 import gc, sys
-import cli.faces, engine.process
+import cli.faces, engine.process.engine_process
 from cli.process import run_loop
 async def main():
     return len(gc.get_objects()), gc.get_freeze_count()

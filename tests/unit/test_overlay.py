@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from engine.format import COUNTER_RECORD, Op, Table
-from engine.index import Index
-from engine.index_check import Verification
-from engine.overlay import Layer, Overlay
-from engine.tables import Tables
+from engine.format.layouts import COUNTER_RECORD, Op, Table
+from engine.tables.index_check import Verification
+from engine.tables.lmdb_index import Index
+from engine.tables.merged_tables import Tables
+from engine.tables.overlay import Layer, Overlay
 from lakefs.errors import IndexDamaged
 from lakefs.ids import Sequence
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from engine.pace import QUIET_S, REST_AFTER_LOOKING, REST_S_MAX, Pace, Writers
+from engine.metadata.pacing import QUIET_S, REST_AFTER_LOOKING, REST_S_MAX, Pace, Writers
 from tests.store_rig import client_of, put, run, simulated_store
 
 

@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from engine.extents import large_extent_bytes
-from engine.payloads import BUFFERS_PER_REQUEST_MAX, PayloadMemory, ReceivedBody
+from engine.chunks.payload_memory import BUFFERS_PER_REQUEST_MAX, PayloadMemory, ReceivedBody
+from engine.format.extents import large_extent_bytes
 from lakefs.buffers import BUFFER_BYTES, BufferPool
 from lakefs.errors import InvalidArgument
 from lakefs.ids import ChunkKind

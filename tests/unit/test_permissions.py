@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.permissions import open_places
+from engine.process.permissions import open_places
 
 GROUP = 4711
 STRANGER = 54321

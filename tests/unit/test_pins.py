@@ -11,13 +11,13 @@ from unittest import mock
 import pytest
 from hypothesis import given, strategies as st
 
-from engine import pins as pins_module
-from engine.compaction import Compactor
-from engine.embedded import EmbeddedEngine
-from engine.extents import Span, owned_spans, page_up, without
-from engine.format import SegmentKind
-from engine.pins import PinnedPlaces
-from engine.store import Store
+from engine.format.extents import Span, owned_spans, page_up, without
+from engine.format.layouts import SegmentKind
+from engine.process.embedded import EmbeddedEngine
+from engine.segments import pins as pins_module
+from engine.segments.pins import PinnedPlaces
+from engine.store.store import Store
+from engine.upkeep.compaction import Compactor
 from lakefs.errors import EngineBusy
 from lakefs.ids import ChunkId, SegmentId, data_chunk_id
 from lakefs.limits import COMPACT_SHARE_MOST, PAGE_BYTES

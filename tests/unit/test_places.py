@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from engine.places import places_made
+from engine.process.folders import places_made
 from lakefs.config import Config, load
 from lakefs.errors import LocalFileError
 

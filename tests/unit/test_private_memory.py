@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint import read_checkpoint, write_checkpoint
-from engine.clock import SystemClock
-from engine.disk import LocalDisk
-from engine.format import StoreIdentity, Table
-from engine.journal import start_journal
-from engine.zeros import zeros
+from engine.format.layouts import StoreIdentity, Table
+from engine.host.clock import SystemClock
+from engine.host.local_disk import LocalDisk
+from engine.host.zeros import zeros
+from engine.journal.writer import start_journal
+from engine.metadata.checkpoint import read_checkpoint, write_checkpoint
 from lakefs.ids import BootId, Sequence
 from lakefs.limits import JOURNAL_FILL_BYTES, MIB
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 from hypothesis import given, settings, strategies as st
 
-from engine.arena import Arena
+from engine.tiers.arena import Arena
 from fuse.page_sums import PageSums
 from fuse.reading import BlobReader, ReadBuffers
 from lakefs.client.trio_lake import TrioLake

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 import trio
 
-from engine import index as index_module, index_building
-from engine.checkpoint import newest_checkpoint
-from engine.format import NOT_CLEAN, Table
-from engine.journal_reader import damage_of, list_journal
-from engine.metadata import Metadata
-from engine.recovery import rebuild_store
-from engine.sizes import DEFAULT_SIZES
-from engine.superblock import read_superblock, write_superblock
-from engine.views import Transaction
+from engine.format.layouts import NOT_CLEAN, Table
+from engine.format.sizes import DEFAULT_SIZES
+from engine.journal.reader import damage_of, list_journal
+from engine.metadata import index_building
+from engine.metadata.checkpoint import newest_checkpoint
+from engine.metadata.metadata_store import Metadata
+from engine.metadata.recovery import rebuild_store
+from engine.superblock.superblock import read_superblock, write_superblock
+from engine.tables import lmdb_index as index_module
+from engine.tables.views import Transaction
 from lakefs.errors import DiskFailed, JournalDamaged, LakeError, StoreDamaged, StoreReadOnly
 from lakefs.ids import Sequence
 from tests.sim.clock import SimClock
@@ -223,7 +224,7 @@ def test_an_index_that_a_process_died_in_is_rebuilt_once() -> None:
         disk = SimDisk(20)
         before = await filled_store(disk)
         note = disk.open("crash", create=True)
-        note.pwrite(b'Fatal Python error: Aborted\n  File "engine/index.py", line 1 in get\n', 0)
+        note.pwrite(b'Fatal Python error: Aborted\n  File "engine/tables/lmdb_index.py", line 1 in get\n', 0)
         note.close()
         async with opened(disk) as metadata:
             assert "died" in metadata.rebuilt_because

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.reserve import RESERVE_PATH, Reserve
+from engine.superblock.reserve import RESERVE_PATH, Reserve
 from lakefs.limits import MIB
 from tests.sim.disk import SimDisk
 

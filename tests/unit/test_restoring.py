@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.embedded import open_lake
+from engine.process.embedded import open_lake
 from fuse.leftovers import Leftover, claimed, find_leftovers, forget, is_in_use
 from fuse.restoring import Standing, restore_to_store, standing
 from fuse.staging import Base, StagingFolder

@@ -17,14 +17,14 @@ import pytest
 import trio
 import trio.testing
 
-from engine.disk import LocalDisk
-from engine.io_queue import SWITCHED_OFF, OffloadQueue, open_io_queue
-from engine.ring import opened_ring, running_ring_queue
+from engine.host.io_queue import SWITCHED_OFF, OffloadQueue, open_io_queue
+from engine.host.io_uring import opened_ring, running_ring_queue
+from engine.host.local_disk import LocalDisk
 from lakefs.errors import LakeError
 from lakefs.offload import InlineOffload
 from lakefs.ports import FileRead
 
-_ring = pytest.importorskip("engine._ring", reason="engine._ring is not built here")
+_ring = pytest.importorskip("engine.host._io_uring", reason="engine.host._io_uring is not built here")
 
 
 @pytest.fixture(params=[False, True], ids=["newest", "as on Linux 5.6"])
@@ -344,10 +344,10 @@ def test_a_refusal_at_the_start_is_told_with_what_to_look_at(monkeypatch: pytest
 
 
 def test_without_the_native_module_threads_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.ring._RING_IS_BUILT", False)
+    monkeypatch.setattr("engine.host.io_uring._RING_IS_BUILT", False)
     kind, reason = queue_here()
     assert kind == "threads"
-    assert "engine._ring" in reason
+    assert "engine.host._io_uring" in reason
 
 
 def test_it_can_be_switched_off() -> None:
@@ -366,7 +366,7 @@ def test_a_filter_of_system_calls_leaves_threads(refused: int, code: int) -> Non
         program = ctypes.create_string_buffer(struct.pack("<HxxxxxxQ", len(steps), ctypes.addressof(code)))
         assert libc.prctl(38, 1, 0, 0, 0) == 0
         assert libc.prctl(22, 2, program, 0, 0) == 0
-        from engine.ring import opened_ring
+        from engine.host.io_uring import opened_ring
         print(opened_ring())
     """
     done = subprocess.run(

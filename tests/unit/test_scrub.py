@@ -8,11 +8,19 @@ from functools import partial
 import pytest
 import trio
 
-from engine.chunks import find_chunk
-from engine.format import Table
-from engine.medium_check import AREA_BYTES, BATCH_BYTES, RUN_RECORDS, Stored, batches_of, bytes_of, runs_of
-from engine.scrub import SAVE_INTERVAL_S, STATE_KEY
-from engine.store import Store
+from engine.chunks.chunk_store import find_chunk
+from engine.format.layouts import Table
+from engine.segments.stored_check import (
+    AREA_BYTES,
+    BATCH_BYTES,
+    RUN_RECORDS,
+    Stored,
+    batches_of,
+    bytes_of,
+    runs_of,
+)
+from engine.store.store import Store
+from engine.upkeep.scrub import SAVE_INTERVAL_S, STATE_KEY
 from lakefs.errors import ChunkDamaged
 from lakefs.ids import ChunkId
 from lakefs.limits import KIB, MIB
@@ -262,8 +270,8 @@ def test_batches_hold_every_run_once_and_no_more_than_a_thread_may_do_in_one_go(
 def test_a_pass_checks_all_however_the_records_fall_into_pages(
     at_once: int, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.scrub.GC_BATCH", at_once)
-    monkeypatch.setattr("engine.scrub.PAGE_RECORDS_MAX", page)
+    monkeypatch.setattr("engine.upkeep.scrub.GC_BATCH", at_once)
+    monkeypatch.setattr("engine.upkeep.scrub.PAGE_RECORDS_MAX", page)
 
     async def main() -> None:
         async with simulated_store() as store:

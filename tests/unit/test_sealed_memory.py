@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from engine.sealed_memory import SealedMemory
+from engine.memory.sealed_memory import SealedMemory
 from lakefs.errors import EngineBusy
 from tests.descriptors import descriptor_count
 
@@ -134,7 +134,7 @@ def test_a_descriptor_that_cannot_be_had_is_told_as_memory_that_cannot(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     before = descriptor_count()
-    monkeypatch.setattr("engine.sealed_memory._reopened", refuse)
+    monkeypatch.setattr("engine.memory.sealed_memory._reopened", refuse)
     with pytest.raises(EngineBusy, match="cannot be had"):
         SealedMemory("test", 64 << 10)
     assert descriptor_count() == before

@@ -10,9 +10,9 @@ import pytest
 import trio
 import trio.testing
 
-from engine import segment_files
-from engine.format import ChunkRecord, SegmentKind, StoreIdentity
-from engine.segment_files import pack_segment_header, segment_path
+from engine.format.layouts import ChunkRecord, SegmentKind, StoreIdentity
+from engine.segments import files as segment_files
+from engine.segments.files import pack_segment_header, segment_path
 from lakefs.errors import (
     ChunkDamaged,
     DiskFailed,

@@ -9,10 +9,10 @@ import pytest
 import trio
 import trio.testing
 
-from engine import segment_files
-from engine.disk import LocalDisk
-from engine.format import SegmentKind
-from engine.segment_files import parse_segment_name, segment_path
+from engine.format.layouts import SegmentKind
+from engine.host.local_disk import LocalDisk
+from engine.segments import files as segment_files
+from engine.segments.files import parse_segment_name, segment_path
 from lakefs.errors import (
     ChunkDamaged,
     DiskFailed,

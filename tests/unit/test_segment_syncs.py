@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from engine.extents import Place
+from engine.format.extents import Place
 from lakefs.errors import StoreFull, StoreReadOnly
 from lakefs.offload import InlineOffload
 from tests.sim.disk import SimDisk

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from engine.shares import OWN, Shares, user_of
+from engine.host.user_shares import OWN, Shares, user_of
 from lakefs.errors import EngineBusy
 
 TCP = user_of(None)

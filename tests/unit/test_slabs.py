@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from engine.arena import Arena, Slot
+from engine.tiers.arena import Arena, Slot
 from lakefs.errors import StaleGrant
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB

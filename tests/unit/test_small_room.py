@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 import trio
 
-from engine import small_segments
+from engine.segments import small as small_segments
 from lakefs.errors import DiskFailed, StoreReadOnly
 from lakefs.limits import KIB
 from lakefs.offload import InlineOffload

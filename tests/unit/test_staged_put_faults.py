@@ -143,7 +143,7 @@ def test_content_that_changes_while_it_is_stored_is_not_torn(kind: Kind) -> None
 def test_a_staging_folder_that_the_engine_does_not_read_from_is_sent(kind: Kind) -> None:
     async def body(edited: Edited) -> None:
         edited.write(0, random.Random(9).randbytes(2 * CHUNK_BYTES + 5))
-        with mock.patch("engine.sources.file_system", return_value=0):
+        with mock.patch("engine.host.client_files.file_system", return_value=0):
             await edited.store()
         assert edited.lake.count(m.StoreFromSource) == 0
         assert edited.sent_bytes == 2 * CHUNK_BYTES + 5

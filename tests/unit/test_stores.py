@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.disk import LocalDisk
-from engine.embedded import open_lake
-from engine.format import FORMAT_VERSION, Feature, Table
-from engine.journal_reader import decode_records, find_end, list_journal, read_groups
-from engine.superblock import read_superblock, write_superblock
+from engine.format.layouts import FORMAT_VERSION, Feature, Table
+from engine.host.local_disk import LocalDisk
+from engine.journal.reader import decode_records, find_end, list_journal, read_groups
+from engine.process.embedded import open_lake
+from engine.superblock.superblock import read_superblock, write_superblock
 from lakefs.errors import StoreReadOnly, StoreUnusable
 from lakefs.ids import Sequence
 from tests.stores.contents import contents_of

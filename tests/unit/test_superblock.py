@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from engine.disk import LocalDisk
-from engine.format import SUPERBLOCK, Feature
-from engine.journal import start_journal
-from engine.superblock import (
+from engine.format.layouts import SUPERBLOCK, Feature
+from engine.host.local_disk import LocalDisk
+from engine.journal.writer import start_journal
+from engine.superblock.superblock import (
     COPY_PATH,
     LOCK_PATH,
     SUPERBLOCK_PATH,

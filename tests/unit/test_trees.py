@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.embedded import open_lake
+from engine.process.embedded import open_lake
 from lakefs.client.blocking import Lake
 from lakefs.errors import (
     AlreadyExists,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.lent_memory import LentMemory
-from engine.sources import check_source
+from engine.host.client_files import check_source
+from engine.memory.lent_memory import LentMemory
 from lakefs.errors import InvalidArgument
 
 
@@ -18,7 +18,7 @@ def test_a_file_system_that_may_not_answer_is_asked_nothing(
 ) -> None:
     asked: list[int] = []
     descriptor = os.open("/proc/self/status", os.O_RDONLY)  # as good as one: on no local file system
-    for module in ("engine.sources", "engine.lent_memory"):
+    for module in ("engine.host.client_files", "engine.memory.lent_memory"):
         monkeypatch.setattr(f"{module}.file_system", asked.append)
     monkeypatch.setattr(os, "fstat", asked.append)
     try:

@@ -12,16 +12,16 @@ from typing import Final
 import pytest
 import trio
 
-from engine import superblock as superblock_module
-from engine.buckets import find_bucket
-from engine.embedded import EmbeddedEngine
-from engine.format import ReadOnlyFeature, Table, chunk_key
-from engine.held_blobs import HeldBlob
-from engine.store import Store
-from engine.superblock import read_superblock
-from engine.upload_keys import object_parts_key, part_key, upload_key
-from engine.uploads import UploadRef, put_part as decide_part
-from engine.views import Transaction
+from engine.chunks.held_blobs import HeldBlob
+from engine.format.layouts import ReadOnlyFeature, Table, chunk_key
+from engine.namespace.buckets import find_bucket
+from engine.process.embedded import EmbeddedEngine
+from engine.store.store import Store
+from engine.superblock import superblock as superblock_module
+from engine.superblock.superblock import read_superblock
+from engine.tables.views import Transaction
+from engine.uploads.keys import object_parts_key, part_key, upload_key
+from engine.uploads.lifecycle import UploadRef, put_part as decide_part
 from lakefs.client.trio_lake import TrioLake
 from lakefs.errors import ChunkNotFound, StoreReadOnly, UploadNotFound
 from lakefs.ids import BlobId, ChunkId, data_chunk_id

@@ -9,9 +9,9 @@ import pytest
 from crc32c import crc32c
 from hypothesis import example, given, settings, strategies as st
 
-from engine.checksums import check_payload, seal_payload
-from engine.extents import large_extent_bytes
-from engine.format import ChunkRecord
+from engine.format.checksums import check_payload, seal_payload
+from engine.format.extents import large_extent_bytes
+from engine.format.layouts import ChunkRecord
 from lakefs.errors import StaleGrant
 from lakefs.ids import Birth, ChunkId, ChunkKind, SegmentId, chunk_id_of, id_text
 from lakefs.limits import GRANULE_BYTES

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 
-from engine.buckets import find_bucket
-from engine.embedded import EmbeddedEngine
-from engine.format import ReadOnlyFeature, Table, chunk_key, node_key
-from engine.store import Store
-from engine.superblock import read_superblock
-from engine.version_keys import group_of, order_key
-from engine.views import Transaction
+from engine.format.layouts import ReadOnlyFeature, Table, chunk_key, node_key
+from engine.namespace.buckets import find_bucket
+from engine.namespace.version_keys import group_of, order_key
+from engine.process.embedded import EmbeddedEngine
+from engine.store.store import Store
+from engine.superblock.superblock import read_superblock
+from engine.tables.views import Transaction
 from lakefs.ids import ChunkId, NodeId, data_chunk_id
 from lakefs.wire import messages as m
 from tests.contract.test_requests_versions import get, keep_versions, remove, version_put, versions

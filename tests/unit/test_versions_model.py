@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from engine.buckets import BucketRef, find_bucket, set_bucket
-from engine.format import NodeKind
-from engine.listing import list_names
-from engine.names import Binding, bind, bind_many, copy, rename, require, resolve
-from engine.removing import remove, remove_version
-from engine.tree import Resolved
-from engine.version_listing import list_versions
-from engine.versions import version_id
+from engine.format.layouts import NodeKind
+from engine.namespace.buckets import BucketRef, find_bucket, set_bucket
+from engine.namespace.key_listing import list_names
+from engine.namespace.names import Binding, bind, bind_many, copy, rename, require, resolve
+from engine.namespace.removal import remove, remove_version
+from engine.namespace.tree import Resolved
+from engine.namespace.version_listing import list_versions
+from engine.namespace.versions import version_id
 from lakefs.errors import (
     FolderNotEmpty,
     KeyDeleted,

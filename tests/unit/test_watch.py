@@ -8,9 +8,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from engine.shares import user_of
-from engine.tree import NameEvent
-from engine.watch import Watch, Watchers
+from engine.host.user_shares import user_of
+from engine.namespace.tree import NameEvent
+from engine.namespace.watch import Watch, Watchers
 from lakefs.errors import EngineBusy
 from lakefs.ids import NodeId, Sequence
 from lakefs.wire.messages import WatchEvent

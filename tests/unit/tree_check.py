@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.format import Node, NodeKind, Table, node_key, unpack_name, unpack_node
-from engine.version_keys import bucket_of, group_of, group_of_key, is_null, order_key, path_of
-from engine.versions import unpack_version
-from engine.views import View
+from engine.format.layouts import Node, NodeKind, Table, node_key, unpack_name, unpack_node
+from engine.namespace.version_keys import bucket_of, group_of, group_of_key, is_null, order_key, path_of
+from engine.namespace.versions import unpack_version
+from engine.tables.views import View
 from lakefs.ids import ROOT_NODE, NodeId
 from lakefs.limits import COMPONENT_SPLIT_BYTES
 
@@ -15,7 +15,7 @@ _END = b"\xff" * 9
 def check_tree(view: View) -> list[bytes]:
     """All keys of objects and of folders with a blob, as `bucket/key`, in the order of the table, depth first.
 
-    AssertionError when a rule of `engine.tree` does not hold.
+    AssertionError when a rule of `engine.namespace.tree` does not hold.
     """
     nodes = {
         int.from_bytes(key, "big"): unpack_node(value) for key, value in view.scan(Table.NODES, b"\0", _END)
@@ -63,7 +63,7 @@ def check_tree(view: View) -> list[bytes]:
 
 
 def _check_versions(view: View, nodes: dict[int, Node]) -> set[int]:
-    """The nodes that are old versions; AssertionError when a rule of `engine.versions` does not hold."""
+    """The nodes that are old versions; AssertionError when a rule of `engine.namespace.versions` does not hold."""
     old: set[int] = set()
     for key, value in view.scan(Table.VERSIONS, b"\0", _END):
         record = unpack_version(value)

@@ -1,0 +1,1 @@
+"""Content-addressed payload: received, hashed, written once, recorded, found, quarantined."""

@@ -1,0 +1,249 @@
+"""Chunks: payload in, payload located and read, on segments and the table `chunks`.
+
+Rules kept here:
+- The engine hashes for itself, bytes that no client can still change (`intake`).
+- A chunk's record is committed only after its payload is synced, or placed to be synced before the record's group is
+  appended (small ones).  The same bytes stored twice at the same moment
+  are written once where the second comes while the first is under way; if both were written, the commit that
+  comes second keeps the first's record and gives its own extent up.
+- A chunk that a session was told is there is held from the same synchronous step in which it was seen.
+- Every checkpoint between seeing a record and using its place may see the chunk freed; readers therefore check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import trio
+
+from engine.chunks.ingest import Intake
+from engine.chunks.payload import Hashed, Payload, Written
+from engine.chunks.quarantine import Quarantine
+from engine.format.layouts import ChunkRecord, Table, chunk_key, unpack_chunk_record
+from engine.metadata.metadata_store import Metadata
+from engine.segments.segment_store import Segments
+from engine.sessions.references import Holds, Session
+from engine.tables.views import Transaction, View
+from lakefs.errors import ChunkDamaged, LakeError, StaleGrant, StoreDamaged
+from lakefs.ids import EMPTY_CHUNK, ChunkId, Sequence, id_text
+from lakefs.ports import Offload
+from lakefs.verify import matches_id
+
+
+@dataclass(frozen=True)
+class ChunkFreed:
+    """Goes with the transaction that removes a chunk's record; its place is punched when that is durable."""
+
+    chunk: ChunkId
+
+
+def find_chunk(view: View, chunk: ChunkId) -> ChunkRecord | None:
+    """The chunk's record, or None."""
+    value = view.get(Table.CHUNKS, chunk_key(chunk))
+    return None if value is None else unpack_chunk_record(value)
+
+
+class Chunks:
+    """The chunk store of one engine."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        segments: Segments,
+        offload: Offload,
+        holds: Holds,
+        quarantine: Quarantine,
+        write_ahead_bytes: int,
+    ) -> None:
+        self._metadata = metadata
+        self._quarantine = quarantine
+        self._segments = segments
+        self.offload = offload
+        self._holds = holds
+        self.intake = Intake(segments, offload, metadata.stop_writing, write_ahead_bytes)
+        self._under_way: dict[ChunkId, trio.Event] = {}
+
+    def find_good(self, view: View, chunk: ChunkId) -> ChunkRecord | None:
+        """The chunk's record; None when there is none, or its bytes are known to be damaged."""
+        return None if chunk in self._quarantine else find_chunk(view, chunk)
+
+    def is_quarantined(self, chunk: ChunkId) -> bool:
+        """Whether the chunk's bytes are known to be damaged."""
+        return chunk in self._quarantine
+
+    # --- storing -----------------------------------------------------------------------------------
+
+    async def store(self, session: Session, payloads: Seq[Payload]) -> list[tuple[ChunkId, bool]]:
+        """Store payloads for a session: (id, whether it was new) in order.  Durable and held on return.
+
+        StoreFull, StoreReadOnly, DiskFailed.  On cancellation nothing is recorded; extents written are given up.
+        """
+        claims = _Claims()
+
+        def choose(items: Seq[Hashed]) -> list[Hashed]:
+            return [item for item in items if self._is_claimed(session, item.chunk, claims)]
+
+        try:
+            hashed, written = await self.intake.take_in(payloads, choose)
+            await self._record(session, written)
+        finally:
+            for chunk in claims.claimed:
+                self._under_way.pop(chunk).set()
+        fresh = claims.claimed
+        for item in hashed:
+            if item.chunk in claims.waited:
+                claims.waited.remove(item.chunk)
+                if await self._await_other(session, item):
+                    fresh.add(item.chunk)
+        await self._metadata.wait_durable(claims.seen)
+        return _first_of_each(hashed, fresh)
+
+    def _is_claimed(self, session: Session, chunk: ChunkId, claims: _Claims) -> bool:
+        """Whether the chunk is for the caller to write; else it is held, or will be waited for."""
+        if chunk == EMPTY_CHUNK or chunk in claims.claimed:
+            return False
+        present = self._hold_present(session, chunk)
+        if present is not None:
+            claims.seen = max(claims.seen, present)
+        elif chunk in self._under_way:
+            claims.waited.add(chunk)
+        else:
+            claims.claimed.add(chunk)
+            self._under_way[chunk] = trio.Event()
+            return True
+        return False
+
+    async def offer(self, session: Session, chunks: Seq[ChunkId]) -> list[bool]:
+        """Which chunks are there (durably); those are held."""
+        with self._metadata.view() as view:
+            present: list[bool] = []
+            for chunk in chunks:
+                record = self.find_good(view, chunk)
+                if record is not None:
+                    self._holds.hold(session, record.birth)
+                present.append(record is not None or chunk == EMPTY_CHUNK)
+            sequence = view.sequence
+        await self._metadata.wait_durable(sequence)
+        return present
+
+    def record_in(self, txn: Transaction, items: Seq[Written]) -> list[Written]:
+        """Add records for written payloads; those whose chunk has a record by now are returned, unused."""
+        unused: list[Written] = []
+        for item in items:
+            key = chunk_key(item.hashed.chunk)
+            present = txn.get(Table.CHUNKS, key)
+            if present is not None and item.hashed.chunk not in self._quarantine:
+                self._holds.keep(unpack_chunk_record(present).birth)
+                unused.append(item)
+                continue
+            length = item.hashed.payload.length
+            birth = txn.new_birth()
+            record = ChunkRecord(
+                birth, item.place.segment, item.place.offset, length, length, item.hashed.crc
+            )
+            (txn.insert if present is None else txn.put)(Table.CHUNKS, key, record.pack())
+            self._quarantine.drop_in(txn, item.hashed.chunk)
+            self._holds.keep(birth)
+        return unused
+
+    async def _record(self, session: Session, written: list[Written]) -> None:
+        if not written:
+            return
+
+        def decide(txn: Transaction) -> list[Written]:
+            unused = self.record_in(txn, written)
+            for item in written:
+                record = find_chunk(txn, item.hashed.chunk)
+                assert record is not None
+                self._holds.hold(session, record.birth)
+            return unused
+
+        try:
+            _, sequence = await self._metadata.commit(decide, grows=True)
+            await self._metadata.wait_durable(sequence)
+        finally:
+            self.intake.settle(written)
+
+    def _hold_present(self, session: Session, chunk: ChunkId) -> Sequence | None:
+        """Hold the chunk when it is there; the sequence that this rests on."""
+        with self._metadata.view() as view:
+            record = self.find_good(view, chunk)
+            sequence = view.sequence
+        if record is None:
+            return None
+        self._holds.hold(session, record.birth)
+        return sequence
+
+    async def _await_other(self, session: Session, item: Hashed) -> bool:
+        """Another request is storing the same chunk: wait for it; when it failed, store it ourselves (true)."""
+        chunk = item.chunk
+        while (event := self._under_way.get(chunk)) is not None:
+            await event.wait()
+        present = self._hold_present(session, chunk)
+        if present is not None:
+            await self._metadata.wait_durable(present)
+            return False
+        self._under_way[chunk] = trio.Event()
+        try:
+            await self._record(session, await self.intake.write([item]))
+        finally:
+            self._under_way.pop(chunk).set()
+        return True
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    async def read(self, chunk: ChunkId, record: ChunkRecord) -> bytes:
+        """The whole payload, checked by CRC32C.  ChunkDamaged, StoreDamaged; what is damaged is noted."""
+        try:
+            return bytes(await self._segments.reader.read_chunk(record))
+        except LakeError as error:
+            raise await self.judged(chunk, record, error) from error
+
+    async def judged(self, chunk: ChunkId, record: ChunkRecord, error: LakeError) -> LakeError:
+        """What it means that reading the chunk at its record's place failed; damage is noted.
+
+        StaleGrant when the chunk was freed or stored anew meanwhile: what was read is another's room, or zeros.
+        """
+        with self._metadata.view() as view:
+            if find_chunk(view, chunk) != record:
+                return StaleGrant(
+                    f"chunk {id_text(chunk)} was freed while it was read", subject=id_text(chunk)
+                )
+        if isinstance(error, StaleGrant):
+            path = f"segment {record.segment:016x}"
+            error = StoreDamaged(f"{path} is missing; put its file back", subject=path)
+        await self._quarantine.note(chunk, record, error)
+        return error
+
+    async def verify(self, chunk: ChunkId, record: ChunkRecord) -> None:
+        """Read the payload, and compare it with its CRC32C and its id; what is damaged is noted.  ChunkDamaged, ..."""
+        payload = await self.read(chunk, record)
+        if not await self.offload.run(matches_id, chunk, payload):
+            error = ChunkDamaged(
+                "its bytes match their checksum and do not hash to its id", subject=id_text(chunk)
+            )
+            await self._quarantine.note(chunk, record, error)
+            raise error
+
+
+@dataclass
+class _Claims:
+    """What became of the chunks of one request, by what the store knew of each."""
+
+    claimed: set[ChunkId] = field(default_factory=set)
+    """Written by this request."""
+    waited: set[ChunkId] = field(default_factory=set)
+    """Written by another one, which is waited for."""
+    seen: Sequence = Sequence(0)
+    """What was found present rests on this."""
+
+
+def _first_of_each(hashed: Seq[Hashed], fresh: set[ChunkId]) -> list[tuple[ChunkId, bool]]:
+    """Each id, and whether it is new: where one comes twice, the first is."""
+    left = set(fresh)
+    results: list[tuple[ChunkId, bool]] = []
+    for item in hashed:
+        results.append((item.chunk, item.chunk in left))
+        left.discard(item.chunk)
+    return results

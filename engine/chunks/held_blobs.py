@@ -1,0 +1,112 @@
+"""Blobs that a client wants something bound to: every chunk is in the store, and held by the client's session.
+
+A manifest is walked and its sizes compared with the chunks' own; a client's word is not taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+import trio
+
+from engine.chunks.chunk_store import Chunks
+from engine.chunks.manifests import Manifests
+from engine.format.layouts import ChunkRecord
+from engine.metadata.metadata_store import Metadata
+from engine.sessions.references import Holds, Session
+from lakefs.errors import ChunkDamaged, ChunkNotFound, InvalidArgument, RequestTooLarge
+from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, BlobId, ChunkId, ChunkKind, id_text, is_well_formed, kind_of
+from lakefs.limits import BATCH_MAX
+from lakefs.manifest import Manifest, check_child, check_top
+
+CHECK_BATCH: Final = 1024
+"""Chunks of a manifest looked up between two checkpoints: about 4 ms."""
+
+
+@dataclass(frozen=True)
+class HeldBlob:
+    """What something will be bound to."""
+
+    blob: BlobId
+    size_bytes: int
+    chunk_count: int
+
+
+class HeldBlobs:
+    """Takes hold of blobs for sessions."""
+
+    def __init__(self, metadata: Metadata, chunks: Chunks, manifests: Manifests, holds: Holds) -> None:
+        self._metadata = metadata
+        self._chunks = chunks
+        self._manifests = manifests
+        self._holds = holds
+
+    async def hold(self, session: Session, blob: bytes) -> HeldBlob:
+        """The blob's size and chunk count; all its chunks are held by the session.  ChunkNotFound, InvalidArgument."""
+        (top,) = checked_chunks([blob])
+        if top == EMPTY_CHUNK:
+            return HeldBlob(EMPTY_BLOB, 0, 1)
+        if kind_of(top) is ChunkKind.DATA:
+            return HeldBlob(BlobId(top), self._hold_chunk(session, top).logical_bytes, 1)
+        self._hold_chunk(session, top)
+        root = await self._manifest(top)
+        check_top(root)
+        return HeldBlob(BlobId(top), root.size_bytes, await self._hold_below(session, root, {}))
+
+    async def _hold_below(self, session: Session, manifest: Manifest, counted: dict[ChunkId, int]) -> int:
+        """Hold all that a manifest refers to; the number of its data chunks.
+
+        A child that is named again, as in a large file of zeros, is walked once: so the work is bounded by what
+        the client has stored, whatever it makes of it.
+        """
+        if manifest.level == 0:
+            await self._hold_data(session, manifest)
+            return len(manifest.entries)
+        chunk_count = 0
+        for entry in manifest.entries:
+            self._hold_chunk(session, entry.chunk)
+            child = await self._manifest(entry.chunk)
+            check_child(entry, manifest, child)
+            if entry.chunk not in counted:
+                counted[entry.chunk] = await self._hold_below(session, child, counted)
+            chunk_count += counted[entry.chunk]
+        return chunk_count
+
+    async def _manifest(self, chunk: ChunkId) -> Manifest:
+        """A manifest that a client stored.  InvalidArgument when its bytes are none: they are as they were sent."""
+        try:
+            return await self._manifests.read(chunk)
+        except ChunkDamaged as error:
+            if isinstance(error.__cause__, InvalidArgument):
+                raise error.__cause__ from None
+            raise
+
+    async def _hold_data(self, session: Session, manifest: Manifest) -> None:
+        for start in range(0, len(manifest.entries), CHECK_BATCH):
+            for entry in manifest.entries[start : start + CHECK_BATCH]:
+                if self._hold_chunk(session, entry.chunk).logical_bytes != entry.size_bytes:
+                    raise InvalidArgument(
+                        f"a manifest gives chunk {id_text(entry.chunk)} a length it does not have"
+                    )
+            await trio.lowlevel.checkpoint()
+
+    def _hold_chunk(self, session: Session, chunk: ChunkId) -> ChunkRecord:
+        with self._metadata.view() as view:
+            record = self._chunks.find_good(view, chunk)
+        if record is None:
+            raise ChunkNotFound(
+                f"chunk {id_text(chunk)} is not in the store; offer it again", subject=id_text(chunk)
+            )
+        self._holds.hold(session, record.birth)
+        return record
+
+
+def checked_chunks(identifiers: Sequence[bytes]) -> list[ChunkId]:
+    """Ids from outside as ids.  InvalidArgument, RequestTooLarge."""
+    if len(identifiers) > BATCH_MAX:
+        raise RequestTooLarge(f"{len(identifiers)} chunks in one request; the limit is {BATCH_MAX}")
+    if not all(map(is_well_formed, identifiers)):
+        raise InvalidArgument("an id has 33 bytes and a known kind")
+    return cast(list[ChunkId], list(identifiers))

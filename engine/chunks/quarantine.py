@@ -1,0 +1,153 @@
+"""Quarantine: chunks whose stored bytes are not what was written, so that nothing new is built on them.
+
+A chunk is noted here when the engine itself failed to read it.  From then on it counts as absent for whoever stores
+the same bytes: they are written anew, the chunk's record gets the new place, and every object that refers to the chunk
+is whole again.  Reads go on trying the old place until then.  Where the bytes of the old place turn out to be good
+again (the segment's file was put back, the disk has been mended), scrub drops the note.
+
+Rules kept here:
+- The note is a record in the table `quarantine`, durable like any other; the set in memory mirrors it for quick looks.
+- A note is dropped in the transaction that records the new place, or that frees the chunk, or by who read it whole.
+- Noting is best effort: where the store takes no writes, the reader still gets the error that it came for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import msgspec
+import structlog
+
+from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, chunk_key, unpack_chunk_record
+from engine.metadata.metadata_store import Metadata
+from engine.tables.views import Transaction
+from lakefs.errors import CorruptionError, DiskFailed, LakeError
+from lakefs.ids import ChunkId, Sequence, id_text
+from lakefs.ports import Clock
+
+_KEYS_END: Final = b"\xff"
+_log: Final = structlog.get_logger(__name__)
+_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """A record's value."""
+
+    reason: str = "its bytes were found damaged"
+    time_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A damaged chunk, what was found, and when."""
+
+    chunk: ChunkId
+    reason: str
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class ChunkQuarantined:
+    """Goes with the transaction that notes a chunk."""
+
+    chunk: ChunkId
+
+
+@dataclass(frozen=True)
+class _Dropped:
+    """Goes with the transaction that drops a note."""
+
+    chunk: ChunkId
+
+
+class Quarantine:
+    """The damaged chunks of one store.  Used on the loop; memory: about 100 bytes for each."""
+
+    def __init__(self, metadata: Metadata, clock: Clock) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        metadata.on_joined(self._joined)
+        with metadata.view() as view:
+            self._chunks = {chunk_id_of_key(key) for key, _ in view.scan(Table.QUARANTINE, b"", _KEYS_END)}
+
+    def __contains__(self, chunk: ChunkId) -> bool:
+        return chunk in self._chunks
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    async def note(self, chunk: ChunkId, record: ChunkRecord, error: LakeError) -> None:
+        """The engine read the chunk at this place and failed; durable on return, where the store can be written."""
+        if chunk in self._chunks or not isinstance(error, (CorruptionError, DiskFailed)):
+            return
+        value = _encoder.encode({"reason": error.message, "time_ns": self._clock.wall_ns()})
+
+        def decide(txn: Transaction) -> bool:
+            key = chunk_key(chunk)
+            present = txn.get(Table.CHUNKS, key)
+            if present is None or unpack_chunk_record(present) != record:
+                return False  # freed, or stored anew meanwhile
+            txn.put(Table.QUARANTINE, key, value)
+            txn.note(ChunkQuarantined(chunk))
+            return True
+
+        try:
+            noted, sequence = await self._metadata.commit(decide)
+            await self._metadata.wait_durable(sequence)
+        except LakeError as failure:
+            _log.error("damage_not_noted", chunk=id_text(chunk), reason=failure.message)
+            return
+        if noted:
+            _log.error("chunk_damaged", chunk=id_text(chunk), reason=error.message)
+
+    async def release(self, chunk: ChunkId, record: ChunkRecord) -> bool:
+        """The bytes at this place were read and are good: drop the note, durably on return; whether there was one."""
+        if chunk not in self._chunks:
+            return False
+
+        def decide(txn: Transaction) -> bool:
+            present = txn.get(Table.CHUNKS, chunk_key(chunk))
+            if present is None or unpack_chunk_record(present) != record:
+                return False
+            self.drop_in(txn, chunk)
+            return True
+
+        try:
+            released, sequence = await self._metadata.commit(decide)
+            await self._metadata.wait_durable(sequence)
+        except LakeError as failure:
+            _log.error("quarantine_not_ended", chunk=id_text(chunk), reason=failure.message)
+            return False
+        if released:
+            _log.warning("chunk_is_good_again", chunk=id_text(chunk))
+        return released
+
+    def noted(self, limit: int) -> list[Quarantined]:
+        """The first chunks of the table, with reason and time."""
+        with self._metadata.view() as view:
+            page = islice(view.scan(Table.QUARANTINE, b"", _KEYS_END), limit)
+            return [_quarantined(key, value) for key, value in page]
+
+    def drop_in(self, txn: Transaction, chunk: ChunkId) -> None:
+        """The chunk is stored anew, or freed, by this transaction."""
+        if chunk in self._chunks:
+            txn.delete(Table.QUARANTINE, chunk_key(chunk))
+            txn.note(_Dropped(chunk))
+
+    def _joined(self, _: Sequence, notes: list[object]) -> None:
+        """The set changes in the step in which the table does, and not when a decision fails."""
+        for note in notes:
+            if isinstance(note, ChunkQuarantined):
+                self._chunks.add(note.chunk)
+            elif isinstance(note, _Dropped):
+                self._chunks.discard(note.chunk)
+
+
+def _quarantined(key: bytes, value: bytes) -> Quarantined:
+    try:
+        note = msgspec.msgpack.decode(value, type=_Note)
+    except msgspec.DecodeError:
+        note = _Note()
+    return Quarantined(chunk_id_of_key(key), note.reason, note.time_ns)

@@ -1,0 +1,1 @@
+"""Every byte of a store: structs, records, extents, checksums, sizes.  No I/O."""

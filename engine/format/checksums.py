@@ -1,0 +1,61 @@
+"""CRC32C of payloads: computed when an extent is written, compared with its record when the engine reads it.
+
+`lakefs.verify` says which checksums there are, and compares them for clients.
+
+What these find is rot and torn writes; a hostile writer is found by the chunk's BLAKE3 only.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from crc32c import crc32c
+
+from engine.format._granules import granule_crcs
+from engine.format.extents import large_extent_bytes
+from engine.format.layouts import ChunkRecord
+from lakefs.ids import Buffer
+from lakefs.verify import vector_bytes
+
+
+def vector_of(payload: Buffer) -> bytes:
+    """CRC32C of every granule from the start of `payload`, 4 bytes each, little-endian; the last may be short."""
+    return granule_crcs(payload)
+
+
+def seal_payload(view: memoryview, stored_bytes: int) -> int:
+    """Write vector and zeros behind the payload at the start of `view`; the CRC for the chunk record.
+
+    0.2 ms for 4 MiB: call it where the payload is hashed, while it is in the processor's cache.
+    """
+    return seal_with(view, stored_bytes, vector_of(view[:stored_bytes]))
+
+
+def seal_with(view: memoryview, stored_bytes: int, crcs: bytes) -> int:
+    """`seal_payload` with the CRCs of all granules, as `vector_of` gives them."""
+    extent = large_extent_bytes(stored_bytes)
+    assert 0 < stored_bytes <= extent <= len(view)
+    if vector_bytes(stored_bytes):
+        vector = crcs
+        crc = crc32c(vector)
+    else:
+        vector = b""
+        (crc,) = struct.unpack("<I", crcs)
+    end = stored_bytes + len(vector)
+    view[stored_bytes:end] = vector
+    view[end:extent] = bytes(extent - end)
+    return crc
+
+
+def check_payload(record: ChunkRecord, payload: Buffer, vector: Buffer = b"") -> bool:
+    """Whether a whole payload, with its vector when it has one, is what the record was made for."""
+    if len(payload) != record.stored_bytes:
+        return False
+    if not record.vector_bytes:
+        return crc32c(payload) == record.crc
+    return check_vector(record, vector) and vector_of(payload) == vector
+
+
+def check_vector(record: ChunkRecord, vector: Buffer) -> bool:
+    """Whether the bytes behind a payload are the vector that the record was made for."""
+    return len(vector) == record.vector_bytes and crc32c(vector) == record.crc

@@ -1,0 +1,429 @@
+"""fsck: does what the store says of itself hold together?
+
+`check_store` looks at an open store, page by page, beside readers and writers.  Quick: every record of the index
+against its checksum and the tables' sums; the journal and the newest checkpoint; every chunk's place against its
+segment and its neighbours; every name, node, upload and manifest against what it refers to.  Full: also every
+payload against its CRC32C and its id.
+
+A finding is `damage` (something that was stored cannot be served as it was) or a `note` (garbage that gc
+collects).  Damaged chunks are found first; then the objects that they are in are named, all of them.  Nothing is
+changed, except that damaged chunks are quarantined: who puts the same bytes again heals them.  What changes while the
+walk goes on is looked at again before it is called damage.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import trio
+
+from engine.chunks.chunk_store import Chunks, find_chunk
+from engine.chunks.manifests import Manifests
+from engine.format.layouts import (
+    ChunkRecord,
+    Node,
+    NodeKind,
+    Table,
+    chunk_id_of_key,
+    node_key,
+    unpack_chunk_record,
+    unpack_name,
+    unpack_node,
+)
+from engine.fsck.report import Report
+from engine.fsck.upload_check import UploadCheck
+from engine.fsck.version_check import VersionCheck
+from engine.metadata.metadata_store import Metadata
+from engine.namespace.names import iter_nodes
+from engine.namespace.paths import paths_of
+from engine.namespace.walk import walk_nodes
+from engine.segments.segment_store import Segments
+from engine.tables.number_set import NumberSet
+from engine.tables.views import View
+from lakefs.errors import ChunkDamaged, CorruptionError, IndexDamaged, LakeError, StaleGrant
+from lakefs.ids import (
+    EMPTY_CHUNK,
+    ROOT_NODE,
+    Birth,
+    BlobId,
+    ChunkId,
+    ChunkKind,
+    NodeId,
+    SegmentId,
+    id_text,
+    kind_of,
+)
+from lakefs.limits import GC_BATCH
+from lakefs.manifest import Entry, Manifest, check_child
+
+_LOOKS_FOR_NAMES: Final = 3
+_LOOKS_AT_PAYLOAD: Final = 8
+"""A chunk is moved once by a compaction, and stored anew by who mends it."""
+_LookAtName = Callable[[View, bytes, NodeKind, NodeId, NumberSet], None]
+
+
+async def check_store(
+    metadata: Metadata, segments: Segments, chunks: Chunks, manifests: Manifests, *, full: bool
+) -> dict[str, Any]:
+    """Check an open store.  The report; errors of the check itself are raised."""
+    check = _Check(metadata, segments, chunks, manifests, Report("full" if full else "quick"))
+    await check.index_and_journal()
+    await check.nodes()
+    await check.uploads()
+    await check.names()
+    await check.places()
+    if full:
+        await check.payloads()
+    await check.damaged_objects()
+    return check.report.as_json()
+
+
+class _Check:
+    def __init__(
+        self, metadata: Metadata, segments: Segments, chunks: Chunks, manifests: Manifests, report: Report
+    ) -> None:
+        self._metadata = metadata
+        self._segments = segments
+        self._chunks = chunks
+        self._manifests = manifests
+        self.report = report
+        self._referred = NumberSet()
+        self._nodes = NumberSet()
+        self._whole = NumberSet()
+        """Births of manifests that were walked and are whole."""
+        self._bad: dict[Birth, str] = {}
+        """Births of chunks that cannot be served, and why; about 200 bytes for each."""
+        self._bad_before_walk = 0
+        self._damaged: dict[NodeId, str] = {}
+        self._bad_names: list[tuple[NodeId, bytes, str]] = []
+        self._uploads = UploadCheck(metadata, self._blob_problem)
+        self._versions = VersionCheck(metadata)
+
+    async def index_and_journal(self) -> None:
+        """The index against its sums, the journal and the checkpoint against their checksums."""
+        for check in (self._metadata.verify_index, self._metadata.verify_journal):
+            try:
+                self.report.count("records", await check())
+            except CorruptionError as error:
+                message = error.message
+                if isinstance(error, IndexDamaged):
+                    self._metadata.index_suspect.set()
+                    message += "; the engine rebuilds it by itself, now or at its next start"
+                self.report.found("damage", error.subject, message)
+
+    # --- names and nodes ---------------------------------------------------------------------------
+
+    async def nodes(self) -> None:
+        """Every node's blob is there, its manifest's children with it; a symlink has a target."""
+        await walk_nodes(self._metadata, self._node)
+
+    async def uploads(self) -> None:
+        """Every part's blob is there, and its upload; uploads of buckets that are gone are garbage."""
+        await self._uploads.run()
+        for what, number in self._uploads.counts.items():
+            self.report.count(what, number)
+        if self._uploads.orphans:
+            self.report.found(
+                "note",
+                "store",
+                f"{self._uploads.orphans} uploads are to buckets that are gone; gc removes them",
+            )
+        self._bad_before_walk = len(self._bad)
+
+    async def _node(self, node_id: NodeId, node: Node) -> None:
+        self._nodes.add(node_id)
+        self.report.count("nodes", 1)
+        await self._content_of(node_id, node)
+
+    async def _content_of(self, node_id: NodeId, node: Node) -> None:
+        if node.kind is NodeKind.SYMLINK:
+            target = node.attributes.symlink_target
+            if node.blob is not None or not target or node.size_bytes != len(target):
+                self._damaged[node_id] = (
+                    "a symlink that has a blob, no target, or another size than its target"
+                )
+        elif node.blob is not None:
+            await self._blob(node_id, node.blob, node.size_bytes)
+
+    async def _blob(self, node_id: NodeId, blob: BlobId, size_bytes: int) -> None:
+        try:
+            problem = await self._blob_problem(blob, size_bytes)
+        except LakeError as error:
+            problem = error.message
+        if problem and self._node_is(node_id, blob):
+            self._damaged[node_id] = problem
+
+    async def _blob_problem(self, blob: BlobId, size_bytes: int) -> str:
+        top = ChunkId(blob)
+        if top == EMPTY_CHUNK:
+            return "" if size_bytes == 0 else f"an empty blob with a size of {size_bytes}"
+        if kind_of(top) is ChunkKind.DATA:
+            return self._chunk_problem(top, size_bytes)
+        record = self._record(top)
+        if record is None:
+            return f"its manifest {id_text(top)} is missing"
+        self._referred.add(record.birth)
+        problem = await self._manifest_problem(top, record)
+        if problem:
+            return problem
+        root = await self._manifests.read(top)
+        if root.size_bytes != size_bytes:
+            return f"its manifest says {root.size_bytes} bytes, the node {size_bytes}"
+        return ""
+
+    async def _manifest_problem(self, top: ChunkId, record: ChunkRecord) -> str:
+        """What is wrong with a manifest or anything below it; each is walked once, however many share it."""
+        if record.birth in self._whole or record.birth in self._bad:
+            return self._bad.get(record.birth, "")
+        try:
+            problem = await self._problem_below(top)
+        except LakeError as error:
+            problem = error.message
+        if problem:
+            self._bad[record.birth] = problem
+        else:
+            self._whole.add(record.birth)
+        return problem
+
+    async def _problem_below(self, top: ChunkId) -> str:
+        manifest = await self._manifests.read(top)
+        for entry in manifest.entries:
+            if manifest.level == 0:
+                problem = self._chunk_problem(entry.chunk, entry.size_bytes)
+            else:
+                problem = await self._child_problem(manifest, entry)
+            if problem:
+                return problem
+        await trio.lowlevel.checkpoint()
+        return ""
+
+    async def _child_problem(self, manifest: Manifest, entry: Entry) -> str:
+        record = self._record(entry.chunk)
+        if record is None:
+            return f"manifest {id_text(entry.chunk)} is missing"
+        self._referred.add(record.birth)
+        problem = await self._manifest_problem(entry.chunk, record)
+        if not problem:
+            check_child(entry, manifest, await self._manifests.read(entry.chunk))
+        return problem
+
+    def _chunk_problem(self, chunk: ChunkId, size_bytes: int) -> str:
+        record = self._record(chunk)
+        if record is None:
+            return f"chunk {id_text(chunk)} is missing"
+        self._referred.add(record.birth)
+        if record.logical_bytes != size_bytes:
+            return f"chunk {id_text(chunk)} has {record.logical_bytes} bytes where {size_bytes} are expected"
+        if record.birth in self._bad:
+            return f"chunk {id_text(chunk)}: {self._bad[record.birth]}"
+        return ""
+
+    async def damaged_objects(self) -> None:
+        """Name the objects that damage touches: those met by the walk, and those whose chunks turned out bad later."""
+        if len(self._bad) > self._bad_before_walk:
+            self._whole = NumberSet()
+            await walk_nodes(self._metadata, self._content_of)
+            await self._uploads.parts_again()
+        for subject, problem in [*await self._uploads.findings(), *await self._versions.findings()]:
+            self.report.found("damage", subject, problem)
+        wanted = {*self._damaged, *(parent for parent, _, _ in self._bad_names)}
+        paths = await paths_of(self._metadata, wanted) if wanted else {}
+        paths |= await self._versions.paths_of(self._damaged.keys() - paths.keys()) if self._damaged else {}
+        for node_id, problem in self._damaged.items():
+            self.report.found("damage", paths.get(node_id, f"node {node_id}"), problem)
+        for parent, name, problem in self._bad_names:
+            path = paths.get(parent, "" if parent == ROOT_NODE else f"node {parent}: ")
+            self.report.found("damage", path + name.decode(errors="replace"), problem)
+
+    async def names(self) -> None:
+        """Every name's node exists and is of its kind, every version's too; every node has a name, or is a version."""
+        named = NumberSet()
+        await self._walk_names(named, self._name)
+        await self._versions.run(named)
+        self.report.count("versions", self._versions.count)
+        for _ in range(_LOOKS_FOR_NAMES):
+            if not await self._unnamed(named):
+                return
+            # A name that was moved while the walk went on may have been missed: from behind it to before it.
+            # And an old version that became what its key is bound to, as a node that was overwritten.
+            await self._walk_names(named, _note_named)
+            await self._versions.note_named(named)
+        for node_id in await self._unnamed(named):
+            self.report.found("damage", f"node {node_id}", "has no name")
+
+    async def _walk_names(self, named: NumberSet, look: _LookAtName) -> None:
+        after = b""
+        while True:
+            with self._metadata.view() as view:
+                page = _page(view.scan(Table.NAMES, after, b"\xff" * 9))
+                for key, value in page:
+                    kind, node_id = unpack_name(value)
+                    look(view, key, kind, node_id, named)
+            if not page:
+                return
+            after = page[-1][0] + b"\0"
+            await trio.lowlevel.checkpoint()
+
+    def _name(self, view: View, key: bytes, kind: NodeKind, node_id: NodeId, named: NumberSet) -> None:
+        node_value = view.get(Table.NODES, node_key(node_id))
+        if node_value is None:
+            self._bad_name(key, f"refers to node {node_id}, which is missing")
+        elif unpack_node(node_value).kind is not kind:
+            self._bad_name(key, f"says {kind.name.lower()}, its node says otherwise")
+        named.add(node_id)
+        self.report.count("names", 1)
+
+    def _bad_name(self, key: bytes, problem: str) -> None:
+        self._bad_names.append((NodeId(int.from_bytes(key[:8], "big")), key[8:], problem))
+
+    async def _unnamed(self, named: NumberSet) -> list[NodeId]:
+        """Nodes that the walk over nodes met, that are there still, and that no name was seen of."""
+        unnamed: list[NodeId] = []
+        after = ROOT_NODE
+        while True:
+            with self._metadata.view() as view:
+                page = iter_nodes(view, after, GC_BATCH)
+            if not page:
+                return unnamed
+            after = page[-1][0]
+            unnamed += [node for node, _ in page if node in self._nodes and node not in named]
+            await trio.lowlevel.checkpoint()
+
+    # --- chunks ------------------------------------------------------------------------------------
+
+    async def places(self) -> None:
+        """Every chunk lies inside its segment and overlaps no other; chunks that nothing refers to are noted."""
+        sizes: dict[SegmentId, int] = {}
+        for segment in self._segments.register.ids():
+            await self._note_size(segment, sizes)
+        extents: dict[SegmentId, array[int]] = {}
+        garbage_count = garbage_bytes = 0
+        after = b""
+        while True:
+            with self._metadata.view() as view:
+                page = _page(view.scan(Table.CHUNKS, after, b"\xff"))
+            if not page:
+                break
+            after = page[-1][0] + b"\0"
+            for key, value in page:
+                record = unpack_chunk_record(value)
+                extents.setdefault(record.segment, array("Q")).extend((record.offset, record.extent_bytes))
+                chunk = chunk_id_of_key(key)
+                if _misplaced(record, sizes):
+                    await self._place(chunk, record, sizes)
+                elif self._chunks.is_quarantined(chunk):
+                    self._bad_chunk(chunk, record, "its bytes were found damaged when they were read")
+                if record.birth not in self._referred:
+                    garbage_count += 1
+                    garbage_bytes += record.extent_bytes
+            self.report.count("chunks", len(page))
+            await trio.lowlevel.checkpoint()
+        self._overlaps(extents)
+        if garbage_count:
+            # Below a manifest that cannot be read there may be any of them, so gc frees none.
+            told = "nothing that can be read; gc keeps them" if self._damaged else "nothing; gc frees them"
+            self.report.found(
+                "note", "store", f"{garbage_count} chunks ({garbage_bytes} bytes) are referred to by {told}"
+            )
+
+    async def _place(self, chunk: ChunkId, record: ChunkRecord, sizes: dict[SegmentId, int]) -> None:
+        """Look again: segments are made, grow and go while the walk goes on."""
+        await self._note_size(record.segment, sizes)
+        problem = _misplaced(record, sizes)
+        if problem and self._record(chunk) == record:
+            # Quarantined, so that who puts the same bytes again is not told that they are there.
+            await self._chunks.judged(chunk, record, ChunkDamaged(problem, subject=id_text(chunk)))
+            self._bad_chunk(chunk, record, problem)
+
+    def _bad_chunk(self, chunk: ChunkId, record: ChunkRecord, problem: str) -> None:
+        self._bad[record.birth] = problem
+        self.report.found("damage", id_text(chunk), problem)
+
+    async def _note_size(self, segment: SegmentId, sizes: dict[SegmentId, int]) -> None:
+        sizes.pop(segment, None)
+        try:
+            sizes[segment] = await self._segments.room.size(segment)
+        except StaleGrant:
+            return  # removed; what still refers to it is damage
+
+    def _overlaps(self, extents: dict[SegmentId, array[int]]) -> None:
+        for segment, places in extents.items():
+            end = 0
+            for offset, length in sorted(zip(places[::2], places[1::2], strict=True)):
+                if offset < end:
+                    self.report.found(
+                        "damage", f"segment {segment:016x}", f"two chunks overlap at offset {offset}"
+                    )
+                end = max(end, offset + length)
+
+    async def payloads(self) -> None:
+        """Every payload against its CRC32C and its id."""
+        after = b""
+        while True:
+            with self._metadata.view() as view:
+                page = _page(view.scan(Table.CHUNKS, after, b"\xff"), limit=64)
+            if not page:
+                return
+            after = page[-1][0] + b"\0"
+            for key, value in page:
+                await self._payload(chunk_id_of_key(key), unpack_chunk_record(value))
+
+    async def _payload(self, chunk: ChunkId, record: ChunkRecord) -> None:
+        """One payload, at the place that it has when it was read: compaction may move it meanwhile."""
+        for _ in range(_LOOKS_AT_PAYLOAD):
+            problem = await self._payload_problem(chunk, record)
+            now = self._record(chunk)
+            if now is None:
+                return  # freed
+            if now == record:
+                break
+            record = now
+        else:
+            self.report.found("note", id_text(chunk), "was moved again and again, and is not checked")
+            return
+        if problem and record.birth not in self._bad:
+            self._bad_chunk(chunk, record, problem)
+        self.report.count("payload_bytes", record.stored_bytes)
+
+    async def _payload_problem(self, chunk: ChunkId, record: ChunkRecord) -> str:
+        try:
+            await self._chunks.verify(chunk, record)
+        except LakeError as error:
+            return error.message
+        return ""
+
+    # --- looking again -----------------------------------------------------------------------------
+
+    def _record(self, chunk: ChunkId) -> ChunkRecord | None:
+        with self._metadata.view() as view:
+            return find_chunk(view, chunk)
+
+    def _node_is(self, node_id: NodeId, blob: BlobId) -> bool:
+        with self._metadata.view() as view:
+            value = view.get(Table.NODES, node_key(node_id))
+        return value is not None and unpack_node(value).blob == blob
+
+
+def _note_named(view: View, key: bytes, kind: NodeKind, node_id: NodeId, named: NumberSet) -> None:
+    named.add(node_id)
+
+
+def _misplaced(record: ChunkRecord, sizes: dict[SegmentId, int]) -> str:
+    """What is wrong with a chunk's place; empty when nothing is."""
+    size = sizes.get(record.segment)
+    if size is None:
+        return f"its segment {record.segment:016x} is missing"
+    if record.offset + record.extent_bytes > size:
+        return f"its segment {record.segment:016x} ends before it"
+    return ""
+
+
+def _page(scan: Iterator[tuple[bytes, bytes]], limit: int = GC_BATCH) -> list[tuple[bytes, bytes]]:
+    page: list[tuple[bytes, bytes]] = []
+    for entry in scan:
+        page.append(entry)
+        if len(page) == limit:
+            break
+    return page

@@ -1,0 +1,148 @@
+"""Which objects damaged chunks belong to: every name, version and upload part that refers to them.
+
+One pass over nodes and parts; a manifest that many objects share is read once.  Pages are views of their own, so an
+object that is changed meanwhile may be told of as it was.
+
+Memory: what is found, of at most `CHUNKS_MAX` chunks, and a bit for each manifest without damage below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Final
+
+import trio
+
+from engine.chunks.chunk_store import find_chunk
+from engine.chunks.manifests import Manifests
+from engine.chunks.quarantine import Quarantine
+from engine.format.layouts import Node, Table
+from engine.fsck.upload_check import UploadCheck
+from engine.fsck.version_check import VersionCheck
+from engine.metadata.metadata_store import Metadata
+from engine.namespace.paths import paths_of
+from engine.namespace.walk import walk_nodes
+from engine.tables.number_set import NumberSet
+from engine.uploads.keys import PARTS_BEGIN, PARTS_END
+from engine.uploads.lifecycle import unpack_part
+from lakefs.errors import LakeError
+from lakefs.ids import EMPTY_CHUNK, BlobId, ChunkId, ChunkKind, NodeId, chunk_of, id_text, kind_of
+from lakefs.limits import GC_BATCH
+
+CHUNKS_MAX: Final = 1000
+"""Chunks that one report tells of; all are counted."""
+_Found = frozenset[ChunkId]
+_NOTHING: Final[_Found] = frozenset()
+
+
+async def damage_report(
+    metadata: Metadata, manifests: Manifests, quarantine: Quarantine
+) -> list[dict[str, Any]]:
+    """The quarantined chunks: id, reason, time, and the names of all objects that they belong to; JSON-able."""
+    noted = quarantine.noted(CHUNKS_MAX)
+    owners = await owners_of(metadata, manifests, [item.chunk for item in noted]) if noted else {}
+    return [
+        {
+            "chunk": id_text(item.chunk),
+            "reason": item.reason,
+            "found": datetime.fromtimestamp(item.time_ns / 1e9, UTC).isoformat(timespec="seconds"),
+            "objects": owners[item.chunk],
+        }
+        for item in noted
+    ]
+
+
+async def owners_of(
+    metadata: Metadata, manifests: Manifests, chunks: Collection[ChunkId]
+) -> dict[ChunkId, list[str]]:
+    """For each chunk the objects, versions and parts that refer to it, by name; sorted."""
+    search = _Search(metadata, manifests, frozenset(chunks))
+    await search.nodes()
+    await search.parts()
+    return await search.named()
+
+
+class _Search:
+    def __init__(self, metadata: Metadata, manifests: Manifests, wanted: _Found) -> None:
+        self._metadata = metadata
+        self._manifests = manifests
+        self._wanted = wanted
+        self._below: dict[ChunkId, _Found] = {}
+        """Of manifests that have damage below them, or are damaged."""
+        self._whole = NumberSet()
+        self._nodes: dict[ChunkId, list[NodeId]] = {chunk: [] for chunk in wanted}
+        self._parts: dict[ChunkId, list[bytes]] = {chunk: [] for chunk in wanted}
+
+    async def nodes(self) -> None:
+        async def look(node_id: NodeId, node: Node) -> None:
+            for chunk in _NOTHING if node.blob is None else await self._in_blob(node.blob):
+                self._nodes[chunk].append(node_id)
+
+        await walk_nodes(self._metadata, look)
+
+    async def parts(self) -> None:
+        after = PARTS_BEGIN
+        while True:
+            with self._metadata.view() as view:
+                page = list(islice(view.scan(Table.UPLOADS, after, PARTS_END), GC_BATCH))
+            if not page:
+                return
+            after = page[-1][0] + b"\0"
+            for key, value in page:
+                for chunk in await self._in_blob(BlobId(unpack_part(value).blob)):
+                    self._parts[chunk].append(key)
+            await trio.lowlevel.checkpoint()
+
+    async def named(self) -> dict[ChunkId, list[str]]:
+        """What was found, by name."""
+        nodes = {node for found in self._nodes.values() for node in found}
+        paths = await paths_of(self._metadata, nodes) if nodes else {}
+        if nodes - paths.keys():
+            paths |= await VersionCheck(self._metadata).paths_of(nodes - paths.keys())
+        uploads = UploadCheck(self._metadata, _no_problem)
+        owners: dict[ChunkId, list[str]] = {}
+        for chunk in self._wanted:
+            names = [paths.get(node, f"node {node}") for node in self._nodes[chunk]]
+            names += [await uploads.name_of(key) for key in self._parts[chunk]]
+            owners[chunk] = sorted(names)
+        return owners
+
+    async def _in_blob(self, blob: BlobId) -> _Found:
+        chunk = chunk_of(blob)
+        if chunk == EMPTY_CHUNK:
+            return _NOTHING
+        if kind_of(chunk) is ChunkKind.DATA:
+            return self._wanted & {chunk}
+        return await self._in_manifest(chunk)
+
+    async def _in_manifest(self, chunk: ChunkId) -> _Found:
+        known = self._below.get(chunk)
+        if known is not None:
+            return known
+        with self._metadata.view() as view:
+            record = find_chunk(view, chunk)
+        if record is None or record.birth in self._whole:
+            return _NOTHING
+        found = set(self._wanted & {chunk})
+        try:
+            manifest = await self._manifests.read(chunk)
+        except LakeError:
+            entries: list[ChunkId] = []  # it is damaged itself; what it names cannot be told
+        else:
+            entries = [entry.chunk for entry in manifest.entries]
+        for entry in entries:
+            if kind_of(entry) is ChunkKind.DATA:
+                found |= self._wanted & {entry}
+            else:
+                found |= await self._in_manifest(entry)
+        if found:
+            self._below[chunk] = frozenset(found)
+        else:
+            self._whole.add(record.birth)
+        return frozenset(found)
+
+
+async def _no_problem(blob: BlobId, size_bytes: int) -> str:
+    return ""

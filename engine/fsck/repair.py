@@ -1,0 +1,365 @@
+"""`lake fsck --repair`, with the store closed: what is certain is done, and told; nothing else is touched.
+
+What is certain, by what is bad:
+- the superblock or its copy: it is written anew from the other one;
+- the index: it is made anew, when checkpoint and journal tell everything;
+- a checkpoint, or journal files: when the index is whole and has, with what can be read of the journal, every group
+  that was durable, a checkpoint of it is written and the journal goes on in a new file;
+- a journal file all of whose groups the checkpoint has, an old checkpoint, a segment's file that is another store's:
+  they are in the way, and are set aside;
+- files under temporary names: a crash left them half-written, and they are removed.
+
+Rules kept here:
+- A file that somebody may want is renamed into `set-aside/`, never removed.
+- Each step leaves a store that is no worse, so a repair that was cut short is repeated; one that was not finds nothing.
+- What was acknowledged and cannot be told is not forgotten: then nothing of journal and index is changed, and the
+  report says what is missing.
+
+Damaged payloads are found by the check of the open store, which quarantines them.  All functions block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from engine.fsck.survey import TableSources, foreign_segments, given_up_groups, leftovers, survey_tables
+from engine.host.clock import SystemClock
+from engine.host.crash_marker import noting_crashes
+from engine.host.failpoints import reached
+from engine.host.local_disk import LocalDisk
+from engine.journal.reader import (
+    JOURNAL_FOLDER,
+    Group,
+    JournalFile,
+    decode_records,
+    find_end,
+    journal_path,
+    read_groups,
+)
+from engine.journal.salvage import highest_readable, place_behind, refuse_lost_boot
+from engine.journal.writer import start_journal
+from engine.metadata.checkpoint import write_checkpoint
+from engine.metadata.index_building import rebuild_index
+from engine.metadata.recovery import INDEX_FOLDER
+from engine.superblock.superblock import (
+    COPY_PATH,
+    LOCK_PATH,
+    MISSING,
+    ROOT_FOLDER,
+    SUPERBLOCK_PATH,
+    BadFile,
+    Superblock,
+    Superblocks,
+    survey_superblocks,
+    what_is_wrong,
+    write_one,
+)
+from engine.tables.lmdb_index import Index
+from engine.tables.overlay import Layer
+from lakefs.errors import CorruptionError, LakeError, StoreUnusable
+from lakefs.ids import Sequence
+from lakefs.limits import OVERLAY_BYTES_MAX, OVERLAY_ENTRIES_MAX
+from lakefs.ports import Clock, Disk
+
+SET_ASIDE_FOLDER: Final = "set-aside"
+INDEX: Final = "index"
+COPY_MISSING: Final = BadFile(COPY_PATH, MISSING)
+
+
+@dataclass(frozen=True)
+class Repair:
+    """One thing that was done.  `kept_as` is where what was there before is now; empty when nothing was."""
+
+    object: str
+    problem: str
+    action: str
+    kept_as: str = ""
+
+
+@dataclass
+class FilesReport:
+    """What is wrong with the files of a closed store, and what was done about it."""
+
+    damage: list[BadFile] = field(default_factory=list)
+    """Without repair: all that was found.  With it: what is left."""
+    notes: list[BadFile] = field(default_factory=list)
+    """What harms nobody any more: a copy of the superblock that is missing, which stores of earlier releases have not;
+    journal groups that do not count."""
+    repairs: list[Repair] = field(default_factory=list)
+    can_be_opened: bool = True
+    """Whether it is to be tried: the superblock is good, so that opening changes nothing of it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For scripts; JSON-able."""
+        return {
+            "findings": [
+                {"severity": severity, "object": bad.path, "message": bad.reason}
+                for severity, found in (("damage", self.damage), ("note", self.notes))
+                for bad in found
+            ],
+            "repairs": [vars(repair) for repair in self.repairs],
+            "can_be_opened": self.can_be_opened,
+        }
+
+
+def check_files(data: Path, *, repair: bool) -> FilesReport:
+    """Look at the files of the store in a folder, and repair them when asked to.
+
+    StoreLocked while an engine has the store; StoreUnusable when there is none, or it is of a later release;
+    StoreFull, DiskFailed: what was done until then stays done.
+    """
+    disk = LocalDisk(data)
+    if not any(disk.exists(path) for path in (SUPERBLOCK_PATH, COPY_PATH, "journal")):
+        raise StoreUnusable(
+            f"there is no store in {data}; lake serve --data {data} makes one", subject=str(data)
+        )
+    lock = disk.lock(LOCK_PATH)
+    try:
+        with noting_crashes(disk):
+            return (repair_files if repair else find_bad_files)(disk, SystemClock())
+    finally:
+        lock.close()
+
+
+def find_bad_files(disk: Disk, clock: Clock) -> FilesReport:
+    """All files that are bad; nothing is changed.  The lock is held."""
+    report = FilesReport()
+    try:
+        superblocks = survey_superblocks(disk)
+    except CorruptionError as error:
+        return FilesReport([BadFile(error.subject, error.message)], can_be_opened=False)
+    sources = survey_tables(disk, superblocks.good)
+    report.damage += [*superblocks.bad, *sources.bad_checkpoints, *sources.bad_files]
+    if COPY_MISSING in report.damage:
+        report.damage.remove(COPY_MISSING)
+        report.notes.append(COPY_MISSING)
+    report.damage += foreign_segments(disk, superblocks.good.store_id)
+    report.notes += given_up_groups(disk, sources.files)
+    if sources.index_problem and sources.durable:
+        report.damage.append(BadFile(INDEX, sources.index_problem))
+    if sources.problem is not None:
+        _add_problem(report, sources.problem)
+    report.can_be_opened = SUPERBLOCK_PATH not in {bad.path for bad in superblocks.bad}
+    return report
+
+
+def repair_files(
+    disk: Disk, clock: Clock, *, index_committed: Callable[[], None] | None = None
+) -> FilesReport:
+    """Do what is certain; the lock is held.  StoreUnusable, StoreFull, DiskFailed."""
+    work = _Repairing(disk, clock, index_committed)
+    try:
+        superblocks = survey_superblocks(disk)
+    except CorruptionError as error:
+        return FilesReport([BadFile(error.subject, error.message)], can_be_opened=False)
+    work.superblocks(superblocks)
+    work.remove_leftovers()
+    for bad in list(foreign_segments(disk, superblocks.good.store_id)):
+        work.set_aside(bad, "set aside: the objects that it should hold are listed as damaged")
+    work.tables(superblocks.good)
+    return work.report
+
+
+class _Repairing:
+    """The steps of one repair, each durable on return."""
+
+    def __init__(self, disk: Disk, clock: Clock, index_committed: Callable[[], None] | None) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._index_committed = index_committed
+        self.report = FilesReport()
+
+    def superblocks(self, found: Superblocks) -> None:
+        """Write the bad one of the two anew from the other."""
+        for bad in found.bad:
+            kept_as = self._move_away(bad.path)
+            write_one(self._disk, bad.path, found.good.pack())
+            reached("repair.superblock-restored")
+            source = COPY_PATH if bad.path == SUPERBLOCK_PATH else SUPERBLOCK_PATH
+            self._done(bad, f"written anew from {source}", kept_as)
+
+    def remove_leftovers(self) -> None:
+        """Remove what a crash left half-written."""
+        for path in leftovers(self._disk):
+            self._disk.unlink(path)
+            self._disk.sync_folder(path.rpartition("/")[0])
+            self._done(BadFile(path, "a crash left it half-written"), "removed")
+
+    def set_aside(self, bad: BadFile, action: str) -> None:
+        """Rename a bad file into the folder where nothing is looked for."""
+        self._done(bad, action, self._move_away(bad.path))
+
+    def tables(self, superblock: Superblock) -> None:
+        """Have checkpoint, journal and index tell the same again, when that is certain to be everything."""
+        sources = survey_tables(self._disk, superblock)
+        if sources.problem is not None:
+            try:
+                self._save(sources, sources.problem)
+            except (CorruptionError, StoreUnusable) as error:
+                self._refuse(sources, error)
+                return
+            if sources.index_problem:
+                self._rebuild(survey_tables(self._disk, superblock))
+        else:
+            for bad in sources.bad_checkpoints:
+                self.set_aside(bad, "set aside: an older one and the journal tell the same")
+            self._set_aside_superseded(sources.bad_files)
+            if sources.index_problem and sources.end:
+                self._rebuild(sources)
+
+    def _refuse(self, sources: TableSources, problem: LakeError) -> None:
+        """It cannot be told what is missing; the files stay as they are."""
+        self.report.damage += [*sources.bad_checkpoints, *sources.bad_files]
+        if sources.index_problem:
+            self.report.damage.append(BadFile(INDEX, sources.index_problem))
+        _add_problem(self.report, problem)
+
+    def _rebuild(self, sources: TableSources) -> None:
+        disk = self._disk
+        path = Path(disk.local_path(INDEX_FOLDER))
+        rebuild_index(disk, sources.identity, sources.files, sources.end, path).close()
+        if self._index_committed is not None:
+            self._index_committed()
+        reached("repair.index-rebuilt")
+        self._done(BadFile(INDEX, sources.index_problem), "made anew from checkpoint and journal")
+
+    # --- from the index ------------------------------------------------------------------------------
+
+    def _save(self, sources: TableSources, problem: LakeError) -> None:
+        """Go on from the index, or from a checkpoint with nothing behind it, in the place of what cannot be read.
+
+        CorruptionError when groups may be missing.
+        """
+        disk, before = self._disk, len(self.report.repairs)
+        told = sources.after if sources.applied is None else sources.applied
+        end, groups = _behind(disk, sources, told, problem)
+        unreadable = [*sources.bad_files, *_unreadable(disk, sources.files, end)]
+        if sources.applied is not None:
+            self._save_index(sources, groups, end, problem)
+        elif end > told or sources.bad_checkpoints:
+            raise problem
+        # The journal has a file at each moment, or, where a bad one has the new one's name, was stopped cleanly.
+        name = journal_path(Sequence(end + 1))
+        self._set_aside_superseded(bad for bad in unreadable if bad.path == name)
+        start_journal(disk, sources.identity, self._clock, end_sequence=end, carried=None, files=()).close()
+        reached("repair.journal-begun")
+        self._set_aside_superseded(bad for bad in unreadable if bad.path != name)
+        if len(self.report.repairs) == before:
+            done = "goes on in a new file; the checkpoint has everything"
+            self._done(BadFile(JOURNAL_FOLDER, what_is_wrong(problem)), done)
+
+    def _set_aside_superseded(self, files: Iterable[BadFile]) -> None:
+        for bad in files:
+            self.set_aside(bad, "set aside: the checkpoint has all that it held")
+
+    def _save_index(
+        self, sources: TableSources, groups: Iterable[Group], end: Sequence, problem: LakeError
+    ) -> None:
+        """Have the index, and a checkpoint, tell everything up to `end`."""
+        index = Index(Path(self._disk.local_path(INDEX_FOLDER)))
+        try:
+            index.owner, index.committed = sources.identity.store_id, self._index_committed
+            _apply(index, groups, end)
+            reached("repair.tail-applied")
+            for bad in sources.bad_checkpoints:
+                self.set_aside(bad, "set aside: a new one was written from the index")
+            if sources.after < end:
+                self._write_checkpoint(sources, index, problem)
+        finally:
+            index.close()
+
+    def _write_checkpoint(self, sources: TableSources, index: Index, problem: LakeError) -> None:
+        snapshot = index.snapshot()
+        try:
+            written = write_checkpoint(self._disk, sources.identity, snapshot)
+        finally:
+            snapshot.close()
+        reached("repair.saved")
+        self._done(
+            BadFile(written.path, what_is_wrong(problem)), "written from the index, which has everything"
+        )
+
+    # --- files ---------------------------------------------------------------------------------------
+
+    def _move_away(self, path: str) -> str:
+        """Where a file is now; empty when there is none."""
+        disk = self._disk
+        if not disk.exists(path):
+            return ""
+        disk.make_folder(SET_ASIDE_FOLDER)
+        disk.sync_folder(ROOT_FOLDER)
+        there = set(disk.list_folder(SET_ASIDE_FOLDER))
+        name = path.replace("/", ".")
+        number = 1
+        while f"{name}.{number}" in there:
+            number += 1
+        kept_as = f"{SET_ASIDE_FOLDER}/{name}.{number}"
+        disk.rename(path, kept_as)
+        disk.sync_folder(SET_ASIDE_FOLDER)
+        disk.sync_folder(path.rpartition("/")[0])
+        reached("repair.set-aside")
+        return kept_as
+
+    def _done(self, bad: BadFile, action: str, kept_as: str = "") -> None:
+        self.report.repairs.append(Repair(bad.path, bad.reason, action, kept_as))
+
+
+def _behind(
+    disk: Disk, sources: TableSources, told: Sequence, problem: LakeError
+) -> tuple[Sequence, Iterable[Group]]:
+    """The last group that was durable, and those behind `told`.  CorruptionError when one may be missing."""
+    files = sources.files
+    if told == sources.durable == sources.clean_sequence and not any(
+        file.first_sequence > told + 1 or highest_readable(disk, file) > told for file in files
+    ):
+        return told, ()
+    if not all(sources.is_superseded(bad.path, told) for bad in sources.bad_files):
+        raise problem
+    holding = [file for file in files if file.first_sequence <= told + 1]
+    if not holding:
+        raise problem
+    files = tuple(file for file in files if file.first_sequence >= holding[-1].first_sequence)
+    begin = place_behind(disk, files[0], told)
+    end = find_end(disk, files, sources.durable, begin).sequence
+    if sources.clean_sequence is None:
+        refuse_lost_boot(sources.files, end, sources.identity.boot_before)
+    for group in read_groups(disk, files, told, end, begin):
+        decode_records(group.body, group.record_count)
+    return end, read_groups(disk, files, told, end, begin)
+
+
+def _apply(index: Index, groups: Iterable[Group], end: Sequence) -> None:
+    """Bring the index to `end`, in batches of bounded size."""
+    layer = Layer()
+    for group in groups:
+        layer.publish(group.sequence, decode_records(group.body, group.record_count))
+        if layer.entry_count >= OVERLAY_ENTRIES_MAX or layer.nbytes >= OVERLAY_BYTES_MAX:
+            index.apply(layer, group.sequence)
+            index.refresh()
+            layer = Layer()
+    if index.applied < end:
+        index.apply(layer, end)
+        index.refresh()
+
+
+def _unreadable(disk: Disk, files: tuple[JournalFile, ...], end: Sequence) -> list[BadFile]:
+    """Journal files in which a group up to `end` cannot be read."""
+    bad: list[BadFile] = []
+    if not files:
+        return bad
+    followers = [Sequence(file.first_sequence - 1) for file in files[1:]]
+    for file, last in zip(files, [*followers, end], strict=True):
+        try:
+            for group in read_groups(disk, (file,), Sequence(file.first_sequence - 1), min(last, end)):
+                decode_records(group.body, group.record_count)
+        except CorruptionError as error:
+            bad.append(BadFile(file.path, what_is_wrong(error)))
+    return bad
+
+
+def _add_problem(report: FilesReport, problem: LakeError) -> None:
+    if problem.subject not in {bad.path for bad in report.damage}:
+        report.damage.append(BadFile(problem.subject, problem.message))

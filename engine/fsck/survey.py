@@ -1,0 +1,247 @@
+"""What the files of a closed store say: which are whole, and what the tables can be told from.
+
+The store's lock is held.  Nothing is changed on disk, and all functions block.  `lake fsck --data` tells what is found;
+`engine.fsck.repair` acts on it.  Payloads are not read, and names not compared: that is the check of the open store.
+
+The tables (chunks, nodes, names, ...) are told twice: by checkpoint and journal, and by the index.  `TableSources` says
+how far each can be believed.  A bad file is one that is not what was written there: cut short, changed, another
+store's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from engine.format.layouts import (
+    StoreIdentity,
+)
+from engine.host import crash_marker as crash_note
+from engine.journal.reader import (
+    JOURNAL_FOLDER,
+    JournalFile,
+    decode_records,
+    find_end,
+    journal_file,
+    journal_paths,
+    read_groups,
+    sequence_in,
+)
+from engine.journal.salvage import highest_readable, refuse_lost_boot
+from engine.metadata.checkpoint import CHECKPOINT_FOLDER, Checkpoint, read_checkpoint
+from engine.metadata.recovery import INDEX_FOLDER
+from engine.segments.files import SEGMENTS_FOLDER, check_segment_header, parse_segment_name
+from engine.superblock.superblock import (
+    COPY_PATH,
+    MISSING,
+    SUPERBLOCK_PATH,
+    BadFile,
+    Superblock,
+    read_head,
+    what_is_wrong,
+)
+from engine.tables.index_check import Verification
+from engine.tables.lmdb_index import Index
+from lakefs.errors import CorruptionError, IndexDamaged, LakeError, StoreDamaged, StoreUnusable
+from lakefs.ids import Sequence
+from lakefs.ports import Disk
+
+_CHECKPOINT_SUFFIX: Final = ".checkpoint"
+_TEMPORARY_SUFFIX: Final = ".new"
+_VERIFIED_AT_ONCE: Final = 65_536
+
+
+@dataclass(frozen=True)
+class TableSources:
+    """What tells the tables of a store.  `files` and `checkpoint` are those that can be used."""
+
+    identity: StoreIdentity
+    clean_sequence: int | None
+    checkpoint: Checkpoint | None
+    bad_checkpoints: tuple[BadFile, ...]
+    files: tuple[JournalFile, ...]
+    bad_files: tuple[BadFile, ...]
+    """Journal files whose header is not good."""
+    applied: Sequence | None
+    """Up to where the index is whole, every record checked; None when it is not."""
+    index_problem: str
+    durable: Sequence
+    """Every group up to this one was durable once."""
+    end: Sequence
+    """The last group, when `problem` is None."""
+    problem: LakeError | None
+    """Why checkpoint and journal do not tell everything."""
+
+    @property
+    def after(self) -> Sequence:
+        """What the checkpoint tells."""
+        return Sequence(0) if self.checkpoint is None else self.checkpoint.sequence
+
+    @property
+    def superseded(self) -> tuple[BadFile, ...]:
+        """Bad journal files all of whose groups the checkpoint has."""
+        return tuple(bad for bad in self.bad_files if self.is_superseded(bad.path, self.after))
+
+    def is_superseded(self, path: str, after: Sequence) -> bool:
+        """Whether a journal file that can be used begins behind this one, and no later than with `after` + 1."""
+        return any(path < file.path and file.first_sequence <= after + 1 for file in self.files)
+
+
+def survey_tables(disk: Disk, superblock: Superblock) -> TableSources:
+    """Read checkpoints, journal and index whole.  StoreUnusable for names that no release gives."""
+    identity, clean = superblock.identity, superblock.clean_sequence
+    checkpoint, bad_checkpoints, written = _checkpoints(disk, identity)
+    files, bad_files = _journal(disk, identity)
+    applied, noted, index_problem = _index(disk, identity)
+    durable = Sequence(max(clean or 0, written, noted))
+    sources = TableSources(
+        identity,
+        clean,
+        checkpoint,
+        bad_checkpoints,
+        files,
+        bad_files,
+        applied,
+        index_problem,
+        durable,
+        Sequence(0),
+        None,
+    )
+    if applied is not None and applied < sources.after:
+        reason = f"it ends with group {applied}, before the checkpoint's {sources.after}"
+        sources = replace(sources, applied=None, index_problem=reason)
+    try:
+        return replace(sources, end=_told_end(disk, sources))
+    except (CorruptionError, StoreUnusable) as error:
+        return replace(sources, problem=error)
+
+
+def foreign_segments(disk: Disk, store_id: bytes) -> Iterator[BadFile]:
+    """Files of segments whose header is good and says that they are another segment's, or another store's."""
+    for name in disk.list_folder(SEGMENTS_FOLDER):
+        parsed = parse_segment_name(name)
+        if parsed is None:
+            continue
+        path = f"{SEGMENTS_FOLDER}/{name}"
+        try:
+            check_segment_header(read_head(disk, path), store_id, *parsed)
+        except StoreDamaged as error:
+            yield BadFile(path, what_is_wrong(error))
+
+
+def given_up_groups(disk: Disk, files: tuple[JournalFile, ...]) -> Iterator[BadFile]:
+    """Journal files with more groups than the next one lets count, beyond the one that a start copies into it."""
+    for file, following in pairwise(files):
+        highest = highest_readable(disk, file)
+        if highest > following.first_sequence:
+            yield BadFile(
+                file.path,
+                f"its groups {following.first_sequence} to {highest} do not count: {following.path} began in their "
+                "place; two engines had the store open at once, or a write to the journal had failed",
+            )
+
+
+def leftovers(disk: Disk) -> list[str]:
+    """Files that a crash left half-written, under the temporary names of what was to be made whole."""
+    found = [
+        f"{folder}/{name}"
+        for folder in (JOURNAL_FOLDER, CHECKPOINT_FOLDER)
+        for name in disk.list_folder(folder)
+        if name.endswith(_TEMPORARY_SUFFIX)
+    ]
+    own = (SUPERBLOCK_PATH + _TEMPORARY_SUFFIX, COPY_PATH + _TEMPORARY_SUFFIX)
+    return [*found, *(path for path in own if disk.exists(path))]
+
+
+def _checkpoints(
+    disk: Disk, identity: StoreIdentity
+) -> tuple[Checkpoint | None, tuple[BadFile, ...], Sequence]:
+    """The newest that is whole, those that are not, and the highest sequence that any was named by."""
+    newest: Checkpoint | None = None
+    bad: list[BadFile] = []
+    highest = Sequence(0)
+    for name in disk.list_folder(CHECKPOINT_FOLDER):
+        stem, dot, suffix = name.rpartition(".")
+        if dot + suffix != _CHECKPOINT_SUFFIX or len(stem) != 16:
+            continue
+        path = f"{CHECKPOINT_FOLDER}/{name}"
+        sequence = Sequence(int(stem, 16))
+        highest = max(highest, sequence)
+        try:
+            newest = _whole_checkpoint(disk, path, identity, sequence)
+        except (StoreDamaged, StoreUnusable) as error:
+            bad.append(BadFile(path, what_is_wrong(error)))
+    return newest, tuple(bad), highest
+
+
+def _whole_checkpoint(disk: Disk, path: str, identity: StoreIdentity, sequence: Sequence) -> Checkpoint:
+    reader = read_checkpoint(disk, path, identity.store_id)
+    try:
+        for _ in reader.records():
+            pass
+    finally:
+        reader.close()
+    file = disk.open(path, read_only=True)
+    try:
+        return Checkpoint(path, sequence, file.size())
+    finally:
+        file.close()
+
+
+def _journal(disk: Disk, identity: StoreIdentity) -> tuple[tuple[JournalFile, ...], tuple[BadFile, ...]]:
+    files: list[JournalFile] = []
+    bad: list[BadFile] = []
+    for path in journal_paths(disk):
+        sequence_in(path)
+        try:
+            files.append(journal_file(disk, path, identity.store_id))
+        except (CorruptionError, StoreUnusable) as error:
+            bad.append(BadFile(path, what_is_wrong(error)))
+    return tuple(files), tuple(bad)
+
+
+def _index(disk: Disk, identity: StoreIdentity) -> tuple[Sequence | None, Sequence, str]:
+    """Up to where the index is whole, or None; what it says of that itself; and what is wrong with it."""
+    nothing = Sequence(0)
+    path = Path(disk.local_path(INDEX_FOLDER))
+    if crash_note.died_in_index(disk):
+        return None, nothing, "a process died while it read it"
+    if not (path / "data.mdb").exists():
+        return None, nothing, MISSING
+    try:
+        index = Index(path)
+    except IndexDamaged as error:
+        return None, nothing, what_is_wrong(error)
+    noted = nothing
+    try:
+        if index.is_foreign(identity.store_id):
+            return None, nothing, "it is another store's"
+        noted = index.applied
+        snapshot = index.snapshot()
+        try:
+            verification = Verification(snapshot)
+            while verification.step(_VERIFIED_AT_ONCE):
+                pass
+        finally:
+            snapshot.close()
+    except IndexDamaged as error:
+        return None, noted, what_is_wrong(error)
+    finally:
+        index.close()
+    return noted, noted, ""
+
+
+def _told_end(disk: Disk, sources: TableSources) -> Sequence:
+    """The journal's end, when checkpoint and journal tell everything up to it; CorruptionError, StoreUnusable."""
+    for bad in sources.bad_files:
+        if not sources.is_superseded(bad.path, sources.after):
+            journal_file(disk, bad.path, sources.identity.store_id)  # raises what is wrong with it
+    end = find_end(disk, sources.files, sources.durable)
+    if sources.clean_sequence is None:
+        refuse_lost_boot(sources.files, end.sequence, sources.identity.boot_before)
+    for group in read_groups(disk, sources.files, sources.after, end.sequence):
+        decode_records(group.body, group.record_count)
+    return end.sequence

@@ -1,0 +1,164 @@
+"""The part of fsck that is about multipart uploads.
+
+Every part belongs to an upload, and its blob is there, as long as the part says.  The parts that are kept of an object
+make up its content.  Damaged parts are named by bucket,
+key, upload and number.  Uploads of buckets that are gone are a note: gc removes them.  Access keys are read, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import islice
+
+import msgspec
+import trio
+
+from engine.format.layouts import Table
+from engine.format.records import PartRecord
+from engine.metadata.metadata_store import Metadata
+from engine.namespace.access_keys import unpack_access_key
+from engine.namespace.paths import paths_of
+from engine.uploads.keys import (
+    OBJECT_PARTS_BEGIN,
+    OBJECT_PARTS_END,
+    PARTS_BEGIN,
+    PARTS_END,
+    UPLOADS_BEGIN,
+    UPLOADS_END,
+    bucket_of,
+    part_of,
+    upload_key,
+    upload_of,
+)
+from engine.uploads.lifecycle import is_orphan, unpack_part, unpack_upload
+from engine.uploads.object_parts import problem_of
+from lakefs.errors import LakeError
+from lakefs.ids import BlobId
+from lakefs.limits import GC_BATCH
+
+BlobProblem = Callable[[BlobId, int], Awaitable[str]]
+"""What is wrong with a blob of a length; empty when nothing is."""
+
+
+class UploadCheck:
+    """Looks at the tables `uploads` and `access_keys`, page by page, beside writers.
+
+    Memory: what is damaged.
+    """
+
+    def __init__(self, metadata: Metadata, blob_problem: BlobProblem) -> None:
+        self._metadata = metadata
+        self._blob_problem = blob_problem
+        self._damaged: dict[bytes, str] = {}
+        """By the key of an upload or part."""
+        self.orphans = 0
+        self.counts = {"uploads": 0, "parts": 0, "access_keys": 0}
+
+    async def run(self) -> None:
+        """Look at all records."""
+        async for key, value in self._records(Table.UPLOADS, UPLOADS_BEGIN, UPLOADS_END):
+            self._upload(key, value)
+        async for key, value in self._records(Table.UPLOADS, PARTS_BEGIN, PARTS_END):
+            self.counts["parts"] += 1
+            await self._part(key, value)
+        async for key, _ in self._records(Table.UPLOADS, OBJECT_PARTS_BEGIN, OBJECT_PARTS_END):
+            self._object_parts(key)
+        async for key, value in self._records(Table.ACCESS_KEYS, b"", b"\xff"):
+            self.counts["access_keys"] += 1
+            try:
+                unpack_access_key(value)
+            except (LakeError, msgspec.DecodeError) as error:
+                self._damaged[key] = f"an access key whose record cannot be read: {error}"
+
+    async def parts_again(self) -> None:
+        """Look at parts anew: more chunks are known to be damaged."""
+        async for key, value in self._records(Table.UPLOADS, PARTS_BEGIN, PARTS_END):
+            await self._part(key, value)
+
+    async def findings(self) -> list[tuple[str, str]]:
+        """What is damaged, by name, and why."""
+        return [(await self.name_of(key), problem) for key, problem in self._damaged.items()]
+
+    def _upload(self, key: bytes, value: bytes) -> None:
+        self.counts["uploads"] += 1
+        try:
+            record = unpack_upload(value)
+        except (LakeError, msgspec.DecodeError) as error:
+            self._damaged[key] = f"an upload whose record cannot be read: {error}"
+            return
+        if upload_key(bucket_of(key), record.key.encode(), upload_of(key)) != key:
+            self._damaged[key] = "an upload under the key of another"
+        with self._metadata.view() as view:
+            if view.get(Table.UPLOADS, key) is not None and is_orphan(view, key):
+                self.orphans += 1
+
+    def _object_parts(self, key: bytes) -> None:
+        upload, page = part_of(key)
+        try:
+            with self._metadata.view() as view:
+                problem = problem_of(view, upload) if page == 0 else ""
+        except (LakeError, msgspec.DecodeError) as error:
+            problem = str(error)
+        if problem:
+            self._damaged[key] = problem
+
+    async def _part(self, key: bytes, value: bytes) -> None:
+        try:
+            part = unpack_part(value)
+            problem = await self._blob_problem(BlobId(part.blob), part.size_bytes)
+            if not problem and self._is_leaked(part):
+                problem = "belongs to no upload, and keeps its chunks"
+        except (LakeError, msgspec.DecodeError) as error:
+            problem = str(error)
+        if problem and self._is_still(key, value):
+            self._damaged[key] = problem
+
+    def _is_leaked(self, part: PartRecord) -> bool:
+        with self._metadata.view() as view:
+            return view.get(Table.UPLOADS, part.upload_key) is None
+
+    def _is_still(self, key: bytes, value: bytes) -> bool:
+        with self._metadata.view() as view:
+            return view.get(Table.UPLOADS, key) == value
+
+    async def name_of(self, key: bytes) -> str:
+        """What an upload, a part, or an access key is called."""
+        if key[:1] == UPLOADS_BEGIN:
+            return await self._upload_name(key, f"upload {upload_of(key).hex()}")
+        if key[:1] == OBJECT_PARTS_BEGIN:
+            return f"the parts of the object of upload {part_of(key)[0].hex()}"
+        if key[:1] != PARTS_BEGIN:
+            return f"access key {key.decode(errors='replace')}"
+        upload, number = part_of(key)
+        with self._metadata.view() as view:
+            value = view.get(Table.UPLOADS, key)
+        what = f"upload {upload.hex()}, part {number}"
+        try:
+            return what if value is None else await self._upload_name(unpack_part(value).upload_key, what)
+        except (LakeError, msgspec.DecodeError):
+            return what
+
+    async def _upload_name(self, key: bytes, what: str) -> str:
+        """`BUCKET/KEY, WHAT`, as far as it can be told."""
+        with self._metadata.view() as view:
+            value = view.get(Table.UPLOADS, key)
+        if value is None:
+            return what
+        bucket = bucket_of(key)
+        paths = await paths_of(self._metadata, [bucket])
+        try:
+            return f"{paths.get(bucket, f'node {bucket}/')}{unpack_upload(value).key}, {what}"
+        except (LakeError, msgspec.DecodeError):
+            return what
+
+    async def _records(self, table: Table, start: bytes, end: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
+        after = start
+        while True:
+            with self._metadata.view() as view:
+                page = list(islice(view.scan(table, after, end), GC_BATCH))
+            if not page:
+                return
+            after = page[-1][0] + b"\0"
+            for record in page:
+                yield record
+            await trio.lowlevel.checkpoint()

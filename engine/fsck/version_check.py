@@ -1,0 +1,121 @@
+"""The part of fsck that is about versions: every one refers to a node, and is filed under its key and order.
+
+What a version's node holds is checked with all other nodes; here it is named, as `BUCKET/KEY, version ID`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from itertools import islice
+
+import msgspec
+import trio
+
+from engine.format.layouts import NodeKind, Table, node_key, unpack_node
+from engine.format.records import VersionRecord
+from engine.metadata.metadata_store import Metadata
+from engine.namespace.paths import paths_of
+from engine.namespace.version_keys import bucket_of, group_of, group_of_key, is_null, order_key, path_of
+from engine.namespace.versions import NULL, unpack_version
+from engine.tables.number_set import NumberSet
+from lakefs.errors import LakeError
+from lakefs.ids import NodeId
+from lakefs.limits import GC_BATCH
+
+_KINDS = (NodeKind.OBJECT, NodeKind.SYMLINK)
+
+
+class VersionCheck:
+    """Looks at the table `versions`, page by page, beside writers.  Memory: what is damaged."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+        self._damaged: dict[bytes, str] = {}
+        """By the key in the table."""
+        self.count = 0
+
+    async def run(self, named: NumberSet) -> None:
+        """Look at all records; their nodes are added to `named`."""
+        async for key, value in self._records():
+            self.count += 1
+            try:
+                record = unpack_version(value)
+            except (LakeError, msgspec.DecodeError) as error:
+                self._damaged[key] = f"a version whose record cannot be read: {error}"
+                continue
+            named.add(NodeId(record.node))
+            problem = self._problem(key, record)
+            if problem and self._is_still(key, value):
+                self._damaged[key] = problem
+
+    async def note_named(self, named: NumberSet) -> None:
+        """Add the nodes that versions refer to."""
+        async for _, value in self._records():
+            try:
+                named.add(NodeId(unpack_version(value).node))
+            except (LakeError, msgspec.DecodeError):
+                continue
+
+    async def findings(self) -> list[tuple[str, str]]:
+        """What is damaged, by name, and why."""
+        return [(await self._name(key), problem) for key, problem in self._damaged.items()]
+
+    async def paths_of(self, nodes: Collection[NodeId]) -> dict[NodeId, str]:
+        """What those of the nodes are called that are versions."""
+        found: dict[NodeId, bytes] = {}
+        async for key, value in self._records():
+            try:
+                node = NodeId(unpack_version(value).node)
+            except (LakeError, msgspec.DecodeError):
+                continue
+            if node in nodes:
+                found[node] = key
+        return {node: await self._name(key) for node, key in found.items()}
+
+    def _problem(self, key: bytes, record: VersionRecord) -> str:
+        path = path_of(key) or record.key
+        if group_of(bucket_of(key), path) != group_of_key(key):
+            return "a version under another key than its own"
+        if not is_null(key) and order_key(group_of_key(key), record.order) != key:
+            return "a version that says another order than it is filed under"
+        with self._metadata.view() as view:
+            value = view.get(Table.NODES, node_key(NodeId(record.node)))
+            has_bucket = view.get(Table.BUCKETS, node_key(bucket_of(key))) is not None
+        if value is None:
+            return f"a version that refers to node {record.node}, which is missing"
+        try:
+            node = unpack_node(value)
+        except (LakeError, ValueError) as error:
+            return f"a version whose node cannot be read: {error}"
+        if node.kind not in _KINDS:
+            return f"a version that is a {node.kind.name.lower()}"
+        return "" if has_bucket else "a version in a bucket that is gone"
+
+    def _is_still(self, key: bytes, value: bytes) -> bool:
+        with self._metadata.view() as view:
+            return view.get(Table.VERSIONS, key) == value
+
+    async def _name(self, key: bytes) -> str:
+        with self._metadata.view() as view:
+            value = view.get(Table.VERSIONS, key)
+        path, bucket = path_of(key), bucket_of(key)
+        if not path and value is not None:
+            try:
+                path = unpack_version(value).key
+            except (LakeError, msgspec.DecodeError):
+                path = group_of_key(key)[8:]
+        names = await paths_of(self._metadata, [bucket])
+        version = NULL if is_null(key) else f"{(1 << 64) - 1 - int.from_bytes(key[-8:], 'big'):016x}"
+        return f"{names.get(bucket, f'node {bucket}/')}{path.decode(errors='replace')}, version {version}"
+
+    async def _records(self) -> AsyncIterator[tuple[bytes, bytes]]:
+        after = b"\0"
+        while True:
+            with self._metadata.view() as view:
+                page = list(islice(view.scan(Table.VERSIONS, after, b"\xff" * 9), GC_BATCH))
+            if not page:
+                return
+            after = page[-1][0] + b"\0"
+            for record in page:
+                yield record
+            await trio.lowlevel.checkpoint()

@@ -1,0 +1,229 @@
+"""Reads of many places at once through io_uring, awaited in trio.
+
+What is submitted by one call is one batch and one system call; an eventfd tells of what has completed since the last
+look, and a caller is woken when all of its batch has ended.  What the page cache holds is copied during the
+submission, and costs no wake-up.
+
+Rules kept here:
+- The loop's thread alone touches the ring.
+- At most RING_ENTRIES reads are with the kernel; the others wait in the order in which they came, and belong to tasks
+  that wait, so their number is bounded by the tasks.
+- A read that failed or came short is left to the other queue (`spare`), or to the caller where it asked for no more:
+  that tells the file's end from a fault, says an error as every read does, and tries again what failed once.
+- When the kernel takes nothing any more the spare queue serves for good, and that is said once.
+- Memory goes back to the caller when the kernel has given it back, whatever is cancelled.
+
+Files and buffers are not registered with the kernel: that was within noise for such reads, would pin the memory, and
+cost a call for each segment opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from engine.host.tasks import plain_errors
+from lakefs.errors import LakeError
+from lakefs.limits import RING_ENTRIES
+from lakefs.ports import FilePlace, FileRead, IoQueue
+
+try:
+    from engine.host import _io_uring as _ring
+except ImportError:  # there was no compiler
+    _RING_IS_BUILT = False
+else:
+    _RING_IS_BUILT = True
+
+if TYPE_CHECKING:
+    from engine.host._io_uring import Batch, Ring
+
+_EVENT_BYTES: Final = 8
+_LOOK_S: Final = 1.0
+_log: Final = structlog.get_logger(__name__)
+
+
+def opened_ring(entries: int = RING_ENTRIES) -> Ring | str:
+    """A ring that has carried an operation to and fro, or why this machine gives none."""
+    if not _RING_IS_BUILT:
+        return "the native module engine.host._io_uring is not built: install a C compiler and run the setup again"
+    try:
+        ring = _ring.Ring(entries)
+    except OSError as error:
+        return _refusal_text(error)
+    try:
+        batch = _ring.Batch(1)
+        batch.add(_ring.NOP, -1, None, 0)
+        ring.submit(batch)
+        ring.wait(1)
+        ring.reap()
+    except OSError as error:
+        ring.close()
+        return _refusal_text(error)
+    return ring
+
+
+def _refusal_text(error: OSError) -> str:
+    return (
+        f"the kernel refuses io_uring: {error.strerror}; see the sysctl kernel.io_uring_disabled, "
+        "the filter of system calls (seccomp), and LimitMEMLOCK"
+    )
+
+
+class RingQueue:
+    """Reads through one ring (`lakefs.ports.IoQueue`).  `run` is running while it is used."""
+
+    def __init__(self, ring: Ring, spare: IoQueue) -> None:
+        self._ring = ring
+        self._spare = spare
+        self._waiting: deque[Batch] = deque()
+        self.reason = ""
+        """Why the spare queue serves; empty while the ring does."""
+
+    @property
+    def kind(self) -> str:
+        """Which of the two serves."""
+        return self._spare.kind if self.reason else "io_uring"
+
+    async def read_many(self, reads: Sequence[FileRead]) -> list[int | LakeError]:
+        """For each read the count of bytes or its error; no checkpoint when all of them were in memory."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self.reason:
+            return await self._spare.read_many(reads)
+        batch = _ring.Batch(len(reads))
+        for file, buffer, offset in reads:
+            batch.add(_ring.READ, file.fileno(), buffer, offset)
+        await self._do(batch)
+        return await self._completed(reads, batch)
+
+    async def read_packed(self, places: Sequence[FilePlace], buffer: memoryview) -> list[bool]:
+        """For each place whether all of it was read; no checkpoint when all of them were in memory."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self.reason:
+            return await self._spare.read_packed(places, buffer)
+        batch = _ring.Batch(len(places))
+        batch.add_reads(places, buffer)
+        await self._do(batch)
+        return batch.are_whole()
+
+    async def _do(self, batch: Batch) -> None:
+        """Return when all of the batch has ended, or is given up; not interruptible."""
+        if batch.pending:
+            self._waiting.append(batch)
+            self._advance()
+        if batch.pending:
+            batch.task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(_not_interruptible)
+
+    async def run(self) -> None:
+        """Take completions until cancelled."""
+        event = self._ring.eventfd()
+        while True:
+            await trio.lowlevel.wait_readable(event)
+            with suppress(BlockingIOError):
+                os.read(event, _EVENT_BYTES)
+            self._advance()
+
+    async def look_now_and_then(self) -> None:
+        """Take completions that no event told of, until cancelled.
+
+        Events are off while reads are handed over.  Nothing orders their being on again against a completion that
+        another core notes at that moment; such a one, should there ever be one, is late and not lost.
+        """
+        while True:
+            await trio.sleep(_LOOK_S)
+            self._advance()
+
+    def close(self) -> None:
+        """Give the ring back; blocks while the kernel has memory of anybody.  `run` has ended."""
+        self._ring.close()
+
+    def _advance(self) -> None:
+        """Take what has completed, and submit what waits, as long as either gets on."""
+        while True:
+            self._take_completions()
+            if not self._waiting:
+                return
+            in_flight = self._ring.in_flight
+            if not self._submit():
+                self._take_completions()  # no event tells of what completed during the attempt
+                if self._ring.in_flight == in_flight:
+                    return
+
+    def _take_completions(self) -> None:
+        for batch in self._ring.reap():
+            _wake(batch)
+
+    def _submit(self) -> bool:
+        """Hand over what the ring has room for; whether anything was."""
+        any_taken = False
+        while self._waiting:
+            batch = self._waiting[0]
+            try:
+                any_taken = self._ring.submit(batch) > 0 or any_taken
+            except OSError as error:
+                self._give_up(_refusal_text(error))
+                return any_taken
+            if batch.submitted < batch.count:
+                return any_taken
+            self._waiting.popleft()
+        return any_taken
+
+    def _give_up(self, reason: str) -> None:
+        """The kernel takes nothing: what waits, and all that comes, is for the spare queue."""
+        self.reason = reason
+        _log.warning("io_uring is not used any more; reads go through threads", reason=reason)
+        while self._waiting:
+            batch = self._waiting.popleft()
+            if batch.give_up():
+                _wake(batch)
+
+    async def _completed(self, reads: Sequence[FileRead], batch: Batch) -> list[int | LakeError]:
+        """The results; what did not do all it should from the spare queue, not interruptible there either."""
+        results: list[int | LakeError] = [*batch.results()]
+        missing = [index for index, is_whole in enumerate(batch.are_whole()) if not is_whole]
+        if missing:
+            with trio.CancelScope(shield=True):
+                told = await self._spare.read_many([reads[index] for index in missing])
+            for index, result in zip(missing, told, strict=True):
+                results[index] = result
+        return results
+
+
+@asynccontextmanager
+async def running_ring_queue(ring: Ring, spare: IoQueue) -> AsyncIterator[RingQueue]:
+    """A queue on the ring, which it closes.  Nobody reads any more when the block ends."""
+    queue = RingQueue(ring, spare)
+    taking = trio.CancelScope(shield=True)  # readers that are cancelled wait for their completions
+
+    async def take() -> None:
+        with taking:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(queue.look_now_and_then)
+                await queue.run()
+
+    try:
+        with plain_errors():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take)
+                try:
+                    yield queue
+                finally:
+                    taking.cancel()
+    finally:
+        queue.close()
+
+
+def _wake(batch: Batch) -> None:
+    """The batch has ended; who waits for it, if anybody does yet, is resumed."""
+    if batch.task is not None:
+        trio.lowlevel.reschedule(batch.task)
+
+
+def _not_interruptible(raise_cancel: object) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.FAILED

@@ -1,0 +1,285 @@
+"""The journal's writer: groups of mutations, each one synced append.
+
+Rules kept here:
+- Group n+1 is written only after group n's `fdatasync` returned.  So at most the last group of a journal is in
+  doubt after a crash.
+- A journal file appears under its name only whole: written under a temporary name, synced, renamed, folder
+  synced.  So a file without a good header is damage, never a torn write.
+- After an unclean stop the new file begins with a copy of the last good group, written and synced anew.  What a
+  reader saw of that group may have been the page cache only: never synced, or given up by the kernel after a
+  failed sync.  The format's rule that a later file ends its predecessor makes the copy the only one that counts.
+- A group counts as written only while this journal's file is the last one, and at its path.  A later file, or another
+  one in its place, is another process's: its groups end or replace this file's, so what is appended here from then on
+  would be lost.  Whoever appends is refused (StoreReadOnly), and may have nothing acknowledged that came later.
+- A failed write or sync is never retried; the journal refuses every later append.  Only reserving room for the
+  file's extension is, after a part of the store's reserve was released: nothing was written yet.
+
+All methods block and are called by one thread at a time.  Reading is in `engine.journal.reader`; deciding what
+is in a group, and what a failure means to the store, in `engine.metadata.group_commit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import structlog
+from crc32c import crc32c
+
+from engine.format.layouts import (
+    FORMAT_VERSION,
+    GROUP_HEADER,
+    GROUP_MAGIC,
+    JOURNAL_HEADER,
+    JOURNAL_MAGIC,
+    PAGE,
+    StoreIdentity,
+)
+from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
+from engine.host.failpoints import reached
+from engine.host.zeros import zeros
+from engine.journal.reader import JOURNAL_FOLDER, Group, JournalFile, journal_path, journal_paths
+from lakefs.errors import EngineBusy, LakeError, StoreFull, StoreReadOnly
+from lakefs.ids import Sequence
+from lakefs.ports import Clock, Disk, DiskFile
+
+_log: Final = structlog.get_logger(__name__)
+_GROUP_CHECKED_BYTES: Final = GROUP_HEADER.size - 4
+_FILE_CHECKED_BYTES: Final = JOURNAL_HEADER.size - 4
+
+
+def no_reserve() -> bool:
+    """The reserve of a store that has none."""
+    return False
+
+
+class Journal:
+    """The open journal.  `bytes_written` counts whole groups, padding included, since it was opened."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        identity: StoreIdentity,
+        clock: Clock,
+        release_reserve: Callable[[], bool],
+        sizes: MetadataSizes = DEFAULT_SIZES,
+    ) -> None:
+        """Use `start_journal`.  `release_reserve` frees the store's reserve; false when there is none left."""
+        self._disk = disk
+        self._identity = identity
+        self._clock = clock
+        self._release_reserve = release_reserve
+        self._sizes = sizes
+        self._file: DiskFile | None = None
+        self._first_sequence = Sequence(0)
+        self._inode = 0
+        self._end = 0  # where the next group goes
+        self._filled = 0  # up to here blocks are written
+        self._broken: LakeError | None = None
+        self.bytes_written = 0
+
+    @property
+    def first_sequence(self) -> Sequence:
+        """First sequence of the file that is being appended to; such a file is never removed."""
+        return self._first_sequence
+
+    def append_blocking(self, sequence: Sequence, body: bytes, record_count: int) -> None:
+        """Write one group and sync it; durable on return.
+
+        After an error (StoreFull, StoreReadOnly, DiskFailed) it is unknown whether the group is on the medium,
+        and the journal takes no further one: StoreReadOnly.
+        """
+        if self._broken is not None:
+            raise StoreReadOnly(f"an earlier write to the journal failed: {self._broken}") from self._broken
+        assert self._file is not None, "the journal is closed"
+        try:
+            self._append(sequence, self._pack(sequence, self._clock.wall_ns(), body, record_count))
+        except LakeError as error:
+            self._broken = error
+            raise
+
+    def begin_file(self, first_sequence: Sequence, carried: Group | None = None) -> None:
+        """Go on in a new file, which may begin with a copy of its first group; durable on return."""
+        self._go_on_in(self._open_temporary(first_sequence), first_sequence, carried)
+
+    def _go_on_in(self, file: DiskFile, first_sequence: Sequence, carried: Group | None = None) -> None:
+        parts = [self._pack_file_header(first_sequence)]
+        if carried is not None:
+            assert carried.sequence == first_sequence
+            parts += self._pack(carried.sequence, carried.time_ns, carried.body, carried.record_count)
+        path = journal_path(first_sequence)
+        self._make_whole(file, path, parts)
+        self.close()
+        self._file = file
+        self._inode = self._disk.stat(path).inode
+        self._first_sequence = first_sequence
+        self._end = self._filled = sum(map(len, parts))
+
+    def close(self) -> None:
+        """Cut the zeros behind the last group and close the file.  Nothing more can be appended to it."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            if self._broken is None and self._filled > self._end:
+                file.truncate(self._end)
+        finally:
+            file.close()
+
+    def _begin_next(self, sequence: Sequence) -> None:
+        """Begin the next file; stay in this one, longer than it should be, while no other can be opened.
+
+        For want of a descriptor, or of room: what this one grows by may come from the reserve.
+        """
+        try:
+            file = self._open_temporary(sequence)
+        except (EngineBusy, StoreFull) as error:
+            _log.warning("the journal goes on in its file: no other can be opened", reason=error.message)
+        else:
+            self._go_on_in(file, sequence)
+
+    def _append(self, sequence: Sequence, parts: list[bytes]) -> None:
+        group_bytes = sum(map(len, parts))
+        if self._end > PAGE and self._end + group_bytes > self._sizes.journal_file:
+            self._begin_next(sequence)
+        file = self._file
+        assert file is not None
+        end = self._end + group_bytes
+        filled = self._filled
+        if end > filled:
+            filled = self._extend(file, end)
+            reached("journal.extended")
+        file.pwritev(parts, self._end)
+        reached("journal.written")
+        file.sync_data()
+        reached("journal.synced")
+        self._refuse_another_writer()
+        self._end, self._filled = end, filled
+        self.bytes_written += group_bytes
+
+    def _refuse_another_writer(self) -> None:
+        """StoreReadOnly when another process has begun a file of this journal; 6 us with few files."""
+        path = journal_path(self._first_sequence)
+        last = journal_paths(self._disk)[-1:]
+        with suppress(FileNotFoundError):
+            if last == [path] and self._disk.stat(path).inode == self._inode:
+                return
+        self._disk.check_lock()  # knows better when all of the folder is another one
+        raise StoreReadOnly(
+            f"another process has begun {last[0]}, or taken {path} away, under the engine, which writes nothing more: "
+            "stop that process, restart the engine, and run: lake fsck"
+            if last
+            else f"the files of {JOURNAL_FOLDER}/ were taken away under the engine, which writes nothing more",
+            subject=JOURNAL_FOLDER,
+        )
+
+    def _extend(self, file: DiskFile, group_end: int) -> int:
+        """Reserve room and write the zeros behind `group_end`; the same sync as the group's covers them.
+
+        On a full disk room for the group alone will do, if need be from the reserve.
+        """
+        fill = self._sizes.journal_fill
+        target = -(-group_end // fill) * fill
+        start = self._filled
+        while True:
+            try:
+                file.allocate(start, target - start)
+                file.pwritev(zeros(target - group_end), group_end)
+            except StoreFull:
+                if target == group_end and not self._release_reserve():
+                    raise
+                target = group_end
+            else:
+                return target
+
+    def _open_temporary(self, first_sequence: Sequence) -> DiskFile:
+        """A new file under the temporary name of the one that begins with that group."""
+        temporary = f"{journal_path(first_sequence)}.new"
+        if self._disk.exists(temporary):
+            self._disk.unlink(temporary)
+        return self._disk.open(temporary, create=True)
+
+    def _make_whole(self, file: DiskFile, path: str, parts: list[bytes]) -> None:
+        """Write a temporary file and give it its name; closed after an error."""
+        try:
+            self._write_new(file, parts)
+            reached("journal-file.written")
+            file.sync_data()
+            reached("journal-file.synced")
+            self._disk.rename(f"{path}.new", path)
+            reached("journal-file.renamed")
+            self._disk.sync_folder(JOURNAL_FOLDER)
+            reached("journal-file.durable")
+        except BaseException:
+            file.close()
+            raise
+
+    def _write_new(self, file: DiskFile, parts: list[bytes]) -> None:
+        """Write a file that nobody knows yet; on a full disk from the reserve."""
+        while True:
+            try:
+                file.pwritev(parts, 0)
+                return
+            except StoreFull:
+                if not self._release_reserve():
+                    raise
+
+    def _pack_file_header(self, first_sequence: Sequence) -> bytes:
+        identity = self._identity
+        head = JOURNAL_HEADER.pack(
+            JOURNAL_MAGIC,
+            FORMAT_VERSION,
+            bytes(4),
+            first_sequence,
+            identity.store_id,
+            identity.boot_id,
+            identity.boot_before[:4],
+            0,
+        )[:_FILE_CHECKED_BYTES]
+        return (head + crc32c(head).to_bytes(4, "little")).ljust(PAGE, b"\0")
+
+    def _pack(self, sequence: Sequence, time_ns: int, body: bytes, record_count: int) -> list[bytes]:
+        """Header, body and padding of a group."""
+        head = GROUP_HEADER.pack(
+            GROUP_MAGIC,
+            len(body),
+            sequence,
+            time_ns,
+            self._identity.boot_tag,
+            record_count,
+            crc32c(body),
+            bytes(4),
+            0,
+        )[:_GROUP_CHECKED_BYTES]
+        padding = -(GROUP_HEADER.size + len(body)) % PAGE
+        return [head + crc32c(head).to_bytes(4, "little"), body, bytes(padding)]
+
+
+def start_journal(
+    disk: Disk,
+    identity: StoreIdentity,
+    clock: Clock,
+    *,
+    end_sequence: Sequence,
+    carried: Group | None,
+    files: tuple[JournalFile, ...],
+    release_reserve: Callable[[], bool] = no_reserve,
+    sizes: MetadataSizes = DEFAULT_SIZES,
+) -> Journal:
+    """Open the journal for appending group `end_sequence` + 1; the new file is durable on return.
+
+    `carried` is the last good group after an unclean stop (or None when none is in the files).  Of `files`, those
+    that begin behind the end hold nothing that ever happened, and are removed.
+    """
+    journal = Journal(disk, identity, clock, release_reserve, sizes)
+    first_sequence = carried.sequence if carried is not None else Sequence(end_sequence + 1)
+    journal.begin_file(first_sequence, carried)
+    path = journal_path(first_sequence)
+    behind = [file.path for file in files if file.first_sequence > end_sequence and file.path != path]
+    for stale in behind:
+        disk.unlink(stale)
+        reached("recovery.stale-removed")
+    if behind:
+        disk.sync_folder(JOURNAL_FOLDER)
+    return journal

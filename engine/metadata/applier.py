@@ -1,0 +1,136 @@
+"""The applier: moves what is durable from the overlay into the index, in large batches.
+
+One round, and where its steps end (`--`):
+
+    freeze the overlay at a group border  --  wait until the frozen layer's last group is durable  --
+    write the layer to the index in a thread  --  move the reader's snapshot and drop the layer (one step)
+
+Rules kept here:
+- Only durable groups are written to the index: it never knows more than the journal.
+- A full disk is met by releasing the reserve and trying again, then once a second; until it works the overlay
+  grows to its bound and commits are refused, not stuck.
+- Any other failure of the index stops all writing: the journal has everything, and the next start rebuilds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
+from engine.metadata.group_commit import Committer
+from engine.tables.merged_tables import Tables
+from engine.tables.overlay import Layer
+from lakefs.errors import LakeError, StoreFull, StoreReadOnly
+from lakefs.limits import OVERLAY_APPLY_INTERVAL_S, OVERLAY_BYTES_APPLY
+from lakefs.ports import Offload
+
+
+class Applier:
+    """Applies the overlay of one store.  `paused` may be held to keep the index as it is."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        committer: Committer,
+        offload: Offload,
+        release_reserve: Callable[[], bool],
+        applied: Callable[[], None],
+        sizes: MetadataSizes = DEFAULT_SIZES,
+    ) -> None:
+        """`applied` is called on the loop after each round, while the index is still held."""
+        self.paused = trio.Lock()
+        self.applied_records = 0
+        self._sizes = sizes
+        self._tables = tables
+        self._committer = committer
+        self._offload = offload
+        self._release_reserve = release_reserve
+        self._applied = applied
+        self._drain_wanted = trio.Event()
+        self._idle = trio.lowlevel.ParkingLot()
+        self._running = False
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Apply every second, earlier when the overlay is large, until cancelled or writing has failed."""
+        self._running = True
+        task_status.started()
+        try:
+            while self._committer.failed is None:
+                await self._wait_until_due()
+                if self._tables.overlay.entry_count:
+                    await self._apply_round()
+                else:
+                    self._idle.unpark_all()
+        except StoreReadOnly:
+            if self._committer.failed is None:
+                raise
+        finally:
+            self._running = False
+            self._idle.unpark_all()
+
+    async def drain(self) -> None:
+        """Return when the overlay is empty, or cannot become so: writing failed, the index is full, `run` ended.
+
+        Nothing may be committing.
+        """
+        while self._tables.overlay.entry_count and self._running:
+            self._drain_wanted.set()
+            await self._idle.park()
+            if self._committer.index_full is not None:
+                return
+
+    def overlay_grew(self) -> None:
+        """Start a round early when the overlay is large."""
+        overlay = self._tables.overlay
+        if overlay.entry_count >= self._sizes.overlay_entries_apply or overlay.nbytes >= OVERLAY_BYTES_APPLY:
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Start a round now."""
+        self._drain_wanted.set()
+
+    async def _wait_until_due(self) -> None:
+        with trio.move_on_after(OVERLAY_APPLY_INTERVAL_S):
+            await self._drain_wanted.wait()
+        self._drain_wanted = trio.Event()
+
+    async def _apply_round(self) -> None:
+        async with self.paused:
+            frozen = self._tables.overlay.applying
+            if frozen is None:
+                await self._committer.freeze()
+                frozen = self._tables.overlay.applying
+                assert frozen is not None
+            await self._committer.wait_durable(frozen.last_sequence)
+            if not await self._write(frozen):
+                return
+            self._tables.drop_applied()
+            self.applied_records += frozen.entry_count
+            self._applied()
+        self._committer.index_full = None
+        self._committer.room_changed()
+        if not self._tables.overlay.entry_count:
+            self._idle.unpark_all()
+
+    async def _write(self, frozen: Layer) -> bool:
+        """Write the layer to the index; False when there is no room now."""
+        index = self._tables.index
+        try:
+            with trio.CancelScope(shield=True):
+                try:
+                    await self._offload.run(index.apply, frozen, frozen.last_sequence)
+                except StoreFull:
+                    if not await self._offload.run(self._release_reserve):
+                        raise
+                    await self._offload.run(index.apply, frozen, frozen.last_sequence)
+        except StoreFull as error:
+            self._committer.index_full = error
+            self._committer.room_changed()
+            self._idle.unpark_all()
+            return False
+        except LakeError as error:
+            self._committer.fail(error)
+            return False
+        return True

@@ -1,0 +1,414 @@
+"""The commit: decisions join groups, groups are appended to the journal one after the other.
+
+How it goes, and where the steps end (`--` marks what may be interleaved with other tasks):
+
+    commit          decide on a transaction; pack its mutations into the open group; publish them in the overlay
+    run             --  close the open group  --  in a thread: write the small payloads that are placed, and sync them;
+                        append and sync the group  --  mark it durable, wake, tell
+    wait_durable    --  return when the sequence is durable
+
+Rules kept here:
+- A decision and its publication are one step without `await`: decisions are serial, each sees all before it.
+- A decision runs exactly once, joins one group as a whole, or not at all when it raises.
+- A group is appended once somebody waits for it; else `VISIBLE_LINGER_S` after its first decision.
+- Sequences are given when a group closes behind another: group n+1 is appended only when group n is durable.
+- Payload that is placed in small segments is written and synced before the group behind it is appended, by the same
+  call: a record is on the medium only when its payload is.
+- Whoever answers from a view or a commit waits for its sequence first; refusals too.  Only who asked for no more than
+  that a change is visible is answered, or refused, when it has joined its group.
+- The overlay is frozen only between groups: when a group closes, or while none is open.
+- A failed append or sync is final.  The mutations of the groups after the last durable one stay visible in the
+  overlay, because decisions were built on them; so nobody may be told anything that depends on them, and
+  `wait_durable` and `commit` raise StoreReadOnly until the engine is restarted.  What the restart finds of the
+  failed group is in the journal's hands.  A full disk is met before it comes to that by the reserve.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
+
+import structlog
+import trio
+
+from engine.format.layouts import RECORD_HEADER, Mutation, Table
+from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
+from engine.journal.writer import Journal
+from engine.tables.merged_tables import Tables, TableTransaction
+from engine.tables.views import Transaction
+from lakefs.errors import LakeError, RequestTooLarge, StoreFull, StoreReadOnly, UserError
+from lakefs.ids import Sequence
+from lakefs.limits import OVERLAY_BYTES_MAX
+from lakefs.ports import Offload
+
+T = TypeVar("T")
+_log: Final = structlog.get_logger(__name__)
+Observer = Callable[[Sequence, list[object]], None]
+"""Called on the loop with a sequence and notes, in the order of commits; must not block, await or raise."""
+RecordObserver = Callable[[list[Mutation]], None]
+"""The same with records."""
+
+VISIBLE_LINGER_S: Final = 0.05
+"""How long a group stays open for more when nobody waits for it.  What is visible is durable within a second."""
+_GROUPS_WAITING_MAX: Final = 1
+"""Closed groups behind the one being appended; with the open one at most 3 x 8 MiB of bodies in memory."""
+
+
+def _nothing() -> None:
+    """What happens after a group when nobody asked."""
+
+
+class PayloadBatch(Protocol):
+    """Payload to be written and synced before the group behind it."""
+
+    def write(self) -> None:
+        """Write and sync; blocks."""
+        ...
+
+    def ended(self) -> None:
+        """`write` has returned or raised; in the loop."""
+        ...
+
+
+class PayloadSource(Protocol):
+    """Where payload is placed."""
+
+    urge: Callable[[], None]
+    """Called when what is placed is to be written soon; does not wait."""
+
+    def take(self) -> PayloadBatch | None:
+        """All that is placed until now; None when there is nothing."""
+        ...
+
+    def stop(self, error: LakeError) -> None:
+        """No group is appended any more."""
+        ...
+
+
+@dataclass
+class _Group:
+    """Mutations of many decisions under one sequence, packed."""
+
+    sequence: Sequence
+    parts: list[bytes] = field(default_factory=list)
+    body_bytes: int = 0
+    record_count: int = 0
+    notes: list[object] = field(default_factory=list)
+    watched: list[Mutation] = field(default_factory=list)
+    since: float = 0.0
+    """When it got its first mutation."""
+    waiters: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
+
+
+class Committer:
+    """Takes decisions for one store.  `durable_sequence` never goes back; `failed` is final."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        journal: Journal,
+        offload: Offload,
+        durable_sequence: Sequence,
+        sizes: MetadataSizes = DEFAULT_SIZES,
+    ) -> None:
+        """`journal` continues behind `durable_sequence`.  `offload` should have a thread to spare at all times."""
+        self.durable_sequence = durable_sequence
+        self.failed: LakeError | None = None
+        self.index_full: StoreFull | None = None
+        """Set while the index cannot take more; commits then fail instead of waiting for room."""
+        self._sizes = sizes
+        self._tables = tables
+        self._journal = journal
+        self._offload = offload
+        self._open = _Group(Sequence(durable_sequence + 1))
+        self._closed: deque[_Group] = deque()
+        self._appending: _Group | None = None
+        self._work = trio.Event()
+        self._hurry = trio.Event()
+        self._payload: PayloadSource | None = None
+        self._payload_is_wanted = False
+        self._room = trio.lowlevel.ParkingLot()
+        self._freeze_wanted: trio.Event | None = None
+        self._refused_at = Sequence(0)  # what the last decision that refused had read
+        self.after_group: Callable[[], None] = _nothing
+        """Called on the loop when a group has become durable."""
+        self._joined_observers: list[Observer] = []
+        self._durable_observers: list[Observer] = []
+        self._watched_tables: frozenset[Table] = frozenset()
+        self._record_observer: RecordObserver | None = None
+
+    # --- decisions ---------------------------------------------------------------------------------------
+
+    def commit(self, decide: Callable[[Transaction], T]) -> tuple[T, Sequence]:
+        """Run `decide` and let its mutations join the open group; its result, and the sequence to wait for.
+
+        Synchronous and atomic.  A decision without mutations gets the sequence of what it read.  An error of
+        `decide` passes through and changes nothing (numbers it took are skipped).  RequestTooLarge when the
+        mutations exceed a group; StoreReadOnly when an earlier group failed.  Callers use `commit_when_room`.
+        """
+        if self.failed is not None:
+            raise self._refusal()
+        with self._tables.transaction() as transaction:
+            try:
+                outcome = decide(transaction)
+            except UserError:
+                self._refused_at = transaction.sequence
+                raise
+        if not transaction.mutations:
+            return outcome, transaction.sequence
+        return outcome, self._join(transaction)
+
+    async def commit_when_room(
+        self, decide: Callable[[Transaction], T], *, durable: bool = True
+    ) -> tuple[T, Sequence]:
+        """As `commit`, after waiting for room in group and overlay.  No checkpoint when there is room at once.
+
+        StoreFull when the index is full and the overlay too.  Cancelled before `decide` runs, never after, unless it
+        refuses: a UserError passes through when what it was decided on is durable, without `durable` at once.
+        """
+        while not self._has_room():
+            if self.failed is not None:
+                raise self._refusal()
+            if self.index_full is not None and self._overlay_is_full():
+                raise StoreFull(f"the index takes no more records: {self.index_full}")
+            self._hurry.set()
+            await self._room.park()
+        try:
+            outcome, sequence = self.commit(decide)
+        except UserError:
+            if durable:
+                await self.wait_durable(self._refused_at)
+            raise
+        if durable:
+            self._hurry.set()
+        return outcome, sequence
+
+    async def wait_durable(self, sequence: Sequence) -> None:
+        """Return when the group `sequence` is durable; no checkpoint when it is already.
+
+        StoreReadOnly when it will not be.  Cancellation leaves the group to its fate.
+        """
+        if sequence <= self.durable_sequence:
+            return
+        if self.failed is not None:
+            raise self._refusal("what this answer rests on could not be made durable, and ")
+        if sequence == self._open.sequence:
+            self._hurry.set()
+        await self._group(sequence).waiters.park()
+        if sequence > self.durable_sequence:
+            raise self._refusal("what this answer rests on could not be made durable, and ")
+
+    @property
+    def last_sequence(self) -> Sequence:
+        """Sequence of the newest group that has a mutation, durable or not."""
+        return self._open.sequence if self._open.record_count else Sequence(self._open.sequence - 1)
+
+    def on_joined(self, observer: Observer) -> None:
+        """Call `observer` with a decision's notes the moment its mutations join a group, in the same step."""
+        self._joined_observers.append(observer)
+
+    def on_durable(self, observer: Observer) -> None:
+        """Call `observer` with a group's notes once it is durable, before its waiters run."""
+        self._durable_observers.append(observer)
+
+    def on_durable_records(self, tables: frozenset[Table], observer: RecordObserver | None) -> None:
+        """Call `observer` with a group's mutations of these tables once it is durable, before its waiters run.
+
+        There is one; of what joined a group before this call nothing is told.
+        """
+        self._watched_tables, self._record_observer = tables, observer
+
+    # --- groups ------------------------------------------------------------------------------------------
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Append groups until one fails, or until cancelled; then every waiter has been answered."""
+        task_status.started()
+        try:
+            while self.failed is None:
+                if self._closed:
+                    await self._append(self._closed.popleft())
+                elif self._payload_is_wanted and not self._open.record_count:
+                    await self._append(None)
+                elif self._open.record_count:
+                    await self._linger()
+                    await self._append(self._closed.popleft() if self._closed else self._close_open())
+                else:
+                    self._work = trio.Event()
+                    await self._work.wait()
+        finally:
+            self._end(StoreReadOnly("the engine has stopped"))
+
+    async def freeze(self) -> Sequence:
+        """Freeze the overlay at the next group border; the sequence up to which the frozen layer goes.
+
+        StoreReadOnly when the committer failed: then nothing is frozen any more.
+        """
+        if self.failed is not None:
+            raise self._refusal()
+        if self._open.record_count:
+            wanted = self._freeze_wanted = trio.Event()
+            self._hurry.set()
+            try:
+                await wanted.wait()
+            finally:
+                self._freeze_wanted = None
+            if self._tables.overlay.applying is None:
+                raise self._refusal()
+        else:
+            self._tables.overlay.freeze()
+        frozen = self._tables.overlay.applying
+        assert frozen is not None
+        return frozen.last_sequence
+
+    def room_changed(self) -> None:
+        """Wake those who wait for room; the applier calls it when the overlay shrank or the index is full."""
+        self._room.unpark_all()
+
+    def fail(self, cause: LakeError) -> None:
+        """Refuse everything from now on, and log why; also for failures elsewhere that must stop writing."""
+        if self.failed is None:
+            _log.error("the store takes no writes until the engine is restarted", reason=cause.message)
+            self._end(cause)
+
+    def _end(self, cause: LakeError) -> None:
+        if self.failed is not None:
+            return
+        self.failed = cause
+        groups = [self._appending, *self._closed, self._open]
+        for group in groups:
+            if group is not None:
+                group.waiters.unpark_all()
+        if self._freeze_wanted is not None:
+            self._freeze_wanted.set()
+        self._room.unpark_all()
+        self._work.set()
+        self._hurry.set()
+        if self._payload is not None:
+            self._payload.stop(cause)
+
+    def write_first(self, payload: PayloadSource) -> None:
+        """Have what is placed there written before each group."""
+        self._payload = payload
+        payload.urge = self._payload_waits
+
+    def _payload_waits(self) -> None:
+        """Append the open group now; without one, write what is placed."""
+        self._payload_is_wanted = True
+        self._work.set()
+        self._hurry.set()
+
+    def _join(self, transaction: TableTransaction) -> Sequence:
+        """Pack the mutations into the open group and publish them: the decision has happened."""
+        body_bytes = transaction.body_bytes
+        if body_bytes > self._sizes.group_bytes:
+            raise RequestTooLarge(
+                f"the request makes {body_bytes} bytes of records; {self._sizes.group_bytes} fit in one group: split it"
+            )
+        if self._open.body_bytes + body_bytes > self._sizes.group_bytes:
+            self._closed.append(self._close_open())
+        group = self._open
+        if not group.record_count:
+            group.since = trio.current_time()
+        parts, pack, mutations = group.parts, RECORD_HEADER.pack, transaction.mutations
+        for op, table, key, value in mutations:
+            parts += (pack(table, op, len(key), len(value)), key, value)
+        group.body_bytes += body_bytes
+        group.record_count += len(mutations)
+        if self._watched_tables:
+            group.watched += [mutation for mutation in mutations if mutation[1] in self._watched_tables]
+        self._tables.overlay.current.publish(group.sequence, mutations)
+        transaction.settle_counters(group.sequence)
+        if transaction.notes:
+            group.notes += transaction.notes
+            for observer in self._joined_observers:
+                observer(group.sequence, transaction.notes)
+        self._work.set()
+        return group.sequence
+
+    def _close_open(self) -> _Group:
+        """Close the open group and begin the next; the border at which the overlay may be frozen."""
+        group = self._open
+        self._open = _Group(Sequence(group.sequence + 1))
+        self._hurry.set()
+        self._hurry = trio.Event()
+        if self._freeze_wanted is not None:
+            self._tables.overlay.freeze()
+            self._freeze_wanted.set()
+            self._freeze_wanted = None
+        return group
+
+    async def _linger(self) -> None:
+        """Wait until somebody needs the open group to be durable, or it is old."""
+        if not self._hurry.is_set():
+            with trio.move_on_at(self._open.since + VISIBLE_LINGER_S):
+                await self._hurry.wait()
+
+    async def _append(self, group: _Group | None) -> None:
+        """Write the payload that is placed, and append the group, if there is one."""
+        self._appending = group
+        self._payload_is_wanted = False
+        self._room.unpark_all()  # a group has left the queue, or a new one is open
+        batch = None if self._payload is None else self._payload.take()
+        try:
+            with trio.CancelScope(shield=True):
+                await self._offload.run(self._append_blocking, group, batch)
+        except StoreFull as error:
+            self.fail(
+                StoreFull(
+                    f"its disk is full and the reserve is used up; make room on the disk first ({error})"
+                )
+            )
+            return
+        except LakeError as error:
+            self.fail(error)
+            return
+        finally:
+            if batch is not None:
+                batch.ended()
+        if group is None:
+            return
+        self._appending = None
+        self.durable_sequence = group.sequence
+        if group.watched and self._record_observer is not None:
+            self._record_observer(group.watched)
+        if group.notes:
+            for observer in self._durable_observers:
+                observer(group.sequence, group.notes)
+        group.waiters.unpark_all()
+        self.after_group()
+
+    def _append_blocking(self, group: _Group | None, batch: PayloadBatch | None) -> None:
+        if batch is not None:
+            batch.write()
+        if group is not None:
+            self._journal.append_blocking(group.sequence, b"".join(group.parts), group.record_count)
+
+    def _group(self, sequence: Sequence) -> _Group:
+        """The group of a sequence that is not durable yet."""
+        if sequence == self._open.sequence:
+            return self._open
+        if self._appending is not None and sequence == self._appending.sequence:
+            return self._appending
+        for group in self._closed:
+            if group.sequence == sequence:
+                return group
+        raise AssertionError(f"sequence {sequence} was never given")
+
+    def _has_room(self) -> bool:
+        return (
+            len(self._closed) < _GROUPS_WAITING_MAX
+            and self._open.body_bytes < self._sizes.group_bytes
+            and not self._overlay_is_full()
+        )
+
+    def _overlay_is_full(self) -> bool:
+        overlay = self._tables.overlay
+        return overlay.entry_count >= self._sizes.overlay_entries_max or overlay.nbytes >= OVERLAY_BYTES_MAX
+
+    def _refusal(self, because: str = "") -> StoreReadOnly:
+        cause = self.failed
+        refusal = StoreReadOnly(f"{because}the store takes no writes until the engine is restarted: {cause}")
+        refusal.__cause__ = cause
+        return refusal

@@ -1,0 +1,113 @@
+"""An index made anew from checkpoint and journal: loaded, replayed, and put in the place of the one there was.
+
+Every record is checked on the way.  The new index grows in a folder of its own, so that the old one is there until the
+new one is whole; a crash leaves that folder, which the next opening removes.  All functions block.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from engine.format.layouts import StoreIdentity, Table
+from engine.host import crash_marker as crash_note
+from engine.host.failpoints import reached
+from engine.journal.reader import JournalFile, decode_records, read_groups
+from engine.metadata.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
+from engine.tables.index_progress import IndexProgress
+from engine.tables.lmdb_index import Index, remove_index, replace_index
+from engine.tables.overlay import Layer
+from lakefs.ids import Sequence
+from lakefs.limits import OVERLAY_BYTES_MAX, OVERLAY_ENTRIES_MAX
+from lakefs.ports import Disk
+
+_LOAD_RECORDS: Final = 65_536
+"""Records loaded into an index in one transaction: about 20 MiB."""
+
+
+def build_index(
+    disk: Disk,
+    identity: StoreIdentity,
+    path: Path,
+    upto: Sequence,
+    files: tuple[JournalFile, ...],
+    progress: IndexProgress | None = None,
+) -> Index:
+    """A new index at `path` with the state after group `upto`, from the newest checkpoint and the journal.
+
+    `path` is replaced.  The index is returned open.  StoreDamaged, JournalDamaged, StoreFull.
+    """
+    checkpoint = newest_checkpoint(disk)
+    assert checkpoint is None or checkpoint.sequence <= upto, "the journal ends before its checkpoint"
+    progress = progress or IndexProgress()
+    remove_index(path)
+    index = Index(path)
+    index.owner = identity.store_id
+    try:
+        applied = _load_checkpoint(disk, identity, index, checkpoint, progress)
+        layer = Layer()
+        for group in read_groups(disk, files, applied, upto):
+            layer.publish(group.sequence, decode_records(group.body, group.record_count))
+            if layer.entry_count >= OVERLAY_ENTRIES_MAX or layer.nbytes >= OVERLAY_BYTES_MAX:
+                index.apply(layer, group.sequence)
+                index.refresh()  # the reader's old snapshot would keep every page from being used again
+                progress.replayed(layer.entry_count, group.sequence, upto)
+                layer = Layer()
+        index.apply(layer, upto)
+        index.refresh()
+        index.is_walked = True  # written just now, from what was checked
+    except BaseException:
+        index.close()
+        remove_index(path)
+        raise
+    return index
+
+
+def rebuild_index(
+    disk: Disk, identity: StoreIdentity, files: tuple[JournalFile, ...], upto: Sequence, path: Path
+) -> Index:
+    """Build the index anew and put it in its place; it is returned open."""
+    index = build_index(disk, identity, new_path(path), upto, files)
+    try:
+        reached("recovery.rebuilt")
+        remove_index(replace_index(new_path(path), path))
+        reached("recovery.index-replaced")
+        if crash_note.died_in_index(disk):
+            crash_note.set_aside(disk)
+    except BaseException:
+        index.close()
+        raise
+    index.path = path
+    return index
+
+
+def new_path(path: Path) -> Path:
+    """Where the index grows that is to take the place of the one at `path`."""
+    return path.with_name(path.name + ".new")
+
+
+def _load_checkpoint(
+    disk: Disk, identity: StoreIdentity, index: Index, checkpoint: Checkpoint | None, progress: IndexProgress
+) -> Sequence:
+    """Load a checkpoint into an empty index; the sequence it stands for."""
+    if checkpoint is None:
+        return Sequence(0)
+    reader = read_checkpoint(disk, checkpoint.path, identity.store_id)
+    try:
+        batch: list[tuple[bytes, bytes]] = []
+        loading: Table | None = None
+        done = 0
+        for table, key, value in reader.records():
+            if loading is not None and (table is not loading or len(batch) >= _LOAD_RECORDS):
+                index.load(loading, batch)
+                index.refresh()
+                done += len(batch)
+                progress.loaded(done, reader.record_count)
+                batch = []
+            loading = table
+            batch.append((key, value))
+        if loading is not None:
+            index.load(loading, batch)
+    finally:
+        reader.close()
+    return reader.sequence

@@ -1,0 +1,448 @@
+"""The metadata of one open store: what the rest of the engine reads, decides and waits for.
+
+    with metadata.view() as view:                          read at one instant, without await
+        ...
+    answer, sequence = await metadata.commit(decide)       decide(transaction) runs once, without await
+    await metadata.wait_durable(sequence)                  before anything that depends on it is told
+
+Rules kept here:
+- `run` is running from the opening to the end of `close`; a cancelled `run` leaves the store as a crash would.
+- At most one long reader of the index (checkpoint, verification, rebuild) at a time.
+- A checkpoint is due when the journal since the last is longer than 64 MiB and than half of that checkpoint; at a
+  clean stop when it is longer than a quarter of it, or in many files: so the stop of a large store is quick.
+
+It does not hold the store's lock or superblock: `engine.store.store` writes `clean_sequence` after `close` gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+import trio
+
+from engine.format.layouts import StoreIdentity, Table
+from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
+from engine.journal.reader import list_journal
+from engine.journal.writer import Journal, no_reserve
+from engine.metadata.applier import Applier
+from engine.metadata.checkpoint import Checkpoint, remove_superseded, write_checkpoint
+from engine.metadata.group_commit import Committer, PayloadSource
+from engine.metadata.index_building import build_index, new_path
+from engine.metadata.recovery import INDEX_FOLDER, Recovered, recover, verify_journal
+from engine.tables.index_check import walk
+from engine.tables.index_progress import IndexProgress
+from engine.tables.lmdb_index import Index, IndexPages, remove_index, replace_index
+from engine.tables.merged_tables import Tables
+from engine.tables.views import Transaction, View
+from lakefs.errors import DiskFailed, IndexDamaged, LakeError, StoreFull
+from lakefs.ids import Birth, Sequence
+from lakefs.limits import KIB
+from lakefs.ports import Clock, Disk, Offload
+
+T = TypeVar("T")
+_log: Final = structlog.get_logger(__name__)
+_ROOM_KNOWN_FOR_BYTES: Final = 128 * KIB
+"""Of journal: so often the disk is asked how much room it has."""
+_JOURNAL_FILES_MAX: Final = 64
+"""Journal files kept over a clean stop; each costs an open at the next start."""
+
+
+class Metadata:
+    """Tables, committer, applier and checkpoints of one store.  Made by `open_metadata`; used on the loop."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        offload: Offload,
+        identity: StoreIdentity,
+        recovered: Recovered,
+        release_reserve: Callable[[], bool],
+        journal_offload: Offload,
+        sizes: MetadataSizes = DEFAULT_SIZES,
+        headroom_bytes: int = 0,
+    ) -> None:
+        self.rebuilt_because = recovered.rebuilt_because
+        """Why the index was rebuilt at the opening; empty when it was not."""
+        self.index_progress = IndexProgress()
+        self.index_suspect = trio.Event()
+        """Set when a read met damage in the index."""
+        self._disk = disk
+        self._offload = offload
+        self._identity = identity
+        self._sizes = sizes
+        self._tables = Tables(recovered.index, recovered.overlay)
+        self._journal: Journal = recovered.journal
+        self._committer = Committer(self._tables, self._journal, journal_offload, recovered.end, sizes)
+        self._applier = Applier(
+            self._tables, self._committer, offload, release_reserve, self._after_apply, sizes
+        )
+        self._committer.after_group = self._after_group
+        self.on_joined: Final = self._committer.on_joined
+        self.on_durable: Final = self._committer.on_durable
+        self.on_durable_records: Final = self._committer.on_durable_records
+        self._applied_sequence = recovered.index.applied
+        self._pages = IndexPages()
+        self._count_pages()
+        self._headroom_bytes = headroom_bytes
+        self._is_without_room = False
+        self._room_known_at = -_ROOM_KNOWN_FOR_BYTES
+        self._checkpoint = recovered.checkpoint
+        self._journal_bytes_before = recovered.journal_bytes
+        self._journal_files_before = recovered.file_count
+        self._long_reader = trio.Lock()
+        self._checkpoint_wanted = trio.Event()
+        self._scope = trio.CancelScope()
+        self._ended: trio.Event | None = None
+        self._draining = trio.Lock()
+
+    # --- reading and deciding ----------------------------------------------------------------------------
+
+    def view(self) -> AbstractContextManager[View]:
+        """A view of all tables at this instant; use it before the next `await`."""
+        return self._tables.view()
+
+    async def commit(
+        self, decide: Callable[[Transaction], T], *, durable: bool = True, grows: bool = False
+    ) -> tuple[T, Sequence]:
+        """Run `decide` on a transaction, once and without interruption; its result and the sequence to wait for.
+
+        Waits first while group or overlay are full.  An error of `decide` passes through and changes nothing; it
+        leaves when what it was decided on is durable, without `durable` at once.  `grows`: it adds what stays, and is
+        refused before the room that removing needs is used up.
+        Errors: RequestTooLarge, StoreFull, StoreReadOnly.  Nothing is durable on return.
+        """
+        if grows and self.failed is None:
+            self._refuse_without_room()
+        return await self._committer.commit_when_room(decide, durable=durable)
+
+    async def wait_durable(self, sequence: Sequence) -> None:
+        """Return when group `sequence` is durable; at once, without a checkpoint, when it is.  StoreReadOnly."""
+        await self._committer.wait_durable(sequence)
+
+    async def sync(self) -> None:
+        """Return when everything decided until now is durable.  StoreReadOnly when it will not be."""
+        await self._committer.wait_durable(self._committer.last_sequence)
+
+    def owed_bytes(self) -> int:
+        """Room of the disk that what is there still needs; an upper bound.  From any thread.
+
+        The journal grows until the next checkpoint is due.  The index writes each page that it changes to a new place
+        first: all of them, or as many as there are entries in a round; twice, because what a round gives up is free
+        for the next but one.  A checkpoint is written whole beside the last one, and is no longer than what it is
+        made of.
+        """
+        pages, overlay, checkpoint = self._pages, self._tables.overlay, self._checkpoint
+        changed = min(max(overlay.entry_count, self._sizes.overlay_entries_apply), pages.used)
+        index_bytes = max(0, 2 * changed - pages.free) * pages.page_bytes + overlay.nbytes
+        checkpoint_bytes = pages.used * pages.page_bytes
+        if checkpoint is not None:
+            checkpoint_bytes = min(checkpoint_bytes, checkpoint.file_bytes + self._journal_bytes())
+        return max(0, self._checkpoint_due_bytes() - self._journal_bytes()) + index_bytes + checkpoint_bytes
+
+    def _refuse_without_room(self) -> None:
+        """StoreFull when what is left of the disk is for journal, index and checkpoint of what removes."""
+        written = self._journal.bytes_written
+        if self._is_without_room or written - self._room_known_at >= _ROOM_KNOWN_FOR_BYTES:
+            left = self._disk.free_bytes() - self.owed_bytes()
+            self._is_without_room = left < self._headroom_bytes // 2
+            self._room_known_at = written
+        if self._is_without_room:
+            raise StoreFull("no room for more records on the disk; remove objects, then run: lake gc")
+
+    @property
+    def durable_sequence(self) -> Sequence:
+        """The last durable group."""
+        return self._committer.durable_sequence
+
+    @property
+    def applied_sequence(self) -> Sequence:
+        """The last group that is in the index."""
+        return self._applied_sequence
+
+    @property
+    def failed(self) -> LakeError | None:
+        """Why nothing is written any more; None while all is well."""
+        return self._committer.failed
+
+    @property
+    def next_birth(self) -> Birth:
+        """The birth that the next new chunk gets; all chunks there are have smaller ones."""
+        return Birth(self._tables.counters.birth.next)
+
+    def stop_writing(self, reason: str) -> None:
+        """Something else of the store failed: nothing is committed any more, until the engine is restarted."""
+        self._committer.fail(DiskFailed(reason))
+
+    def write_first(self, payload: PayloadSource) -> None:
+        """Have the payload that is placed there written, and synced, before each group of the journal."""
+        self._committer.write_first(payload)
+
+    def record_count(self, table: Table) -> int:
+        """Records of a table in the index; what only the overlay has is not counted.  IndexDamaged."""
+        with closing(self._tables.index.snapshot()) as snapshot:
+            return snapshot.stats(table)[0]
+
+    def stats(self) -> dict[str, Any]:
+        """Counts for people and scripts; JSON-able."""
+        overlay = self._tables.overlay
+        return {
+            "durable_sequence": self.durable_sequence,
+            "applied_sequence": self._applied_sequence,
+            "checkpoint_sequence": 0 if self._checkpoint is None else self._checkpoint.sequence,
+            "overlay_entries": overlay.entry_count,
+            "overlay_bytes": overlay.nbytes,
+            "applied_records": self._applier.applied_records,
+            "journal_bytes_since_checkpoint": self._journal_bytes(),
+            "index_full": self._committer.index_full is not None,
+            "rebuilt_because": self.rebuilt_because,
+        }
+
+    # --- life --------------------------------------------------------------------------------------------
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Commit, apply and checkpoint, until `close` or cancellation.
+
+        When cancelled before `close`, waiters get StoreReadOnly, and files are released as a crash leaves them.
+        """
+        self._ended = trio.Event()
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(self._committer.run)
+                    await nursery.start(self._applier.run)
+                    nursery.start_soon(self._checkpoint_when_wanted)
+                    task_status.started()
+        finally:
+            try:
+                with trio.CancelScope(shield=True):
+                    async with self._draining:  # a `close` that began before is still at the files
+                        await self._release()
+            finally:
+                self._ended.set()
+
+    async def close(self, *, clean: bool = True) -> Sequence | None:
+        """Make all durable, complete the index, write a checkpoint when due, and release the files.
+
+        The sequence for the superblock, or None when the stop is not clean: not asked for, or writing failed.
+        Nobody may commit any more.  `run`, which should be running, ends by this.  Not interrupted by cancellation.
+        """
+        with trio.CancelScope(shield=True):
+            if self._ended is None:
+                await self._release()
+                return None
+            if clean and self.failed is None:
+                async with self._draining:
+                    await self._drain()
+            durable = self.durable_sequence
+            is_clean = clean and self.failed is None and self._committer.last_sequence == durable
+            self._scope.cancel()
+            await self._ended.wait()
+        return durable if is_clean else None
+
+    async def _drain(self) -> None:
+        try:
+            await self._committer.wait_durable(self._committer.last_sequence)
+            await self._applier.drain()
+            if self._is_checkpoint_due_at_stop():
+                await self.checkpoint()
+            await self._compact()
+        except LakeError as error:
+            # Everything acknowledged is in the journal; the next start makes up for what is missing here.
+            _log.warning("the index or its checkpoint is not complete at the stop", error=error.message)
+
+    async def _release(self) -> None:
+        await self._offload.run(self._release_blocking)
+
+    def _release_blocking(self) -> None:
+        try:
+            self._journal.close()
+        finally:
+            self._tables.index.close()
+
+    # --- checkpoints -------------------------------------------------------------------------------------
+
+    async def checkpoint(self) -> Sequence:
+        """Write a checkpoint of what the index has, and remove what it supersedes; its sequence.
+
+        Does nothing when there is one of that sequence.  Errors: IndexDamaged (use `rebuild_online`), StoreFull,
+        DiskFailed; the store goes on without it.
+        """
+        async with self._long_reader:
+            written = self._journal.bytes_written
+            if self._checkpoint is not None and self._checkpoint.sequence == self._applied_sequence:
+                return self._checkpoint.sequence
+            with trio.CancelScope(shield=True):
+                checkpoint = await self._offload.run(self._checkpoint_blocking, self._tables.index)
+            self._checkpoint = checkpoint
+            self._journal_bytes_before = -written
+            self._journal_files_before = 0
+            return checkpoint.sequence
+
+    def _checkpoint_blocking(self, index: Index) -> Checkpoint:
+        snapshot = index.snapshot()
+        try:
+            checkpoint = write_checkpoint(self._disk, self._identity, snapshot)
+        finally:
+            snapshot.close()
+        remove_superseded(self._disk, self._identity.store_id, checkpoint)
+        return checkpoint
+
+    async def _checkpoint_when_wanted(self) -> None:
+        while True:
+            await self._checkpoint_wanted.wait()
+            self._checkpoint_wanted = trio.Event()
+            try:
+                await self.checkpoint()
+            except LakeError as error:
+                if isinstance(error, IndexDamaged):
+                    self.index_suspect.set()
+                _log.error("no checkpoint could be written; it is tried again later", error=error.message)
+                # A quarter of the bound from now.
+                late = self._sizes.checkpoint_journal * 3 // 4
+                self._journal_bytes_before = late - self._journal.bytes_written
+
+    def _after_group(self) -> None:
+        self._applier.overlay_grew()
+        is_due = self._journal_bytes() > self._checkpoint_due_bytes()
+        if is_due and not self._checkpoint_wanted.is_set() and not self._long_reader.locked():
+            self._applier.hurry()  # the checkpoint comes behind it
+
+    def _after_apply(self) -> None:
+        self._applied_sequence = self._tables.index.applied
+        self._count_pages()
+        if self._journal_bytes() > self._checkpoint_due_bytes():
+            self._checkpoint_wanted.set()
+
+    def _count_pages(self) -> None:
+        with suppress(IndexDamaged):  # the last count will do: who reads the records finds the damage
+            self._pages = self._tables.index.pages()
+
+    def _checkpoint_due_bytes(self) -> int:
+        """Length of the journal at which a checkpoint is due."""
+        least = self._sizes.checkpoint_journal
+        return least if self._checkpoint is None else max(least, self._checkpoint.file_bytes // 2)
+
+    def _journal_bytes(self) -> int:
+        """Length of the journal since the last checkpoint."""
+        return self._journal_bytes_before + self._journal.bytes_written
+
+    def _is_checkpoint_due_at_stop(self) -> bool:
+        if self._tables.overlay.entry_count or self._applied_sequence == 0:
+            return False
+        if self._checkpoint is None:
+            return True
+        if self._checkpoint.sequence == self._applied_sequence:
+            return False
+        small = self._journal_bytes() * 4 < self._checkpoint.file_bytes
+        return not small or self._journal_files_before >= _JOURNAL_FILES_MAX
+
+    # --- the index as a whole ----------------------------------------------------------------------------
+
+    async def verify_index(self) -> int:
+        """Check every record of the index, and each table's sums, beside everything else; the records' count.
+
+        IndexDamaged at the first mismatch: call `rebuild_online`.
+        """
+        async with self._long_reader:
+            return await walk(self._tables.index, self._offload, self.index_progress)
+
+    async def verify_journal(self) -> int:
+        """Read the newest checkpoint and every durable group behind it; the count of their records.
+
+        StoreDamaged, JournalDamaged naming what cannot be read: a rebuild of the index would fail there.
+        """
+        async with self._long_reader:
+            return await self._offload.run(
+                verify_journal, self._disk, self._identity.store_id, self.durable_sequence
+            )
+
+    async def rebuild_online(self) -> None:
+        """Build the index anew from checkpoint and journal and take it into use; commits go on meanwhile.
+
+        Nothing changes when it fails: StoreDamaged, JournalDamaged, StoreFull, DiskFailed.
+        """
+        async with self._long_reader, self._applier.paused:
+            path = Path(self._disk.local_path(INDEX_FOLDER))
+            with trio.CancelScope(shield=True):
+                index = await self._offload.run(self._build_blocking, new_path(path), self._applied_sequence)
+                index.committed = self._tables.index.committed
+                # One step: files and readers change over together.
+                old_path = replace_index(new_path(path), path)
+                index.path = path
+                self._tables.replace_index(index).close()
+                await self._offload.run(remove_index, old_path)
+
+    def _build_blocking(self, path: Path, upto: Sequence) -> Index:
+        self._disk.check_lock()  # LMDB opens its files by path
+        files = list_journal(self._disk, self._identity.store_id)
+        with self.index_progress.of("being rebuilt"):
+            return build_index(self._disk, self._identity, path, upto, files, self.index_progress)
+
+    async def _compact(self) -> None:
+        """Give free pages of the index back to the file system, when they are most of it."""
+        index = self._tables.index
+        if not index.is_mostly_free():
+            return
+        async with self._long_reader, self._applier.paused:
+            copied = new_path(index.path)
+            try:
+                await self._offload.run(self._disk.check_lock)
+                await self._offload.run(index.copy_to, copied)
+                old_path = replace_index(copied, index.path)
+                await self._offload.run(remove_index, old_path)
+            except StoreFull:
+                await self._offload.run(remove_index, copied)
+
+
+async def open_metadata(
+    disk: Disk,
+    offload: Offload,
+    clock: Clock,
+    *,
+    identity: StoreIdentity,
+    clean_sequence: int | None,
+    release_reserve: Callable[[], bool] = no_reserve,
+    journal_offload: Offload | None = None,
+    index_committed: Callable[[], None] | None = None,
+    sizes: MetadataSizes = DEFAULT_SIZES,
+    headroom_bytes: int = 0,
+) -> Metadata:
+    """Recover the metadata of a store whose lock is held, and open it for writing; start `run` next.
+
+    `clean_sequence` is the superblock's; the caller writes a superblock that says "not clean" before it commits.
+    `release_reserve` runs in a thread.  `journal_offload` should always have a thread free; `offload` by default.
+    `headroom_bytes`: half of it, beside what is owed, is kept for decisions that do not grow.
+    `index_committed` runs in a thread after each commit of the index.
+    Errors: JournalDamaged, StoreDamaged, StoreUnusable, StoreFull, DiskFailed.
+    """
+    recovered = await offload.run(
+        lambda: recover(
+            disk,
+            clock,
+            identity,
+            clean_sequence,
+            release_reserve=release_reserve,
+            index_committed=index_committed,
+            sizes=sizes,
+        )
+    )
+    if recovered.rebuilt_because:
+        _log.warning(
+            "the index was rebuilt from checkpoint and journal",
+            reason=recovered.rebuilt_because,
+            upto=recovered.end,
+        )
+    return Metadata(
+        disk,
+        offload,
+        identity,
+        recovered,
+        release_reserve,
+        journal_offload or offload,
+        sizes,
+        headroom_bytes,
+    )

@@ -1,0 +1,388 @@
+"""Recovery: from what a disk holds to tables that can be served.
+
+    find the journal's end  --  open the index, or rebuild it  --  begin a new journal file  --  replay the rest
+
+Rules kept here:
+- The journal decides.  The index is used only when it lies between the newest checkpoint and the journal's end;
+  missing, unreadable or older than the checkpoint it is rebuilt, into a folder of its own that then takes its
+  place.  An index *ahead* of the journal is not rebuilt: it holds durable groups that the journal lost, and
+  going on would lose them silently.  That is JournalDamaged, here and for a rebuild that was not told to accept
+  loss.
+- Nothing replayed is used before the journal's new file is durable: it may hold the copy of the last group.
+- Damage in the journal refuses the start, naming the place.  `rebuild_store` with `accept_loss` gives up the
+  damaged group and all later ones: files that begin behind it are renamed to `.lost`, a new file begins there.
+- Opening costs by what is not in the index yet, not by what is in the store: nothing walks all records.
+- Memory is bounded: what exceeds a batch is applied to the index on the way.
+
+All functions block and run in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from engine.format.layouts import StoreIdentity, Table
+from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
+from engine.host import crash_marker as crash_note
+from engine.host.failpoints import reached
+from engine.journal.reader import (
+    JOURNAL_FOLDER,
+    JOURNAL_SUFFIX,
+    Group,
+    JournalDamage,
+    JournalEnd,
+    JournalFile,
+    damage_of,
+    decode_records,
+    find_end,
+    list_journal,
+    read_groups,
+    sequence_in,
+)
+from engine.journal.salvage import refuse_lost_boot
+from engine.journal.writer import Journal, no_reserve, start_journal
+from engine.metadata.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
+from engine.metadata.index_building import build_index, new_path, rebuild_index
+from engine.tables.index_check import probe
+from engine.tables.lmdb_index import Index, remove_index, replace_index
+from engine.tables.overlay import Layer, Overlay
+from lakefs.errors import IndexDamaged, JournalDamaged
+from lakefs.ids import Sequence
+from lakefs.limits import (
+    OVERLAY_BYTES_APPLY,
+    OVERLAY_ENTRIES_APPLY,
+)
+from lakefs.ports import Clock, Disk
+
+_log: Final = structlog.get_logger(__name__)
+INDEX_FOLDER: Final = "index"
+
+
+@dataclass
+class Recovered:
+    """What `recover` found and made.  The caller owns index and journal."""
+
+    index: Index
+    overlay: Overlay
+    journal: Journal
+    end: Sequence
+    """Last group of the journal; all up to it is durable."""
+    checkpoint: Checkpoint | None
+    journal_bytes: int
+    """Length of the journal files that hold groups behind the checkpoint."""
+    file_count: int
+    """How many those are."""
+    rebuilt_because: str = ""
+    """Empty also where nothing was to be restored: in a store that is new."""
+    replayed_groups: int = 0
+    torn: bool = False
+
+
+@dataclass(frozen=True)
+class RebuildReport:
+    """What a rebuild restored.  `lost_from` is the first sequence given up, 0 when nothing was lost."""
+
+    checkpoint_sequence: Sequence
+    end_sequence: Sequence
+    record_count: int
+    lost_from: Sequence
+    lost_because: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For people and scripts; JSON-able."""
+        return {
+            "checkpoint_sequence": self.checkpoint_sequence,
+            "end_sequence": self.end_sequence,
+            "records": self.record_count,
+            "lost_from_sequence": self.lost_from,
+            "lost_because": self.lost_because,
+        }
+
+
+def recover(
+    disk: Disk,
+    clock: Clock,
+    identity: StoreIdentity,
+    clean_sequence: int | None,
+    *,
+    release_reserve: Callable[[], bool] = no_reserve,
+    index_committed: Callable[[], None] | None = None,
+    sizes: MetadataSizes = DEFAULT_SIZES,
+) -> Recovered:
+    """Open index and journal of a store whose lock is held, and replay what the index lacks.
+
+    `clean_sequence` is the superblock's; None after a crash.  Errors: JournalDamaged, StoreDamaged (checkpoint
+    needed and not whole), StoreUnusable, StoreFull, DiskFailed.  Nothing acknowledged is changed on an error.
+    """
+    path = Path(disk.local_path(INDEX_FOLDER))
+    remove_index(new_path(path))
+    remove_index(path.with_name(path.name + ".old"))
+    checkpoint = newest_checkpoint(disk)
+    with ExitStack() as opened:  # what a failure closes again, so that the opening can be tried anew
+        index, reason = _open_index(disk, path, identity.store_id, checkpoint)
+        if index is not None:
+            opened.callback(index.close)
+        end = _find_end(disk, identity, clean_sequence, checkpoint, index)
+        is_clean = clean_sequence == end.sequence and not end.torn
+        journal = start_journal(
+            disk,
+            identity,
+            clock,
+            end_sequence=end.sequence,
+            carried=None if is_clean else end.last,
+            files=end.files,
+            release_reserve=release_reserve,
+            sizes=sizes,
+        )
+        opened.callback(journal.close)
+        reached("recovery.journal-begun")
+        files = list_journal(disk, identity.store_id)
+        if index is None:
+            index = _rebuilt(disk, identity, files, end.sequence, path, reason)
+            opened.callback(index.close)
+            if index_committed is not None:
+                index_committed()
+        index.committed = index_committed
+        overlay = Overlay()
+        replayed = _replay(index, overlay, read_groups(disk, files, index.applied, end.sequence))
+        opened.pop_all()
+    behind = [file.size_bytes for file in _files_behind(files, checkpoint)]
+    return Recovered(
+        index,
+        overlay,
+        journal,
+        end.sequence,
+        checkpoint,
+        sum(behind),
+        len(behind),
+        reason if end.sequence else "",
+        replayed,
+        end.torn,
+    )
+
+
+def rebuild_store(
+    disk: Disk, clock: Clock, identity: StoreIdentity, clean_sequence: int | None, *, accept_loss: bool
+) -> RebuildReport:
+    """`lake fsck --rebuild`: throw the index away and make it anew; the lock must be held.
+
+    With `accept_loss` a damaged journal is given up from the damage on; the caller must then write a superblock
+    without a clean sequence before the store is opened again.  Errors as `recover`.
+    """
+    checkpoint = newest_checkpoint(disk)
+    after = Sequence(0) if checkpoint is None else checkpoint.sequence
+    lost: JournalDamage | None = None
+    path = Path(disk.local_path(INDEX_FOLDER))
+    durable = Sequence(max(clean_sequence or 0, after, _applied_in(disk, path, identity.store_id)))
+    while True:
+        try:
+            end = _checked_end(disk, identity, clean_sequence, after, durable)
+            break
+        except JournalDamaged as error:
+            place = damage_of(error)
+            if not accept_loss or place is None or (lost is not None and place.sequence >= lost.sequence):
+                raise
+            if not _set_aside_superseded(disk, place, after):
+                lost = place
+                _give_up(disk, clock, identity, Sequence(max(place.sequence, after + 1)))
+                durable = after
+    index = build_index(disk, identity, new_path(path), end.sequence, end.files)
+    try:
+        remove_index(replace_index(new_path(path), path))
+        snapshot = index.snapshot()
+        count = sum(snapshot.stats(table)[0] for table in Table)
+        snapshot.close()
+    finally:
+        index.close()
+    lost_from = Sequence(0) if lost is None else lost.sequence
+    return RebuildReport(after, end.sequence, count, lost_from, "" if lost is None else lost.reason)
+
+
+def verify_journal(disk: Disk, store_id: bytes, upto: Sequence) -> int:
+    """Check the newest checkpoint whole, and the groups behind it up to `upto`; the count of their records.
+
+    StoreDamaged, JournalDamaged.  Nobody may remove journal files meanwhile.
+    """
+    checkpoint = newest_checkpoint(disk)
+    count = 0
+    after = Sequence(0)
+    if checkpoint is not None:
+        reader = read_checkpoint(disk, checkpoint.path, store_id)
+        try:
+            count += sum(1 for _ in reader.records())
+            after = reader.sequence
+        finally:
+            reader.close()
+    for group in read_groups(disk, list_journal(disk, store_id), after, upto):
+        count += len(decode_records(group.body, group.record_count))
+    return count
+
+
+def _applied_in(disk: Disk, path: Path, store_id: bytes) -> Sequence:
+    """The sequence that the index about to be thrown away has; 0 when it cannot say."""
+    if crash_note.died_in_index(disk) or not (path / "data.mdb").exists():
+        return Sequence(0)
+    try:
+        index = Index(path)
+    except IndexDamaged:
+        return Sequence(0)
+    try:
+        return Sequence(0) if index.is_foreign(store_id) else index.applied
+    except IndexDamaged:
+        return Sequence(0)
+    finally:
+        index.close()
+
+
+def _open_index(
+    disk: Disk, path: Path, store_id: bytes, checkpoint: Checkpoint | None
+) -> tuple[Index | None, str]:
+    """The index, or None and why it is to be rebuilt."""
+    if crash_note.died_in_index(disk):
+        return None, "a process died while it read it"
+    if not (path / "data.mdb").exists():
+        return None, "there is none"
+    try:
+        index = Index(path)
+    except IndexDamaged as error:
+        return None, error.message
+    with ExitStack() as unfit:
+        unfit.callback(index.close)
+        try:
+            applied = probe(index)
+            is_foreign = index.is_foreign(store_id)
+        except IndexDamaged as error:
+            return None, error.message
+        if is_foreign:
+            return None, "it is another store's"
+        if checkpoint is not None and applied < checkpoint.sequence:
+            return None, f"it ends with group {applied}, before the checkpoint's {checkpoint.sequence}"
+        unfit.pop_all()
+    index.owner = store_id
+    return index, ""
+
+
+def _find_end(
+    disk: Disk,
+    identity: StoreIdentity,
+    clean_sequence: int | None,
+    checkpoint: Checkpoint | None,
+    index: Index | None,
+) -> JournalEnd:
+    reached("recovery.index-opened")
+    files = list_journal(disk, identity.store_id)
+    durable = clean_sequence or 0
+    if checkpoint is not None:
+        durable = max(durable, checkpoint.sequence)
+    if index is not None:
+        durable = max(durable, index.applied)
+    if not files and clean_sequence is None:
+        # A store that was ever opened for writing has a journal file, before its superblock says so.
+        durable = max(durable, 1)
+    return _certain_end(disk, identity, clean_sequence, files, Sequence(durable))
+
+
+def _certain_end(
+    disk: Disk,
+    identity: StoreIdentity,
+    clean_sequence: int | None,
+    files: tuple[JournalFile, ...],
+    durable: Sequence,
+) -> JournalEnd:
+    """The journal's end; JournalDamaged when it lies before what was durable, or what the last boot wrote is gone."""
+    end = find_end(disk, files, durable)
+    refuse_lost_boot(files, end.sequence, identity.boot_before if clean_sequence is None else b"")
+    return end
+
+
+def _rebuilt(
+    disk: Disk,
+    identity: StoreIdentity,
+    files: tuple[JournalFile, ...],
+    upto: Sequence,
+    path: Path,
+    reason: str,
+) -> Index:
+    if upto:  # else the store is new
+        _log.warning(
+            "the index is rebuilt now from checkpoint and journal; nothing else needs to be done",
+            reason=reason,
+            upto=upto,
+        )
+    return rebuild_index(disk, identity, files, upto, path)
+
+
+def _replay(index: Index, overlay: Overlay, groups: Iterable[Group]) -> int:
+    """Publish groups in the overlay, applying them when there are many; the number of groups."""
+    count = 0
+    for group in groups:
+        overlay.current.publish(group.sequence, decode_records(group.body, group.record_count))
+        count += 1
+        if _is_large(overlay.current):
+            frozen = overlay.freeze()
+            index.apply(frozen, frozen.last_sequence)
+            index.refresh()
+            overlay.drop_applied()
+    reached("recovery.replayed")
+    return count
+
+
+def _is_large(layer: Layer) -> bool:
+    return layer.entry_count >= OVERLAY_ENTRIES_APPLY or layer.nbytes >= OVERLAY_BYTES_APPLY
+
+
+def _files_behind(files: tuple[JournalFile, ...], checkpoint: Checkpoint | None) -> list[JournalFile]:
+    """The files that hold groups behind the checkpoint."""
+    after = 0 if checkpoint is None else checkpoint.sequence
+    followers = [file.first_sequence for file in files[1:]]
+    return [
+        file
+        for file, following in zip(files, [*followers, None], strict=True)
+        if following is None or following > after + 1
+    ]
+
+
+def _checked_end(
+    disk: Disk, identity: StoreIdentity, clean_sequence: int | None, after: Sequence, durable: Sequence
+) -> JournalEnd:
+    """The journal's end, with every group behind the checkpoint read and decoded."""
+    files = list_journal(disk, identity.store_id)
+    end = _certain_end(disk, identity, clean_sequence, files, durable)
+    for group in read_groups(disk, end.files, after, end.sequence):
+        decode_records(group.body, group.record_count)
+    return end
+
+
+def _set_aside_superseded(disk: Disk, place: JournalDamage, after: Sequence) -> bool:
+    """Rename a file without a good header when the checkpoint has all its groups; whether it was so."""
+    following = [begins for begins, path in _files_by_name(disk) if begins > place.sequence]
+    if place.offset > 0 or place.path == JOURNAL_FOLDER or not following or following[0] > after + 1:
+        return False
+    disk.rename(place.path, f"{place.path}.lost")
+    disk.sync_folder(JOURNAL_FOLDER)
+    return True
+
+
+def _give_up(disk: Disk, clock: Clock, identity: StoreIdentity, first_lost: Sequence) -> None:
+    """End the journal before `first_lost`: rename the files behind, and begin a new one there."""
+    for begins, path in _files_by_name(disk):
+        if begins >= first_lost:
+            disk.rename(path, f"{path}.lost")
+    disk.sync_folder(JOURNAL_FOLDER)
+    end = Sequence(first_lost - 1)
+    start_journal(disk, identity, clock, end_sequence=end, carried=None, files=()).close()
+
+
+def _files_by_name(disk: Disk) -> list[tuple[Sequence, str]]:
+    """First sequence, by name, and path of each journal file, in order; headers are not looked at."""
+    return [
+        (sequence_in(name), f"{JOURNAL_FOLDER}/{name}")
+        for name in disk.list_folder(JOURNAL_FOLDER)
+        if name.endswith(JOURNAL_SUFFIX)
+    ]

@@ -1,0 +1,234 @@
+"""Buckets: folders of the root node, each with a record of what is fixed for its life, and of its settings.
+
+A bucket is a name under node 1, a folder's node, and a record in the table `buckets` under the node's id.
+
+`PlannedBuckets.ensure` is where a bucket that does not exist is decided on: whoever asks for it, its name must keep the
+rules for new buckets there.  A bucket that exists is found by any name.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from engine.format.layouts import Node, NodeKind, Table, node_key, pack_name, unpack_name
+from engine.format.records import BucketRecord, decode_record
+from engine.namespace.keys import check_bucket_name, name_key, range_end
+from engine.namespace.tree import NameEvent, child, has_children, new_folder
+from engine.namespace.version_keys import end_of, first_key
+from engine.tables.views import Transaction, View
+from lakefs.bucket_names import broken_rule, check_new_bucket_name
+from lakefs.errors import (
+    AlreadyExists,
+    BucketNotEmpty,
+    BucketNotFound,
+    IndexDamaged,
+    InvalidArgument,
+    StoreUnusable,
+)
+from lakefs.ids import DEFAULT_DOMAIN, EMPTY_BLOB, ROOT_NODE, DomainIndex, NodeId
+from lakefs.limits import BUCKETS_MAX
+from lakefs.names import shown
+from lakefs.wire.messages import BucketStat
+
+
+class BucketRef(msgspec.Struct, frozen=True):
+    """A bucket that exists in the view it was read from."""
+
+    name: str
+    node: NodeId
+    domain: DomainIndex
+    created_ns: int
+    anonymous_read: bool = False
+    versioning: str = ""
+
+
+_VERSIONING: Final = ("", "enabled", "suspended")
+"""By the number in a bucket's record."""
+_ANONYMOUS_READ: Final = "anonymous_read"
+_YES: Final = "yes"
+_RECORDS_CACHED: Final = 1024
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(BucketRecord)
+
+
+def initialise(txn: Transaction) -> None:
+    """Make the root node unless it is there; once, when a store is created."""
+    if txn.get(Table.NODES, node_key(ROOT_NODE)) is None:
+        root = Node(kind=NodeKind.FOLDER, blob=EMPTY_BLOB, mode=0o755)
+        txn.insert(Table.NODES, node_key(ROOT_NODE), root.pack())
+
+
+def find_bucket(view: View, name: str) -> BucketRef:
+    """The bucket of that name.  InvalidName, BucketNotFound."""
+    node = child(view, ROOT_NODE, check_bucket_name(name) + b"/")
+    if node is None:
+        raise _not_found(name)
+    return _bucket_ref(view, name, node)
+
+
+def ensure_bucket(txn: Transaction, name: str, now_ns: int) -> BucketRef:
+    """The bucket of that name, made if it is missing.  InvalidName, InvalidArgument past 10,000 buckets."""
+    planned = PlannedBuckets(txn, now_ns)
+    bucket = planned.ensure(name)
+    planned.make(name)
+    return bucket
+
+
+def _not_found(name: str) -> BucketNotFound:
+    rule = broken_rule(name)
+    remedy = (
+        f"a new one cannot have that name: {rule}" if rule else f"create it with: lake bucket create {name}"
+    )
+    return BucketNotFound(f"bucket {shown(name)} does not exist; {remedy}", subject=name)
+
+
+class PlannedBuckets:
+    """Buckets that one transaction makes if something is bound in them: a name that is refused makes none."""
+
+    def __init__(self, txn: Transaction, now_ns: int) -> None:
+        self._txn = txn
+        self._now_ns = now_ns
+        self._planned: dict[str, BucketRef] = {}
+
+    def ensure(self, name: str) -> BucketRef:
+        """The bucket of that name, or the one that `make` makes.  InvalidName, InvalidArgument past 10,000."""
+        planned = self._planned.get(name)
+        if planned is not None:
+            return planned
+        node = child(self._txn, ROOT_NODE, check_bucket_name(name) + b"/")
+        if node is not None:
+            return _bucket_ref(self._txn, name, node)
+        check_new_bucket_name(name)
+        _check_count(self._txn, name, len(self._planned))
+        bucket = BucketRef(name, self._txn.new_node_id(), DEFAULT_DOMAIN, self._now_ns)
+        self._planned[name] = bucket
+        return bucket
+
+    def make(self, name: str) -> None:
+        """Make the bucket, unless it is there."""
+        bucket = self._planned.pop(name, None)
+        if bucket is not None:
+            _add_bucket(self._txn, bucket)
+
+
+def create_bucket(txn: Transaction, name: str, now_ns: int) -> BucketRef:
+    """Make a bucket.  AlreadyExists, InvalidName, InvalidArgument past 10,000 buckets."""
+    if child(txn, ROOT_NODE, check_bucket_name(name) + b"/") is not None:
+        raise AlreadyExists(f"bucket {shown(name)} exists already", subject=name)
+    return ensure_bucket(txn, name, now_ns)
+
+
+def _check_count(txn: Transaction, name: str, planned: int) -> None:
+    there = sum(1 for _ in txn.scan(Table.NAMES, node_key(ROOT_NODE), range_end(ROOT_NODE, b"")))
+    if there + planned >= BUCKETS_MAX:
+        raise InvalidArgument(
+            f"bucket {shown(name)} was not made: there are {BUCKETS_MAX} already, the most that a store has; "
+            "use folders in a bucket instead",
+            subject=name,
+        )
+
+
+def _add_bucket(txn: Transaction, bucket: BucketRef) -> None:
+    record = BucketRecord(domain=bucket.domain, created_ns=bucket.created_ns)
+    folder = new_folder(bucket.created_ns, EMPTY_BLOB).pack()
+    txn.insert(Table.NODES, node_key(bucket.node), folder)
+    key = name_key(ROOT_NODE, bucket.name.encode() + b"/")
+    txn.insert(Table.NAMES, key, pack_name(NodeKind.FOLDER, bucket.node))
+    txn.insert(Table.BUCKETS, node_key(bucket.node), _encoder.encode(record))
+
+
+def remove_bucket(txn: Transaction, name: str) -> BucketRef:
+    """Remove an empty bucket; its watchers see the deletion of the empty key.  BucketNotFound, BucketNotEmpty."""
+    bucket = find_bucket(txn, name)
+    if has_children(txn, bucket.node):
+        raise BucketNotEmpty(
+            f"bucket {shown(name)} is not empty; remove what is in it first: lake rm -r {name}/", subject=name
+        )
+    start, end = first_key(bucket.node), end_of(bucket.node)
+    if bucket.versioning and any(True for _ in txn.scan(Table.VERSIONS, start, end)):
+        raise BucketNotEmpty(
+            f"bucket {shown(name)} has no names, and versions of some that were; remove those first, "
+            "with an S3 client (ListObjectVersions, DeleteObjects)",
+            subject=name,
+        )
+    txn.delete(Table.NAMES, name_key(ROOT_NODE, name.encode() + b"/"))
+    txn.delete(Table.BUCKETS, node_key(bucket.node))
+    txn.delete(Table.NODES, node_key(bucket.node))
+    txn.note(NameEvent("delete", name, "", bucket.node))
+    return bucket
+
+
+def set_bucket(txn: Transaction, name: str, anonymous_read: bool | None, versioning: str | None) -> BucketRef:
+    """Change settings of a bucket, None: as it is; the bucket.  BucketNotFound, InvalidArgument."""
+    bucket = find_bucket(txn, name)
+    if versioning is not None and versioning not in _VERSIONING[1:]:
+        raise InvalidArgument(
+            f"versioning {shown(versioning)} of bucket {shown(name)} is not known; it is 'enabled' or 'suspended'",
+            subject=name,
+        )
+    changed = msgspec.structs.replace(
+        bucket,
+        anonymous_read=bucket.anonymous_read if anonymous_read is None else anonymous_read,
+        versioning=bucket.versioning if versioning is None else versioning,
+    )
+    if changed != bucket:
+        record = _to_record(name, _value(txn, name, bucket.node))
+        policy = {rule: value for rule, value in record.policy.items() if rule != _ANONYMOUS_READ}
+        if changed.anonymous_read:
+            policy[_ANONYMOUS_READ] = _YES
+        record = msgspec.structs.replace(
+            record, versioning=_VERSIONING.index(changed.versioning), policy=policy
+        )
+        txn.put(Table.BUCKETS, node_key(bucket.node), _encoder.encode(record))
+    return changed
+
+
+def list_buckets(view: View) -> list[BucketRef]:
+    """All buckets, in byte order of their names; at most 10,000."""
+    start, end = node_key(ROOT_NODE), range_end(ROOT_NODE, b"")
+    found = [(key[8:-1].decode(), unpack_name(value)[1]) for key, value in view.scan(Table.NAMES, start, end)]
+    found.sort()
+    return [_bucket_ref(view, name, node) for name, node in found]
+
+
+def to_bucket_stat(bucket: BucketRef) -> BucketStat:
+    """The message that describes a bucket."""
+    return BucketStat(bucket.name, bucket.created_ns, bucket.node, bucket.anonymous_read, bucket.versioning)
+
+
+def _bucket_ref(view: View, name: str, node: NodeId) -> BucketRef:
+    return _to_bucket_ref(name, node, _value(view, name, node))
+
+
+@lru_cache(maxsize=_RECORDS_CACHED)
+def _to_bucket_ref(name: str, node: NodeId, value: bytes) -> BucketRef:
+    """The bucket that a record describes; the same few are asked for all the time."""
+    record = _to_record(name, value)
+    return BucketRef(
+        name,
+        node,
+        DomainIndex(record.domain),
+        record.created_ns,
+        record.policy.get(_ANONYMOUS_READ) == _YES,
+        _VERSIONING[record.versioning],
+    )
+
+
+def _value(view: View, name: str, node: NodeId) -> bytes:
+    value = view.get(Table.BUCKETS, node_key(node))
+    if value is None:
+        raise IndexDamaged(f"bucket {shown(name)} has no record", subject=name)
+    return value
+
+
+def _to_record(name: str, value: bytes) -> BucketRecord:
+    record = decode_record(_decoder, value, f"the record of bucket {shown(name)}")
+    if record.version != 1 or not 0 <= record.versioning < len(_VERSIONING):
+        raise StoreUnusable(
+            f"bucket record version {record.version}, versioning {record.versioning} of {shown(name)} is not known",
+            subject=name,
+        )
+    return record

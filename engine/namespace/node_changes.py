@@ -1,0 +1,70 @@
+"""Changes that are about a node more than about its name: attributes in place, and symlinks.
+
+Decisions as in `names`, under the same rules: no `await`, and one that raises has changed nothing.  The record of a
+node is replaced in place, so a walk of gc may have passed it: what it refers to stays the same here.
+"""
+
+from __future__ import annotations
+
+from engine.format.layouts import Table, node_key
+from engine.namespace.buckets import BucketRef
+from engine.namespace.keys import check_key
+from engine.namespace.names import require, resolve
+from engine.namespace.object_stat import changed, check_condition, check_record_size, new_symlink
+from engine.namespace.refusals import already_there, is_a_marker, shown_name, subject
+from engine.namespace.tree import NameEvent, Resolved, add_node, find_place, make_parents, names_changed
+from engine.namespace.versions import make_room, numbered
+from engine.tables.views import Transaction
+from lakefs.errors import InvalidArgument
+from lakefs.wire.messages import ObjectAttributes, SetAttributes
+
+
+def set_attributes(txn: Transaction, bucket: BucketRef, changes: SetAttributes, now_ns: int) -> Resolved:
+    """Change attributes of what `changes.key` names in the bucket; the node, as it is then.
+
+    A folder that nobody made stays one: its attributes go when it does.  The empty key is the bucket's own folder.
+    KeyNotFound (also of an xattr, which is then the subject), AlreadyExists (of an xattr), PreconditionFailed,
+    InvalidArgument, RequestTooLarge.
+    """
+    found = require(txn, bucket, changes.key, changes.version)
+    if found.node.is_marker:
+        raise is_a_marker(bucket, changes.key, changes.version)
+    check_condition(changes.condition, found, bucket.name, changes.key)
+    node = changed(found.node, changes, now_ns)
+    record = node.pack()
+    check_record_size(record)
+    txn.put(Table.NODES, node_key(found.node_id), record)
+    if not changes.version or resolve(txn, bucket, changes.key) == Resolved(found.node_id, node):
+        txn.note(NameEvent("put", bucket.name, changes.key, found.node_id))
+    return Resolved(found.node_id, node)
+
+
+def make_symlink(
+    txn: Transaction, bucket: BucketRef, key: str, target: bytes, attributes: ObjectAttributes, now_ns: int
+) -> Resolved:
+    """Make a symlink, and the missing parents of its name.  It has mode, owner, time and xattrs of the `attributes`.
+
+    AlreadyExists when an object, symlink or folder of that name is there; InvalidName, InvalidArgument (target,
+    attributes, a key that ends in `/`), RequestTooLarge.
+    """
+    path = check_key(key)
+    if path.endswith(b"/"):
+        raise InvalidArgument(
+            f"{shown_name(bucket, key)} ends in '/': a symlink cannot be a folder",
+            subject=subject(bucket, key),
+        )
+    node = new_symlink(target, attributes, now_ns)
+    record = node.pack()
+    check_record_size(record)
+    if resolve(txn, bucket, key) is not None or resolve(txn, bucket, key + "/") is not None:
+        raise already_there(bucket, key)
+    place = find_place(txn, bucket.node, path)
+    if bucket.versioning:
+        make_room(txn, bucket, path, None)
+        node = numbered(txn, bucket, node)
+        record = node.pack()
+    names_changed(txn, place, now_ns)
+    make_parents(txn, bucket.name, place, now_ns)
+    node_id = add_node(txn, place.key, node.kind, record)
+    txn.note(NameEvent("put", bucket.name, key, node_id))
+    return Resolved(node_id, node)

@@ -1,0 +1,339 @@
+"""What a node tells the outside: ETags, conditions on them, and the conversions between records and messages.
+
+Attributes that come from a client are checked here, once, before they become a record.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from engine.format.layouts import NO_ATTRIBUTES, NODE_HEAD, Attributes, EtagKind, Node, NodeKind
+from engine.namespace.keys import subject_of
+from engine.namespace.tree import Resolved
+from lakefs.errors import AlreadyExists, InvalidArgument, KeyNotFound, PreconditionFailed, RequestTooLarge
+from lakefs.ids import EMPTY_BLOB, BlobId, ChunkKind, NodeId, kind_of
+from lakefs.limits import ATTRIBUTES_BYTES_MAX, BLOB_BYTES_MAX, SYMLINK_TARGET_BYTES_MAX
+from lakefs.names import shown
+from lakefs.wire.messages import Condition, ListEntry, ObjectAttributes, ObjectStat, SetAttributes
+
+EMPTY_ETAG: Final = "d41d8cd98f00b204e9800998ecf8427e"
+"""MD5 of no bytes."""
+_MULTIPART_ETAG_BYTES_MAX: Final = 64
+_U32_MAX: Final = 0xFFFF_FFFF
+_PERMISSION_BITS: Final = 0o7777
+_TIME_LIMIT_NS: Final = 1 << 63
+_NS: Final = 1_000_000_000
+
+
+def new_object(
+    blob: BlobId, size_bytes: int, chunk_count: int, attributes: ObjectAttributes, now_ns: int
+) -> Node:
+    """The record of a new object.  `chunk_count` counts data chunks; a blob without manifest has one.
+
+    A modification time of 0 becomes `now_ns`.  InvalidArgument for values that a record cannot hold; how large the
+    attributes are is checked where the record is bound.
+    """
+    _check_ranges(size_bytes, attributes)
+    is_manifest = kind_of(blob) is ChunkKind.MANIFEST
+    assert (chunk_count > 1) == is_manifest, f"{chunk_count} chunks in a blob of kind {blob[0]}"
+    return Node(
+        kind=NodeKind.OBJECT,
+        blob=blob,
+        size_bytes=size_bytes,
+        mode=attributes.mode & _PERMISSION_BITS,
+        uid=attributes.uid,
+        gid=attributes.gid,
+        mtime_ns=attributes.mtime_ns or now_ns,
+        ctime_ns=attributes.ctime_ns or now_ns,
+        etag_kind=_checked_etag_kind(attributes),
+        attributes=_stored_attributes(attributes, chunk_count if is_manifest else 0),
+    )
+
+
+def with_attributes(node: Node, attributes: ObjectAttributes, now_ns: int) -> Node:
+    """The record with other attributes; what was computed from the content (ETag, checksums), and tags, are kept.
+
+    InvalidArgument for values that a record cannot hold.
+    """
+    _check_ranges(node.size_bytes, attributes)
+    stored = msgspec.structs.replace(
+        node.attributes,
+        content_type=attributes.content_type,
+        user_metadata=attributes.user_metadata,
+        headers=attributes.headers,
+        xattrs=attributes.xattrs,
+        atime_ns=attributes.atime_ns,
+    )
+    return msgspec.structs.replace(
+        node,
+        mode=attributes.mode & _PERMISSION_BITS,
+        uid=attributes.uid,
+        gid=attributes.gid,
+        mtime_ns=attributes.mtime_ns or now_ns,
+        ctime_ns=now_ns,
+        attributes=stored,
+    )
+
+
+def with_owner(node: Node, attributes: ObjectAttributes, now_ns: int) -> Node:
+    """The record of a folder or symlink with what it has of attributes: mode, owner, modification time, xattrs.
+
+    InvalidArgument for values that a record cannot hold.
+    """
+    _check_ranges(node.size_bytes, attributes)
+    return msgspec.structs.replace(
+        node,
+        mode=attributes.mode & _PERMISSION_BITS,
+        uid=attributes.uid,
+        gid=attributes.gid,
+        mtime_ns=attributes.mtime_ns or now_ns,
+        ctime_ns=now_ns,
+        attributes=msgspec.structs.replace(node.attributes, xattrs=attributes.xattrs),
+    )
+
+
+def new_symlink(target: bytes, attributes: ObjectAttributes, now_ns: int) -> Node:
+    """The record of a new symlink; its size is that of its target.  InvalidArgument."""
+    if not 1 <= len(target) <= SYMLINK_TARGET_BYTES_MAX or b"\0" in target:
+        raise InvalidArgument(
+            f"a symlink's target of {len(target)} bytes; it has 1 to {SYMLINK_TARGET_BYTES_MAX}, and no NUL"
+        )
+    node = Node(kind=NodeKind.SYMLINK, size_bytes=len(target), attributes=Attributes(symlink_target=target))
+    return with_owner(node, attributes, now_ns)
+
+
+def changed(node: Node, changes: SetAttributes, now_ns: int) -> Node:
+    """The record with the attributes that `changes` gives, and a change time of now.
+
+    InvalidArgument for values that a record cannot hold; AlreadyExists and KeyNotFound for xattrs, as it asks;
+    KeyNotFound for tags of what has no content.
+    """
+    mode = node.mode if changes.mode is None else changes.mode & _PERMISSION_BITS
+    uid = node.uid if changes.uid is None else changes.uid
+    gid = node.gid if changes.gid is None else changes.gid
+    mtime_ns = node.mtime_ns if changes.mtime_ns is None else changes.mtime_ns
+    _check_owner_and_time(uid, gid, mtime_ns, changes.atime_ns or 0)
+    attributes = _with_access_time(node, changes, mtime_ns)
+    if changes.xattrs:
+        attributes = msgspec.structs.replace(attributes, xattrs=_changed_xattrs(attributes.xattrs, changes))
+    if changes.tags is not None:
+        attributes = msgspec.structs.replace(attributes, tags=_changed_tags(node, changes))
+    return msgspec.structs.replace(
+        node, mode=mode, uid=uid, gid=gid, mtime_ns=mtime_ns, ctime_ns=now_ns, attributes=attributes
+    )
+
+
+def _with_access_time(node: Node, changes: SetAttributes, mtime_ns: int) -> Attributes:
+    """The attributes with the access time that the change leaves; none where it is the modification time."""
+    if changes.atime_ns is None and changes.mtime_ns is None:
+        return node.attributes
+    shown = node.mtime_ns if node.attributes.atime_ns is None else node.attributes.atime_ns
+    atime_ns = shown if changes.atime_ns is None else changes.atime_ns
+    kept = None if atime_ns == mtime_ns else atime_ns
+    if kept == node.attributes.atime_ns:
+        return node.attributes
+    return msgspec.structs.replace(node.attributes, atime_ns=kept)
+
+
+def _changed_xattrs(present: dict[str, bytes], changes: SetAttributes) -> dict[str, bytes]:
+    xattrs = dict(present)
+    for name, value in changes.xattrs.items():
+        if value is None or changes.xattr_present:
+            if name not in present:
+                raise KeyNotFound(
+                    f"{shown(changes.bucket + '/' + changes.key)} has no extended attribute {shown(name)}",
+                    subject=name,
+                )
+        elif changes.xattr_absent and name in present:
+            raise AlreadyExists(
+                f"{shown(changes.bucket + '/' + changes.key)} has an extended attribute {shown(name)} already",
+                subject=name,
+            )
+        if value is None:
+            del xattrs[name]
+        else:
+            xattrs[name] = value
+    return xattrs
+
+
+def _changed_tags(node: Node, changes: SetAttributes) -> dict[str, str]:
+    if node.blob is None:
+        raise KeyNotFound(
+            f"{shown(changes.bucket + '/' + changes.key)} is no object, and has no tags",
+            subject=subject_of(changes.bucket, changes.key),
+        )
+    return changes.tags or {}
+
+
+def _check_ranges(size_bytes: int, attributes: ObjectAttributes) -> None:
+    if not 0 <= size_bytes <= BLOB_BYTES_MAX:
+        raise InvalidArgument(f"an object of {size_bytes} bytes; the limit is {BLOB_BYTES_MAX}")
+    times = attributes.mtime_ns, attributes.atime_ns or 0, attributes.ctime_ns
+    _check_owner_and_time(attributes.uid, attributes.gid, *times)
+
+
+def _check_owner_and_time(uid: int, gid: int, *times_ns: int) -> None:
+    if not (0 <= uid <= _U32_MAX and 0 <= gid <= _U32_MAX):
+        raise InvalidArgument(f"owner {uid}:{gid} is outside 0 to {_U32_MAX}")
+    for time_ns in times_ns:
+        if not -_TIME_LIMIT_NS <= time_ns < _TIME_LIMIT_NS:
+            raise InvalidArgument(f"a time of {time_ns} ns is outside 64 bits")
+
+
+def _checked_etag_kind(attributes: ObjectAttributes) -> EtagKind:
+    kind, etag = attributes.etag_kind, attributes.etag
+    if kind == EtagKind.DERIVED:
+        return EtagKind.DERIVED
+    if kind == EtagKind.MD5 and len(etag) == 16:
+        return EtagKind.MD5
+    if kind == EtagKind.MULTIPART and 0 < len(etag) <= _MULTIPART_ETAG_BYTES_MAX and etag.isascii():
+        return EtagKind.MULTIPART
+    raise InvalidArgument(f"an ETag of kind {kind} and {len(etag)} bytes is none that the store knows")
+
+
+def _stored_attributes(attributes: ObjectAttributes, chunk_count: int) -> Attributes:
+    """The attributes of the record; the very NO_ATTRIBUTES when there are none, so that packing is cheap."""
+    etag = attributes.etag if attributes.etag_kind != EtagKind.DERIVED else b""
+    if not (
+        chunk_count
+        or etag
+        or attributes.content_type
+        or attributes.user_metadata
+        or attributes.headers
+        or attributes.checksums
+        or attributes.xattrs
+        or attributes.atime_ns is not None
+        or attributes.tags
+    ):
+        return NO_ATTRIBUTES
+    return Attributes(
+        etag=etag,
+        content_type=attributes.content_type,
+        user_metadata=attributes.user_metadata,
+        headers=attributes.headers,
+        checksums=attributes.checksums,
+        xattrs=attributes.xattrs,
+        chunk_count=chunk_count,
+        atime_ns=attributes.atime_ns,
+        tags=attributes.tags,
+    )
+
+
+def check_record_size(record: bytes) -> None:
+    """RequestTooLarge when a node's attributes are over their bound."""
+    attribute_bytes = len(record) - NODE_HEAD.size
+    if attribute_bytes > ATTRIBUTES_BYTES_MAX:
+        raise RequestTooLarge(
+            f"user metadata, headers and extended attributes of {attribute_bytes} bytes; "
+            f"the limit is {ATTRIBUTES_BYTES_MAX}"
+        )
+
+
+def chunk_count_of(node: Node) -> int:
+    """Data chunks of the node's blob: 0 without one, 1 for a blob without manifest (the empty one too)."""
+    return 0 if node.blob is None else node.attributes.chunk_count or 1
+
+
+def etag_of(node: Node) -> str:
+    """The ETag as text, without quotes; empty for a folder without blob."""
+    if node.blob is None:
+        return ""
+    if node.etag_kind is EtagKind.MD5:
+        return node.attributes.etag.hex()
+    if node.etag_kind is EtagKind.MULTIPART:
+        return node.attributes.etag.decode("ascii")
+    if node.blob == EMPTY_BLOB:
+        return EMPTY_ETAG
+    return f"{node.blob[1:17].hex()}-{chunk_count_of(node)}"
+
+
+def check_condition(condition: Condition, present: Resolved | None, bucket: str, key: str) -> None:
+    """PreconditionFailed, naming the object and what did not hold, unless every part of `condition` holds.
+
+    KeyNotFound where an ETag is expected of a name that does not exist: whoever retries has to know the difference.
+    """
+    if present is None and condition.etags:
+        raise KeyNotFound(
+            f"{shown(bucket + '/' + key)} does not exist, and so has none of the expected ETags; nothing was changed",
+            subject=subject_of(bucket, key),
+        )
+    failed = _failed_part(condition, present)
+    if failed:
+        raise PreconditionFailed(
+            f"{shown(bucket + '/' + key)} was not changed: {failed}; look at it again and retry",
+            subject=subject_of(bucket, key),
+        )
+
+
+def _failed_part(condition: Condition, present: Resolved | None) -> str:
+    """What does not hold, in words; empty when all does."""
+    if present is None:
+        return "it does not exist" if condition.node else ""
+    if condition.absent:
+        return "it exists already"
+    if condition.node and condition.node != present.node_id:
+        return "it was replaced meanwhile"
+    if condition.size_bytes not in (None, present.node.size_bytes):
+        return f"its size is {present.node.size_bytes} bytes, not the expected one"
+    if condition.mtime_s not in (None, present.node.mtime_ns // _NS):
+        return "its modification time is not the expected one"
+    if not (condition.etags or condition.not_etags):
+        return ""
+    etag = etag_of(present.node)
+    if condition.etags and etag not in condition.etags and "*" not in condition.etags:
+        return f"its ETag is {etag}, not the expected one"
+    if etag in condition.not_etags or "*" in condition.not_etags:
+        return f"its ETag is {etag}, which was excluded"
+    return ""
+
+
+def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node, version: str = "") -> ObjectStat:
+    """The message that describes a name, or the version of that id."""
+    attributes = node.attributes
+    return ObjectStat(
+        bucket=bucket,
+        key=key,
+        kind=int(node.kind),
+        node=node_id,
+        size_bytes=node.size_bytes,
+        etag=etag_of(node),
+        mtime_ns=node.mtime_ns,
+        blob=node.blob or b"",
+        content_type=attributes.content_type,
+        mode=node.mode,
+        uid=node.uid,
+        gid=node.gid,
+        user_metadata=attributes.user_metadata,
+        headers=attributes.headers,
+        checksums=attributes.checksums,
+        chunk_count=chunk_count_of(node),
+        ctime_ns=node.ctime_ns,
+        xattrs=attributes.xattrs,
+        symlink_target=attributes.symlink_target,
+        atime_ns=attributes.atime_ns,
+        tags=attributes.tags,
+        upload=attributes.upload,
+        version=version,
+        is_marker=node.is_marker,
+    )
+
+
+def to_list_entry(key: str, node_id: NodeId, node: Node) -> ListEntry:
+    """The entry of a LIST page for a name."""
+    return ListEntry(
+        key=key,
+        size_bytes=node.size_bytes,
+        etag=etag_of(node),
+        mtime_ns=node.mtime_ns,
+        kind=int(node.kind),
+        node=node_id,
+        blob=node.blob or b"",
+        mode=node.mode,
+        content_type=node.attributes.content_type,
+        uid=node.uid,
+        gid=node.gid,
+        ctime_ns=node.ctime_ns,
+        atime_ns=node.attributes.atime_ns,
+    )

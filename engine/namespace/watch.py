@@ -1,0 +1,133 @@
+"""Watching a bucket: the changes of its names, in order, after they are durable.
+
+Each watcher has a bounded queue.  When it is full, everything in it is replaced by one `resync`, which asks the
+watcher to look at everything again; what follows is kept again.  No history is promised: a watch sees what
+becomes durable after `subscribe` returned.
+
+Nothing here waits but a watcher for its next event; `publish` never blocks the committer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import trio
+
+from engine.host.user_shares import OWN, Shares
+from engine.namespace.tree import ChangedBy, NameEvent
+from lakefs.ids import Sequence
+from lakefs.limits import WATCH_QUEUE_MAX, WATCHERS_MAX
+from lakefs.wire.messages import WatchEvent
+
+
+class Watch:
+    """The events of one bucket, for one task.  Iterate it; close it, or leave its `with`, when done."""
+
+    def __init__(
+        self, watchers: Watchers, bucket: str, queue_max: int, left_out: object | None, user: str
+    ) -> None:
+        self.bucket = bucket
+        self.user = user
+        self.left_out = left_out
+        """The client whose own changes are not told."""
+        self._watchers = watchers
+        self._queue: deque[WatchEvent] = deque()
+        self._queue_max = queue_max
+        self._changed = trio.Event()
+        self._closed = False
+
+    def __aiter__(self) -> Watch:
+        return self
+
+    async def __anext__(self) -> WatchEvent:
+        """The next event; always a checkpoint.  Cancelled, it has taken none."""
+        await trio.lowlevel.checkpoint()
+        while not self._queue:
+            if self._closed:
+                raise StopAsyncIteration
+            self._changed = trio.Event()
+            await self._changed.wait()
+        return self._queue.popleft()
+
+    def close(self) -> None:
+        """Stop: events not taken yet are dropped, and a waiting task finds the end.  May be called again."""
+        self._closed = True
+        self._queue.clear()
+        self._changed.set()
+        self._watchers.forget(self)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def offer(self, event: WatchEvent) -> None:
+        """Queue an event, or one `resync` in place of all when there is no room."""
+        if len(self._queue) >= self._queue_max:
+            self._queue.clear()
+            event = WatchEvent(kind="resync", sequence=event.sequence, bucket=self.bucket)
+        self._queue.append(event)
+        self._changed.set()
+
+
+class Watchers:
+    """All open watches of an engine."""
+
+    def __init__(self, queue_max: int = WATCH_QUEUE_MAX, watchers_max: int = WATCHERS_MAX) -> None:
+        self._by_bucket: dict[str, dict[Watch, None]] = {}
+        self._shares = Shares(watchers_max, "watches", own_quarters=3)
+        self._queue_max = queue_max
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def subscribe(self, bucket: str, left_out: object | None = None, user: str = OWN) -> Watch:
+        """Watch a bucket from now on, but for what the client `left_out` changes.
+
+        EngineBusy when the user, or all together, have too many.
+
+        That the bucket exists is the caller's to check; its removal comes as `delete` of the empty key.
+        """
+        self._shares.take(user)
+        watch = Watch(self, bucket, self._queue_max, left_out, user)
+        self._by_bucket.setdefault(bucket, {})[watch] = None
+        return watch
+
+    def forget(self, watch: Watch) -> None:
+        """Drop a closed watch; nothing happens when it was dropped before."""
+        watches = self._by_bucket.get(watch.bucket, {})
+        if watch not in watches:
+            return
+        del watches[watch]
+        self._shares.give_back(watch.user)
+        if not watches:
+            del self._by_bucket[watch.bucket]
+
+    def publish(self, sequence: Sequence, notes: Iterable[object]) -> None:
+        """Tell the watchers of a group that is durable now: its notes in order; other notes than names' are passed by.
+
+        Called once for each group, in the order of sequences.  A move between buckets is told to both.
+        """
+        if not self._by_bucket:
+            return
+        client: object | None = None
+        for note in notes:
+            if isinstance(note, NameEvent):
+                self._tell(sequence, note, client)
+            elif isinstance(note, ChangedBy):
+                client = note.client
+
+    def _tell(self, sequence: Sequence, note: NameEvent, client: object | None) -> None:
+        buckets = {note.bucket, note.to_bucket} if note.to_bucket else {note.bucket}
+        event: WatchEvent | None = None
+        for bucket in buckets & self._by_bucket.keys():
+            for watch in self._by_bucket[bucket]:
+                if client is None or watch.left_out is not client:
+                    event = event or _to_message(sequence, note)
+                    watch.offer(event)
+
+
+def _to_message(sequence: Sequence, note: NameEvent) -> WatchEvent:
+    return WatchEvent(note.kind, sequence, note.bucket, note.key, note.to_bucket, note.to_key, note.node)

@@ -1,0 +1,281 @@
+"""The engine inside this process: `--data DIR`, tests, and tools.
+
+`EmbeddedEngine` is the `EngineClient` of a service in the same process: requests go to the service as they are,
+without frames, and are held to the same rules.
+
+`open_lake` gives blocking callers the methods of `lakefs.client.blocking.Lake` on a store opened with its exclusive
+lock; the engine runs in a trio loop of a thread of its own, and is stopped cleanly at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager, suppress
+from copy import copy
+from pathlib import Path
+
+import trio
+
+from engine.requests.packed_located import PackedLocated
+from engine.requests.table import Service
+from engine.server.watches import close_events
+from engine.store.local_store import open_local_store
+from engine.store.store import Store
+from lakefs.client.blocking import Lake
+from lakefs.descriptors import duplicates
+from lakefs.errors import EngineUnreachable, InvalidArgument
+from lakefs.ids import Buffer
+from lakefs.service import Body, EngineService, Reply
+from lakefs.wire.messages import PutObjects, Request, StoreChunks, Watch, WatchEvent
+
+_ENDED = "the engine in this process has ended; open the store again"
+
+
+class EmbeddedEngine:
+    """One client of a service in this process."""
+
+    epoch = 0
+
+    def __init__(self, service: EngineService, *, descriptors: bool = True) -> None:
+        self.carries_descriptors = descriptors
+        self._service = service
+        self._client = service.connected("embedded", descriptors=descriptors, trusted=True, uid=os.geteuid())
+
+    def is_connected(self) -> bool:
+        """See `EngineClient.is_connected`: it is in this process."""
+        return True
+
+    async def call(
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        into: Sequence[memoryview] = (),
+    ) -> Reply:
+        """The engine's reply; see `EngineClient`.  Descriptors are duplicated both ways, as a socket would do."""
+        if descriptors and not self.carries_descriptors:
+            raise InvalidArgument("descriptors cannot be sent to this engine")
+        if body or isinstance(request, (StoreChunks, PutObjects)):
+            memory = await self._service.receive(self._client, request, sum(len(part) for part in body))
+        else:
+            memory = Body()
+        try:
+            _copy(body, memory.parts)
+            sent = duplicates(descriptors) if descriptors else ()
+        except BaseException:
+            memory.release()
+            raise
+        reply = await self._service.serve(self._client, request, memory, sent)
+        if isinstance(reply.message, PackedLocated):
+            reply.message = reply.message.unpacked()
+        if reply.then is not None:
+            reply.then()
+        if reply.descriptors:
+            reply.descriptors = duplicates(reply.descriptors)
+        if into and reply.body.nbytes <= sum(len(target) for target in into):
+            _copy(reply.body.parts, into)
+            parts = _front(into, reply.body.nbytes)
+            reply.body.release()
+            reply.body = Body(parts)
+        return reply
+
+    @asynccontextmanager
+    async def watch(
+        self, bucket: str, *, others_only: bool = False
+    ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+        """Events of a bucket from now on; see `EngineClient`."""
+        await trio.lowlevel.checkpoint()
+        events = self._service.watch(self._client, Watch(bucket, others_only))
+        try:
+            yield events
+        finally:
+            await close_events(events)
+
+    def tell(self, request: Request) -> bool:
+        """Nothing is told: who shares a process with the engine asks it."""
+        return False
+
+    async def aclose(self) -> None:
+        """The client is gone: its leases end; its sessions end or linger."""
+        await self._service.disconnected(self._client)
+
+
+class EmbeddedBlockingEngine:
+    """What `Lake` drives, over an engine in a thread of this process."""
+
+    carries_descriptors = True
+    epoch = 0
+
+    def __init__(self, data: Path) -> None:
+        self.address = f"data:{data}"
+        self._data = data
+        self._started: Future[None] = Future()
+        self._stop: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._run, name="lake-engine", daemon=True)
+        self._thread.start()
+        self._closed_because = ""
+        """Why nothing can be asked any more."""
+        self._started.result()
+
+    def is_connected(self) -> bool:
+        """See `BlockingEngineClient.is_connected`."""
+        return not self._closed_because and self._thread.is_alive()
+
+    def start(
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        into: Sequence[memoryview] = (),
+    ) -> Future[Reply]:
+        """Begin a request; its ticket."""
+        ticket: Future[Reply] = Future()
+        if self._closed_because:
+            ticket.set_exception(EngineUnreachable(self._closed_because))
+            return ticket
+        try:
+            self._token.run_sync_soon(self._spawn, ticket, request, body, descriptors, into)
+        except trio.RunFinishedError:
+            ticket.set_exception(EngineUnreachable(_ENDED))
+        return ticket
+
+    def finish(self, ticket: object) -> Reply:
+        """Wait for a request's reply."""
+        assert isinstance(ticket, Future)
+        reply = ticket.result()
+        assert isinstance(reply, Reply)
+        return reply
+
+    def cancel(self, ticket: object) -> None:
+        """Nobody will finish this request: it runs to its end, and its memory is left alone then."""
+        assert isinstance(ticket, Future)
+        ticket.cancel() or ticket.exception()
+
+    def forget(self, ticket: object) -> None:
+        """Nobody will finish this request: it runs to its end."""
+
+    def tell(self, request: Request) -> bool:
+        """Nothing is told: who shares a process with the engine asks it."""
+        return False
+
+    def close(self) -> None:
+        """Stop the engine cleanly; idempotent."""
+        if self._closed_because:
+            return
+        self._closed_because = "the store was closed"
+        with suppress(trio.RunFinishedError):  # it has ended by itself; its error is raised below
+            self._token.run_sync_soon(self._stop)
+        self._thread.join()
+        self._ended.result()
+
+    def forked(self) -> EmbeddedBlockingEngine:
+        """In a child there is no engine."""
+        self._closed_because = (
+            f"{self.address} is open in the process that this one was forked from; serve it"
+        )
+        return copy(self)
+
+    # --- in the engine's thread --------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._ended: Future[None] = Future()
+        try:
+            trio.run(self._main)
+        except BaseException as error:  # noqa: BLE001 - raised by close, or by the constructor
+            self._ended.set_exception(error)
+            if not self._started.done():
+                self._started.set_exception(error)
+            return
+        self._ended.set_result(None)
+
+    async def _main(self) -> None:
+        async with open_local_store(self._data, grace_s=0.0) as store:  # nobody else is a client
+            await self._serve(store)
+
+    async def _serve(self, store: Store) -> None:
+        self._engine = EmbeddedEngine(Service(store))
+        self._token = trio.lowlevel.current_trio_token()
+        stop = trio.Event()
+        self._stop = stop.set
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._started.set_result(None)
+            await stop.wait()
+        await self._engine.aclose()
+
+    def _spawn(
+        self,
+        ticket: Future[Reply],
+        request: Request,
+        body: Sequence[Buffer],
+        descriptors: Sequence[int],
+        into: Sequence[memoryview],
+    ) -> None:
+        try:
+            self._nursery.start_soon(self._call, ticket, request, body, descriptors, into)
+        except RuntimeError:  # closed to new tasks: the engine is ending
+            ticket.set_exception(EngineUnreachable(_ENDED))
+
+    async def _call(
+        self,
+        ticket: Future[Reply],
+        request: Request,
+        body: Sequence[Buffer],
+        descriptors: Sequence[int],
+        into: Sequence[memoryview],
+    ) -> None:
+        if not ticket.set_running_or_notify_cancel():
+            return
+        try:
+            reply = await self._engine.call(request, body, descriptors, into=into)
+        except Exception as error:  # noqa: BLE001 - goes to the caller's thread, whatever it is
+            ticket.set_exception(error)
+        except BaseException:
+            ticket.set_exception(EngineUnreachable(_ENDED))
+            raise
+        else:
+            ticket.set_result(reply)
+
+
+@contextmanager
+def open_lake(data: Path) -> Iterator[Lake]:
+    """The store in a folder, opened in this process.
+
+    StoreLocked when an engine has it open, StoreUnusable, StoreDamaged.
+    """
+    engine = EmbeddedBlockingEngine(data)
+    lake = Lake(engine)
+    try:
+        yield lake
+    finally:
+        lake.close()
+
+
+def _front(targets: Sequence[memoryview], length: int) -> list[memoryview]:
+    """The first `length` bytes of the targets, as slices of them."""
+    found: list[memoryview] = []
+    for target in targets:
+        if length:
+            found.append(target[:length])
+            length -= len(found[-1])
+    return found
+
+
+def _copy(parts: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
+    """Copy parts into memory of the same total length, wherever the borders lie."""
+    remaining = [memoryview(target).cast("B") for target in targets]
+    for part in parts:
+        view = memoryview(part).cast("B")
+        while len(view):
+            target = remaining[0]
+            count = min(len(view), len(target))
+            target[:count] = view[:count]
+            view = view[count:]
+            remaining[0] = target[count:]
+            if not len(remaining[0]):
+                remaining.pop(0)

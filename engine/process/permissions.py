@@ -1,0 +1,69 @@
+"""Which of an engine's places are more open than the engine makes them.
+
+Rules kept here:
+- A place belongs to the engine's user or to root; its owner can open it to anybody.
+- The data folder is its owner's alone, and so are the files of secrets in it.
+- The socket's folder, too: who writes there puts a socket of his own in the place of the engine's.  The engine's own
+  group may read it, as a service manager makes it (mode 0750).  A sticky folder (/tmp) may be open: only its owner
+  removes a file there.
+- Members of `socket_group` may read both folders, which they pass to reach the socket.  They write in neither.
+
+Only the places themselves are looked at, not the folders above them.  Blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from engine.superblock.first_key import FIRST_KEY_FILE
+from engine.superblock.native_token import TOKEN_FILE
+from lakefs.config import Config
+from lakefs.errors import ConfigError
+
+_ALL: Final = 0o777
+_OWNER: Final = 0o700
+_GROUP_READS: Final = 0o050
+_OTHERS: Final = 0o007
+_log: Final = structlog.get_logger()
+
+
+def judge_permissions(config: Config, socket_group: int | None) -> None:
+    """Warn of each open place in the log; ConfigError that names all of them with `strict_permissions`."""
+    found = open_places(config.data, config.socket, socket_group)
+    if found and config.strict_permissions:
+        raise ConfigError(f"strict_permissions: {', and '.join(found)}", subject="strict_permissions")
+    for sentence in found:
+        _log.warning(sentence)
+
+
+def open_places(data: Path, socket: Path, socket_group: int | None) -> list[str]:
+    """A sentence for each place that is open, with what to do.  What does not exist, or cannot be looked at, is not."""
+    readers = {socket_group}
+    found = [_opened("the data folder", data, readers)]
+    found += [_opened("the file", data / name, set()) for name in (TOKEN_FILE, FIRST_KEY_FILE)]
+    if socket.parent != data:
+        found.append(
+            _opened("the socket's folder", socket.parent, readers | {os.getegid()}, may_be_sticky=True)
+        )
+    return [sentence for sentence in found if sentence]
+
+
+def _opened(what: str, path: Path, readers: set[int | None], *, may_be_sticky: bool = False) -> str:
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    us = os.geteuid()
+    if status.st_uid not in (us, 0):
+        return f"{what} {path} belongs to user {status.st_uid}; run: chown {us} {path}"
+    mode = stat.S_IMODE(status.st_mode)
+    allowed = _OWNER | (_GROUP_READS if status.st_gid in readers else 0)
+    if not mode & _ALL & ~allowed or (may_be_sticky and mode & stat.S_ISVTX):
+        return ""
+    whom = "others" if mode & _OTHERS else "its group"
+    return f"{what} {path} is open to {whom} (mode {mode:04o}); run: chmod {mode & allowed:o} {path}"

@@ -1,0 +1,309 @@
+"""LoadSlots: payloads of many chunks to slots of memory that the client has lent.
+
+The engine says where payload goes and the kernel moves it; the client checks what has arrived, by ids or by the
+checksums of the answer.
+
+Rules kept here:
+- Every chunk of a request has a result: its length, or its failure; a failure says nothing about the other slots, and
+  leaves anything in its own.
+- What was moved or freed while it was read is looked for again: what an answer says was loaded is that chunk's bytes as
+  far as the disk has them, zeros of a punched place never.
+- Payload goes to [offset, offset + length) of the memory and nowhere else; two payloads never go to the same place.
+- At most AT_ONCE_BYTES are copied on the loop between two checkpoints, and INLINE_BYTES for one request; more is the
+  business of threads or the kernel's ring.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence as Seq
+from typing import Final
+
+import trio
+
+from engine.chunks.chunk_store import find_chunk
+from engine.chunks.held_blobs import checked_chunks
+from engine.format.checksums import check_vector, vector_of
+from engine.format.layouts import ChunkRecord
+from engine.memory.lent_memory import LentMemory, put_into
+from engine.requests.answers import failure_of
+from engine.requests.handlers import handles
+from engine.segments.lent_reader import SlotLoad
+from engine.sessions.references import Client
+from engine.store.store import Store
+from lakefs.errors import (
+    ChunkDamaged,
+    ChunkNotFound,
+    CorruptionError,
+    InvalidArgument,
+    LakeError,
+    OperationalError,
+    StaleGrant,
+    UserError,
+)
+from lakefs.hot_table_format import Found
+from lakefs.ids import EMPTY_CHUNK, ChunkId, SegmentId, id_text
+from lakefs.limits import GRANULE_BYTES, KIB, MIB, PAGE_BYTES, SMALL_PAYLOAD_BYTES
+from lakefs.service import Reply
+from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIUM_SEGMENT
+
+AT_ONCE_BYTES: Final = 512 * KIB
+"""About 0.1 ms."""
+INLINE_BYTES: Final = MIB
+RUN_CHUNKS_MAX: Final = 1024
+"""Pieces of memory that one read may fill: IOV_MAX of Linux."""
+LOAD_ATTEMPTS: Final = 4
+"""A chunk is moved by compaction at most once in minutes."""
+
+
+class _Loading:
+    """One request: what is asked for, and what has come of it."""
+
+    def __init__(self, request: m.LoadSlots, chunks: Seq[ChunkId], memory: LentMemory) -> None:
+        self.request = request
+        self.chunks = chunks
+        self.memory = memory
+        self.lengths = [0] * len(chunks)
+        self.crcs = [b""] * len(chunks)
+        self.failures: dict[int, m.Failure] = {}
+        """As messages: an error's traceback would keep the memory mapped."""
+
+    def load_of(self, index: int, record: ChunkRecord | None) -> SlotLoad | None:
+        """What is to be read for a chunk; None when nothing is, because it failed or is empty."""
+        if record is None:
+            if self.chunks[index] != EMPTY_CHUNK:
+                text = id_text(self.chunks[index])
+                self.fail(index, ChunkNotFound(f"chunk {text} is not in the store", subject=text))
+            return None
+        offset, length = self.request.offsets[index], record.stored_bytes
+        if self.request.lengths and length > self.request.lengths[index]:
+            room = self.request.lengths[index]
+            self.fail(index, InvalidArgument(f"the chunk has {length} bytes, its slot {room}"))
+            return None
+        if not self.memory.has_range(offset, length):
+            size = self.memory.size_bytes
+            self.fail(index, InvalidArgument(f"{offset}+{length} is outside a lent memory of {size} bytes"))
+            return None
+        return SlotLoad(
+            index,
+            record,
+            self.memory.mapping[offset : offset + length],
+            is_aligned=length >= SMALL_PAYLOAD_BYTES and not (offset | record.offset) % PAGE_BYTES,
+            with_vector=self.request.checksums,
+        )
+
+    def is_plain(self, lengths: Seq[int]) -> bool:
+        """Whether chunks of these lengths are of one granule each, few bytes in all, and fit their slots."""
+        if sum(lengths) > INLINE_BYTES or max(lengths) > GRANULE_BYTES:
+            return False
+        if self.request.lengths and any(map(operator.gt, lengths, self.request.lengths)):
+            return False
+        end = 0
+        for offset, length in sorted(zip(self.request.offsets, lengths, strict=True)):
+            if offset < end:
+                return False
+            end = offset + length
+        return end <= self.memory.size_bytes
+
+    def targets(self, begin: int, end: int, lengths: Seq[int]) -> list[memoryview]:
+        """Slots of these chunks, as parts of the mapping."""
+        mapping, offsets = self.memory.mapping, self.request.offsets
+        return [mapping[offsets[index] : offsets[index] + lengths[index]] for index in range(begin, end)]
+
+    def refuse_overlaps(self, loads: list[SlotLoad]) -> list[SlotLoad]:
+        """The loads without those that go where another one goes."""
+        offsets = self.request.offsets
+        end, kept = -1, []
+        for load in sorted(loads, key=lambda load: offsets[load.index]):
+            begin = offsets[load.index]
+            if begin < end:
+                self.fail(load.index, InvalidArgument(f"the slot at {begin} overlaps the one before it"))
+                continue
+            end = begin + load.record.stored_bytes
+            kept.append(load)
+        return kept
+
+    def fail(self, index: int, error: LakeError) -> None:
+        """A chunk's slot is not filled."""
+        self.failures[index] = failure_of(error)
+
+    def done(self, load: SlotLoad, crcs: bytes) -> None:
+        """A payload is in its slot."""
+        self.lengths[load.index] = load.record.stored_bytes
+        self.crcs[load.index] = crcs
+
+    def reply(self) -> Reply:
+        """The answer."""
+        failures: list[m.Failure | None] = []
+        if self.failures:
+            failures = [self.failures.get(index) for index in range(len(self.chunks))]
+        return Reply(m.SlotsLoaded(self.lengths, self.crcs if self.request.checksums else [], failures))
+
+
+class Loads:
+    """Handler of LoadSlots."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._metadata = store.metadata
+        self._segments = store.segments
+        self._slots = store.segments.lent
+
+    @handles(m.LoadSlots)
+    async def load_slots(self, client: Client, request: m.LoadSlots) -> Reply:
+        chunks = checked_chunks(request.chunks)
+        if len(request.offsets) != len(chunks) or len(request.lengths) not in (0, len(chunks)):
+            raise InvalidArgument("chunks and offsets go together, and lengths with them when there are any")
+        with self._store.lent.using(client, request.memory, writable=True) as memory:
+            loading = _Loading(request, chunks, memory)
+            wanted: Seq[int] = range(len(chunks))
+            if await self._load_hot(loading):
+                return loading.reply()
+            for attempt in range(LOAD_ATTEMPTS):
+                wanted = await self._load(loading, wanted)
+                if not wanted:
+                    break
+                if attempt == LOAD_ATTEMPTS - 1:
+                    for index in wanted:
+                        loading.fail(index, _moved(chunks[index]))
+            return loading.reply()
+
+    async def _load_hot(self, loading: _Loading) -> bool:
+        """Load short chunks whose places the hot index knows and whose bytes are in memory; whether all were loaded.
+
+        What most requests of a running cache ask for, with little done for each chunk; what lies one behind the other
+        is one read.  For all else there is the other way.
+        """
+        hot = self._store.hot_index
+        if hot is None or not loading.chunks:
+            return False
+        found = hot.find_many(list(loading.chunks))
+        places = [place for place in found if place is not None and place[0] == MEDIUM_SEGMENT]
+        lengths = [place[3] for place in places]
+        if len(places) < len(loading.chunks) or not loading.is_plain(lengths):
+            return False
+        punched = self._segments.room.punch_count
+        begin = at_once = 0
+        while begin < len(places):
+            if at_once >= AT_ONCE_BYTES:
+                await trio.lowlevel.checkpoint()
+                at_once = 0
+            end = _end_of_run(places, begin)
+            _, segment, offset, _, _ = places[begin]
+            targets = loading.targets(begin, end, lengths)
+            try:
+                if not self._slots.read_cached_run(SegmentId(segment), offset, targets, probe=not begin):
+                    return False
+            except (UserError, OperationalError):  # told by the other way
+                return False
+            begin = end
+            at_once += sum(map(len, targets))
+        if self._segments.room.punch_count != punched:
+            return False
+        loading.lengths = lengths
+        loading.crcs = [crc.to_bytes(4, "little") for *_, crc in places]
+        return True
+
+    async def _load(self, loading: _Loading, wanted: Seq[int]) -> list[int]:
+        """Load chunks from where they are now; those that were moved or freed meanwhile."""
+        punched = self._segments.room.punch_count
+        with self._metadata.view() as view:
+            found = [loading.load_of(index, find_chunk(view, loading.chunks[index])) for index in wanted]
+            sequence = view.sequence
+        loads = loading.refuse_overlaps([load for load in found if load is not None])
+        await self._metadata.wait_durable(sequence)
+        for load in loads:
+            if self._store.chunks.is_quarantined(loading.chunks[load.index]):
+                load.error = _suspect(loading.chunks[load.index])  # it is read with all checks, or not at all
+        await self._slots.read(await self._read_cached([load for load in loads if load.error is None]))
+        moved = self._moved(loading, loads) if self._segments.room.punch_count != punched else set()
+        return [load.index for load in loads if load.index in moved or not await self._settled(loading, load)]
+
+    async def _read_cached(self, loads: Seq[SlotLoad]) -> Seq[SlotLoad]:
+        """Copy what is in memory, on the loop, up to the first that is not; what is left to read otherwise."""
+        room, at_once, left = INLINE_BYTES, AT_ONCE_BYTES, list[SlotLoad]()
+        for position, load in enumerate(loads):
+            length = load.record.stored_bytes
+            if length > min(room, AT_ONCE_BYTES):
+                left.append(load)
+                continue
+            if length > at_once:
+                await trio.lowlevel.checkpoint()
+                at_once = AT_ONCE_BYTES
+            try:
+                found = self._slots.read_cached(load, probe=room == INLINE_BYTES)
+            except (UserError, OperationalError):  # told by the second attempt
+                found = False
+            if not found:
+                return [*left, *loads[position:]]
+            room -= length
+            at_once -= length
+        return left
+
+    def _moved(self, loading: _Loading, loads: Seq[SlotLoad]) -> set[int]:
+        """Loads whose place is not their chunk's any more: what was read there may be zeros."""
+        with self._metadata.view() as view:
+            return {
+                load.index for load in loads if find_chunk(view, loading.chunks[load.index]) != load.record
+            }
+
+    async def _settled(self, loading: _Loading, load: SlotLoad) -> bool:
+        """Note what has come of a load; False when it is to be tried again, at another place."""
+        record = load.record
+        if load.error is None:
+            if not record.vector_bytes:
+                loading.done(load, record.crc.to_bytes(4, "little"))
+                return True
+            if not load.vector or check_vector(record, load.vector):
+                loading.done(load, bytes(load.vector))
+                return True
+        elif isinstance(load.error, UserError):
+            loading.fail(load.index, load.error)
+            return True
+        try:
+            crcs = await self._checked(load)
+        except (UserError, OperationalError, CorruptionError) as error:
+            failure = await self._judged(loading.chunks[load.index], record, error)
+            if failure is None:
+                return False
+            loading.failures[load.index] = failure
+        else:
+            loading.done(load, crcs)
+        return True
+
+    async def _checked(self, load: SlotLoad) -> bytes:
+        """Load what did not come, or came without its checksums, by a read that is checked past the page cache too."""
+        payload = await self._segments.reader.read_chunk(load.record)
+        await self._store.offload.run(put_into, load.target, payload)
+        return vector_of(payload)
+
+    async def _judged(self, chunk: ChunkId, record: ChunkRecord, error: LakeError) -> m.Failure | None:
+        """The failure to answer with; None when the chunk has another place by now."""
+        if isinstance(error, UserError):
+            return failure_of(error)
+        told = await self._store.chunks.judged(chunk, record, error)
+        return None if isinstance(told, StaleGrant) else failure_of(told)
+
+
+def _end_of_run(places: Seq[Found], begin: int) -> int:
+    """Where the run ends that begins there: one place behind the other, RUN_CHUNKS_MAX and AT_ONCE_BYTES at most."""
+    _, segment, offset, length, _ = places[begin]
+    behind, end = offset + length, begin + 1
+    while end < min(len(places), begin + RUN_CHUNKS_MAX):
+        _, next_segment, next_offset, length, _ = places[end]
+        if (next_segment, next_offset) != (segment, behind) or behind + length - offset > AT_ONCE_BYTES:
+            break
+        behind += length
+        end += 1
+    return end
+
+
+def _suspect(chunk: ChunkId) -> LakeError:
+    text = id_text(chunk)
+    return ChunkDamaged(f"chunk {text} was found damaged before", subject=text)
+
+
+def _moved(chunk: ChunkId) -> LakeError:
+    text = id_text(chunk)
+    return StaleGrant(f"chunk {text} was moved each time that it was read; ask again", subject=text)

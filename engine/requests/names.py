@@ -1,0 +1,276 @@
+"""Requests about names: look up, list, remove, rename, copy, attributes, folders, symlinks, buckets.
+
+Each handler is one synchronous decision on a view or in a transaction, and the wait until that is durable, unless
+the client asked for an answer as soon as it is visible (`durable` false).
+Batches give every item its own result; what failed has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from engine.format.layouts import ReadOnlyFeature
+from engine.namespace.buckets import (
+    BucketRef,
+    create_bucket,
+    ensure_bucket,
+    find_bucket,
+    list_buckets,
+    remove_bucket,
+    set_bucket,
+    to_bucket_stat,
+)
+from engine.namespace.key_listing import list_names
+from engine.namespace.names import copy, make_folder, rename, require
+from engine.namespace.node_changes import make_symlink, set_attributes
+from engine.namespace.object_stat import to_object_stat
+from engine.namespace.removal import remove, remove_folder, remove_version
+from engine.namespace.tree import Resolved
+from engine.namespace.version_listing import list_versions
+from engine.namespace.versions import shown_version, version_id
+from engine.requests.answers import failed, versions_of
+from engine.requests.decisions import Decisions
+from engine.requests.handlers import handles
+from engine.sessions.references import Client
+from engine.store.store import Store
+from engine.tables.views import Transaction, View
+from lakefs.errors import InvalidArgument, RequestTooLarge, UserError
+from lakefs.limits import BATCH_MAX, DELETE_BATCH
+from lakefs.service import Reply
+from lakefs.wire import messages as m
+
+
+class NameRequests:
+    """Handlers of the requests about names."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._decisions = Decisions(store.metadata)
+
+    # --- looking -----------------------------------------------------------------------------------
+
+    @handles(m.StatNames)
+    async def stat_names(self, request: m.StatNames) -> Reply:
+        _check_count(request.names, BATCH_MAX)
+
+        wanted = list(zip(request.names, versions_of(request), strict=True))
+
+        def look(view: View) -> list[m.NameResult]:
+            return [_each(partial(_stat, view, *name, version)) for name, version in wanted]
+
+        return Reply(m.NameResults(await self._decisions.look(look, request.durable)))
+
+    @handles(m.ListNames)
+    async def list_names(self, request: m.ListNames) -> Reply:
+        def look(view: View) -> m.Listed:
+            bucket = find_bucket(view, request.bucket)
+            entries, next_after = list_names(
+                view,
+                bucket,
+                request.prefix,
+                request.after,
+                request.delimiter,
+                request.limit,
+                request.folders,
+            )
+            return m.Listed(entries, next_after)
+
+        return Reply(await self._decisions.look(look, request.durable))
+
+    @handles(m.ListVersions)
+    async def list_versions(self, request: m.ListVersions) -> Reply:
+        def look(view: View) -> m.ListedVersions:
+            return list_versions(view, find_bucket(view, request.bucket), request)
+
+        return Reply(await self._decisions.look(look))
+
+    @handles(m.BucketList)
+    async def bucket_list(self, request: m.BucketList) -> Reply:
+        def look(view: View) -> list[BucketRef]:
+            return [find_bucket(view, request.name)] if request.name else list_buckets(view)
+
+        return _buckets(await self._decisions.look(look))
+
+    # --- changing ----------------------------------------------------------------------------------
+
+    @handles(m.DeleteNames)
+    async def delete_names(self, client: Client, request: m.DeleteNames) -> Reply:
+        _check_count(request.names, DELETE_BATCH)
+
+        now_ns = self._store.clock.wall_ns()
+
+        wanted = list(zip(request.names, versions_of(request), _conditions_of(request), strict=True))
+
+        def remove_one(
+            txn: Transaction, name: str, key: str, version: str, condition: m.Condition
+        ) -> m.NameResult:
+            bucket = find_bucket(txn, name)
+            if version:
+                gone = remove_version(txn, bucket, key, version, now_ns, condition, request.keep_folder)
+                return m.NameResult(None if gone is None else _stat_of(bucket, key, gone))
+            removal = remove(txn, bucket, key, condition, now_ns, request.keep_folder)
+            stat = None if removal.found is None else _stat_of(bucket, key, removal.found)
+            return m.NameResult(stat, marker=removal.marker)
+
+        def decide(txn: Transaction) -> list[m.NameResult]:
+            return [
+                _each(partial(remove_one, txn, *name, version, condition))
+                for name, version, condition in wanted
+            ]
+
+        results = await self._decisions.change(client, decide, request.durable, grows=False)
+        return Reply(m.NameResults(results))
+
+    @handles(m.Rename)
+    async def rename(self, client: Client, request: m.Rename) -> Reply:
+        def decide(txn: Transaction) -> Resolved:
+            now_ns = self._store.clock.wall_ns()
+            source = find_bucket(txn, request.bucket)
+            target = self._target(txn, request.to_bucket, request.create_bucket, now_ns)
+            return rename(
+                txn,
+                source,
+                request.key,
+                target,
+                request.to_key,
+                request.replace,
+                now_ns,
+                request.keep_folder,
+            )
+
+        renamed = await self._decisions.change(client, decide, request.durable, grows=False)
+        return one_name(request.to_bucket, request.to_key, renamed)
+
+    @handles(m.Copy)
+    async def copy(self, client: Client, request: m.Copy) -> Reply:
+        def decide(txn: Transaction) -> Resolved:
+            now_ns = self._store.clock.wall_ns()
+            source = find_bucket(txn, request.bucket)
+            target = self._target(txn, request.to_bucket, request.create_bucket, now_ns)
+            return copy(
+                txn,
+                source,
+                request.key,
+                target,
+                request.to_key,
+                request.attributes,
+                request.condition,
+                now_ns,
+                request.tags,
+                request.version,
+            )
+
+        return one_name(request.to_bucket, request.to_key, await self._decisions.change(client, decide))
+
+    @handles(m.MakeFolder)
+    async def make_folder(self, client: Client, request: m.MakeFolder) -> Reply:
+        def decide(txn: Transaction) -> Resolved:
+            now_ns = self._store.clock.wall_ns()
+            bucket = self._target(txn, request.bucket, request.create_bucket, now_ns)
+            return make_folder(txn, bucket, request.key, request.exclusive, now_ns, request.attributes)
+
+        return one_name(
+            request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
+        )
+
+    @handles(m.RemoveFolder)
+    async def remove_folder(self, client: Client, request: m.RemoveFolder) -> Reply:
+        def decide(txn: Transaction) -> Resolved:
+            now_ns = self._store.clock.wall_ns()
+            bucket = find_bucket(txn, request.bucket)
+            return remove_folder(txn, bucket, request.key, m.NO_CONDITION, now_ns, request.keep_folder)
+
+        removed = await self._decisions.change(client, decide, request.durable, grows=False)
+        return one_name(request.bucket, request.key, removed)
+
+    @handles(m.MakeSymlink)
+    async def make_symlink(self, client: Client, request: m.MakeSymlink) -> Reply:
+        def decide(txn: Transaction) -> Resolved:
+            now_ns = self._store.clock.wall_ns()
+            bucket = find_bucket(txn, request.bucket)
+            return make_symlink(txn, bucket, request.key, request.target, request.attributes, now_ns)
+
+        return one_name(
+            request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
+        )
+
+    @handles(m.SetAttributes)
+    async def set_attributes(self, client: Client, request: m.SetAttributes) -> Reply:
+        def decide(txn: Transaction) -> list[m.NameResult]:
+            bucket = find_bucket(txn, request.bucket)
+            changed = set_attributes(txn, bucket, request, self._store.clock.wall_ns())
+            return [m.NameResult(_stat_of(bucket, request.key, changed))]
+
+        grows = bool(request.xattrs or request.tags)
+        return Reply(
+            m.NameResults(await self._decisions.change(client, decide, request.durable, grows=grows))
+        )
+
+    @handles(m.BucketCreate)
+    async def bucket_create(self, client: Client, request: m.BucketCreate) -> Reply:
+        def decide(txn: Transaction) -> BucketRef:
+            return create_bucket(txn, request.name, self._store.clock.wall_ns())
+
+        return _buckets([await self._decisions.change(client, decide)])
+
+    @handles(m.BucketRemove)
+    async def bucket_remove(self, client: Client, request: m.BucketRemove) -> Reply:
+        await self._decisions.change(client, lambda txn: remove_bucket(txn, request.name), grows=False)
+        return Reply(m.Done())
+
+    @handles(m.BucketSet)
+    async def bucket_set(self, client: Client, request: m.BucketSet) -> Reply:
+        if request.versioning is not None:
+            await self._store.begin_to_use(ReadOnlyFeature.VERSIONS)
+
+        def decide(txn: Transaction) -> BucketRef:
+            return set_bucket(txn, request.name, request.anonymous_read, request.versioning)
+
+        return _buckets([await self._decisions.change(client, decide, grows=False)])
+
+    # --- below -------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _target(txn: Transaction, name: str, create: bool, now_ns: int) -> BucketRef:
+        return ensure_bucket(txn, name, now_ns) if create else find_bucket(txn, name)
+
+
+def _check_count(names: Sequence[object], limit: int) -> None:
+    if len(names) > limit:
+        raise RequestTooLarge(f"{len(names)} names in one request; the limit is {limit}")
+
+
+def _conditions_of(request: m.DeleteNames) -> Sequence[m.Condition]:
+    """The condition of each name.  InvalidArgument when they are not as many."""
+    if len(request.conditions) not in (0, len(request.names)):
+        raise InvalidArgument(f"{len(request.conditions)} conditions for {len(request.names)} names")
+    return request.conditions or [request.condition] * len(request.names)
+
+
+def _each(call: Callable[[], m.NameResult]) -> m.NameResult:
+    try:
+        return call()
+    except UserError as error:
+        return failed(error)
+
+
+def _stat(view: View, name: str, key: str, version: str) -> m.NameResult:
+    bucket = find_bucket(view, name)
+    return m.NameResult(_stat_of(bucket, key, require(view, bucket, key, version)))
+
+
+def _stat_of(bucket: BucketRef, key: str, found: Resolved) -> m.ObjectStat:
+    return to_object_stat(bucket.name, key, found.node_id, found.node, version_id(bucket, found.node))
+
+
+def one_name(bucket: str, key: str, found: Resolved) -> Reply:
+    """The reply about one name."""
+    version = shown_version(found.node) if found.node.attributes.version else ""
+    return Reply(
+        m.NameResults([m.NameResult(to_object_stat(bucket, key, found.node_id, found.node, version))])
+    )
+
+
+def _buckets(found: Sequence[BucketRef]) -> Reply:
+    return Reply(m.Buckets([to_bucket_stat(bucket) for bucket in found]))

@@ -1,0 +1,405 @@
+"""Requests that read: open, locate, and descriptors; streamed ranges are the business of `chunk_reads`.
+
+The engine answers where bytes are; clients that hold descriptors fetch and check them themselves.  Payloads under
+64 KiB come inline, checked by CRC32C here and by digest there; clients without descriptors get ranges streamed.
+
+Rules kept here:
+- An opened object's lease is taken in the same synchronous step in which its name was read.
+- No view is held across an `await`: names first, layouts next, places last; a chunk freed in between is a grant of
+  MEDIUM_NONE, and its reader locates again or learns that it is gone.
+- Descriptors go only to clients on a trusted Unix socket, and are read-only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+
+import msgspec
+import structlog
+
+from engine.chunks.chunk_store import find_chunk
+from engine.chunks.held_blobs import checked_chunks
+from engine.format.extents import Place
+from engine.format.layouts import ChunkRecord, NodeKind
+from engine.namespace.buckets import BucketRef, find_bucket
+from engine.namespace.names import require
+from engine.namespace.object_stat import to_object_stat
+from engine.namespace.refusals import is_a_marker
+from engine.namespace.versions import version_id
+from engine.requests.answers import failure_of, versions_of
+from engine.requests.grants import grant_of, inline_grant
+from engine.requests.handlers import handles
+from engine.requests.packed_located import PackedLocated
+from engine.sessions.references import Client
+from engine.store.store import Store
+from engine.tables.views import View
+from engine.tiers.shared_index import NO_GRANT, HotIndex
+from engine.upkeep.index_upkeep import with_what_happens
+from lakefs.errors import (
+    ChunkDamaged,
+    ChunkNotFound,
+    CorruptionError,
+    DiskFailed,
+    IndexDamaged,
+    InvalidArgument,
+    IsAFolder,
+    LakeError,
+    OperationalError,
+    PermissionDenied,
+    RequestTooLarge,
+    StaleGrant,
+)
+from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, kind_of
+from lakefs.limits import (
+    BATCH_MAX,
+    BODY_BYTES_MAX,
+    DRAM_PAYLOAD_BYTES_MIN,
+    LEASES_PER_CONNECTION_MAX,
+    SMALL_PAYLOAD_BYTES,
+)
+from lakefs.service import Body, Reply
+from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_SEGMENT
+
+SEGMENTS_PER_REQUEST_MAX = 64
+LAYOUT_MAX = 4096
+"""Chunks of one object's layout."""
+LAYOUTS_MAX = 32_768
+"""Chunks of all layouts of one reply: at most 85 bytes each, 2.7 MiB of a control part's 4 MiB."""
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Opening:
+    """One object being opened."""
+
+    stat: m.ObjectStat
+    lease: int = 0
+    chunks: list[ChunkId] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    grants: list[m.Grant] = field(default_factory=list)
+    small: ChunkRecord | None = None
+    worth_it: bool = False
+    """Whether its small chunk is to come into the DRAM tier."""
+
+    def add_only_chunk(self) -> bool:
+        """Note the chunk of a blob without manifest; whether its payload may come inline, or is empty."""
+        chunk = ChunkId(self.stat.blob)
+        if chunk == EMPTY_CHUNK:
+            return True
+        if kind_of(chunk) is ChunkKind.MANIFEST:
+            return False
+        self.chunks, self.lengths = [chunk], [self.stat.size_bytes]
+        return self.stat.size_bytes < SMALL_PAYLOAD_BYTES
+
+    @property
+    def needs_layout(self) -> bool:
+        """Whether its chunks are in a manifest, unread."""
+        return not self.chunks and self.stat.size_bytes > 0
+
+
+class Reads:
+    """Handlers of the reading requests."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._metadata = store.metadata
+        self._segments = store.segments
+        self._dram = store.dram
+
+    # --- opening -----------------------------------------------------------------------------------
+
+    @handles(m.OpenObjects)
+    async def open_objects(self, client: Client, request: m.OpenObjects) -> Reply:
+        if len(request.names) > BATCH_MAX:
+            raise RequestTooLarge(f"{len(request.names)} names in one request; the limit is {BATCH_MAX}")
+        wanted = versions_of(request)
+        buckets: dict[str, BucketRef] = {}
+        with self._metadata.view() as view:
+            opening = [
+                self._open(view, buckets, client, bucket, key, version, request)
+                for (bucket, key), version in zip(request.names, wanted, strict=True)
+            ]
+            is_complete = not any(isinstance(item, _Opening) and item.needs_layout for item in opening)
+            if is_complete:
+                self._grant_all(view, client, opening, request)
+            sequence = view.sequence
+        tried = is_complete and len(opening) == 1 and sequence <= self._metadata.durable_sequence
+        if tried:
+            reply = self._small_at_once(opening[0], request)
+            if reply is not None:
+                return reply
+        leases = {item.lease for item in opening if isinstance(item, _Opening) and item.lease}
+        try:
+            if not is_complete:
+                await self._add_layouts(opening, min(request.layout_max, LAYOUT_MAX))
+                with self._metadata.view() as view:
+                    self._grant_all(view, client, opening, request)
+                    sequence = max(sequence, view.sequence)
+            parts = await self._inline(opening, min(request.inline_bytes, BODY_BYTES_MAX), tried=tried)
+            if request.durable:
+                await self._metadata.wait_durable(sequence)
+            elif self._segments.small.unwritten:
+                await self._segments.small.wait_written(_places(opening))
+            leases -= {item.lease for item in opening if isinstance(item, _Opening)}
+        finally:
+            if leases:
+                self._store.holds.end_leases(client, leases)  # nobody is told of them
+        return Reply(m.OpenResults([_open_result(item) for item in opening]), Body(parts))
+
+    def _small_at_once(self, item: _Opening | LakeError, request: m.OpenObjects) -> Reply | None:
+        """The answer about one small object whose payload is in memory; what most requests ask for."""
+        if isinstance(item, LakeError) or item.small is None or item.lengths[0] > request.inline_bytes:
+            return None
+        payload = self._dram.small_at_once(item.chunks[0], item.small)
+        if payload is None:
+            payload = self._segments.batches.read_at_once(item.small)
+            if payload is None:
+                return None
+            if item.worth_it:
+                self._dram.offer(item.chunks[0], item.small, payload)
+        item.grants = [inline_grant(item.small, 0, len(payload))]
+        return Reply(m.OpenResults([_open_result(item)]), Body([payload]))
+
+    @handles(m.CloseLeases)
+    async def close_leases(self, client: Client, request: m.CloseLeases) -> Reply:
+        if len(request.leases) > LEASES_PER_CONNECTION_MAX:
+            raise RequestTooLarge(
+                f"{len(request.leases)} leases; a connection has {LEASES_PER_CONNECTION_MAX}"
+            )
+        self._store.holds.end_leases(client, request.leases)
+        return Reply(m.Done())
+
+    def _open(
+        self,
+        view: View,
+        buckets: dict[str, BucketRef],
+        client: Client,
+        bucket: str,
+        key: str,
+        version: str,
+        request: m.OpenObjects,
+    ) -> _Opening | LakeError:
+        """`buckets`: those found in this view so far."""
+        try:
+            ref = buckets.get(bucket)
+            if ref is None:
+                ref = buckets[bucket] = find_bucket(view, bucket)
+            found = require(view, ref, key, version)
+            if found.node.is_marker:
+                raise is_a_marker(ref, key, version)
+            if found.kind is NodeKind.FOLDER and (found.node.blob is None or not key.endswith("/")):
+                raise IsAFolder(
+                    f"{bucket}/{key} is a folder; use -r, or name an object in it", subject=f"{bucket}/{key}"
+                )
+            if found.kind is NodeKind.SYMLINK:
+                raise InvalidArgument(
+                    f"{bucket}/{key} is a symlink and has no content; name what it points to",
+                    subject=f"{bucket}/{key}",
+                )
+            if found.node.blob is None:
+                raise InvalidArgument(f"{bucket}/{key} has no content to read", subject=f"{bucket}/{key}")
+            stat = to_object_stat(bucket, key, found.node_id, found.node, version_id(ref, found.node))
+            opening = _Opening(stat)
+            comes_inline = opening.add_only_chunk()
+            if _wants_lease(request, stat, comes_inline=comes_inline):
+                opening.lease = self._store.holds.lease(client, found.node.blob)
+        except IndexDamaged as error:
+            return with_what_happens(self._store, error)
+        except LakeError as error:
+            return error
+        return opening
+
+    async def _add_layouts(self, opening: list[_Opening | LakeError], layout_max: int) -> None:
+        """Layouts while they fit the reply; who gets none reads the manifest as any chunk."""
+        room = LAYOUTS_MAX
+        for index, item in enumerate(opening):
+            if isinstance(item, _Opening):
+                opened = opening[index] = await self._with_layout(item, min(layout_max, room))
+                room -= len(opened.chunks) if isinstance(opened, _Opening) else 0
+
+    async def _with_layout(self, item: _Opening, layout_max: int) -> _Opening | LakeError:
+        chunk = ChunkId(item.stat.blob)
+        if kind_of(chunk) is not ChunkKind.MANIFEST or item.stat.chunk_count > layout_max:
+            return item
+        try:
+            layout = await self._store.manifests.layout(chunk, layout_max)
+        except (CorruptionError, DiskFailed, ChunkNotFound) as error:
+            return _damaged(item, error)
+        if layout is not None:
+            item.chunks, item.lengths = layout
+        return item
+
+    async def _inline(self, opening: list[_Opening | LakeError], budget: int, *, tried: bool) -> list[bytes]:
+        """Small payloads, read in one go while the budget lasts; their grants point into the body.
+
+        `tried`: those in memory would have been answered before.
+        """
+        chosen: list[tuple[int, _Opening, ChunkRecord]] = []
+        for index, item in enumerate(opening):
+            if isinstance(item, _Opening) and item.small is not None and item.small.logical_bytes <= budget:
+                budget -= item.small.logical_bytes
+                chosen.append((index, item, item.small))
+            elif isinstance(item, _Opening) and item.worth_it:
+                self._dram.want(item.chunks[0])
+        if not chosen:
+            return []
+        payloads = await self._small_payloads(
+            [(item.chunks[0], record) for _, item, record in chosen], tried=tried
+        )
+        parts: list[bytes] = []
+        offset = 0
+        for (index, item, record), payload in zip(chosen, payloads, strict=True):
+            if isinstance(payload, LakeError):
+                error = await self._store.chunks.judged(item.chunks[0], record, payload)
+                if not isinstance(error, StaleGrant):
+                    opening[index] = _damaged(item, error)
+                continue
+            if item.worth_it:
+                self._dram.offer(item.chunks[0], record, payload)
+            item.grants = [inline_grant(record, offset, len(payload))]
+            parts.append(payload)
+            offset += len(payload)
+        return parts
+
+    async def _small_payloads(
+        self, wanted: Seq[tuple[ChunkId, ChunkRecord]], *, tried: bool
+    ) -> list[bytes | LakeError]:
+        """Checked payloads from the arena where it has them, the others in one go from the segments.
+
+        `tried`: `_small_at_once` has just found that it has not.
+        """
+        found: list[bytes | LakeError | None] = [
+            None if tried else self._dram.small_at_once(*each) for each in wanted
+        ]
+        missing = [index for index, payload in enumerate(found) if payload is None]
+        if missing:
+            records = [wanted[index][1] for index in missing]
+            read = await self._segments.batches.read_small(records, tried=tried)
+            for index, payload in zip(missing, read, strict=True):
+                found[index] = payload
+        return [payload for payload in found if payload is not None]
+
+    # --- places ------------------------------------------------------------------------------------
+
+    @handles(m.Locate)
+    async def locate(self, client: Client, request: m.Locate) -> Reply:
+        hot = self._store.hot_index
+        understood = _reads_slabs(client, request.media)
+        if hot is not None:
+            reply = self._located_at_once(hot, request.chunks, understood=understood)
+            if reply is not None:
+                return reply
+        chunks = checked_chunks(request.chunks)
+        if hot is not None:
+            grants, unknown = hot.grants(chunks)
+        else:
+            grants, unknown = [NO_GRANT] * len(chunks), list(range(len(chunks)))
+        if unknown:
+            with self._metadata.view() as view:
+                for index in unknown:
+                    grants[index] = grant_of(find_chunk(view, chunks[index]))
+                sequence = view.sequence
+            await self._metadata.wait_durable(sequence)
+        for chunk in self._dram.note_reads(chunks, grants, understood=understood):
+            self._dram.want(chunk)
+        return Reply(m.Located(grants))
+
+    def _located_at_once(self, hot: HotIndex, identifiers: list[bytes], *, understood: bool) -> Reply | None:
+        """The answer when the hot index and the arena know every place, and no payload is too short for the arena."""
+        if len(identifiers) > BATCH_MAX:
+            return None
+        grants = hot.packed_grants(identifiers, DRAM_PAYLOAD_BYTES_MIN, understood=understood)
+        if grants is None:
+            return None
+        note = partial(self._dram.note_located, identifiers, hot.table.find, understood=understood)
+        return Reply(PackedLocated(msgspec.Raw(grants)), then=note)
+
+    def _grant_all(
+        self, view: View, client: Client, opening: Seq[_Opening | LakeError], request: m.OpenObjects
+    ) -> None:
+        """Places of all chunks, or of those that the request asks for."""
+        for item in opening:
+            if not isinstance(item, _Opening):
+                continue
+            first, behind = 0, len(item.chunks)
+            if request.grants_bytes > 0 and behind > 1:
+                ends = list(accumulate(item.lengths))
+                first = bisect_right(ends, request.grants_from)
+                behind = bisect_left(ends, request.grants_from + request.grants_bytes) + 1
+            wanted = item.chunks[first:behind]
+            records = [find_chunk(view, chunk) for chunk in wanted]
+            is_small = len(item.chunks) == 1 and item.lengths[0] < SMALL_PAYLOAD_BYTES
+            if is_small:
+                item.small = records[0]
+            grants = [grant_of(record) for record in records]
+            understood = not is_small and _reads_slabs(client, request.media)  # it most likely comes along
+            worth_it = self._dram.note_reads(wanted, grants, understood=understood)
+            item.worth_it = is_small and bool(worth_it)
+            for chunk in () if is_small else worth_it:
+                self._dram.want(chunk)
+            item.grants = [NO_GRANT] * len(item.chunks)
+            item.grants[first:behind] = grants
+
+    @handles(m.OpenSegments)
+    async def open_segments(self, client: Client, request: m.OpenSegments) -> Reply:
+        if not (client.descriptors and client.trusted):
+            raise PermissionDenied("descriptors are given on the Unix socket only; ask for the bytes instead")
+        if len(request.segments) > SEGMENTS_PER_REQUEST_MAX:
+            raise RequestTooLarge(f"at most {SEGMENTS_PER_REQUEST_MAX} segments in one request")
+        known = set(self._segments.register.ids())
+        found: list[int] = []
+        descriptors: list[int] = []
+        for segment in request.segments:
+            if SegmentId(segment) not in known:
+                continue
+            try:
+                descriptors.append(self._segments.files.lend(SegmentId(segment)))
+            except (CorruptionError, OperationalError) as error:
+                # Without a descriptor the client asks for the bytes, and learns of each chunk by itself.
+                _log.warning("segment_not_lent", segment=f"{segment:016x}", reason=error.message)
+                continue
+            found.append(segment)
+        return Reply(m.SegmentsOpened(found), descriptors=descriptors)
+
+
+def _wants_lease(request: m.OpenObjects, stat: m.ObjectStat, *, comes_inline: bool) -> bool:
+    """Whether the reader of an object needs its content kept, as far as that is known before it is read."""
+    if not request.lease or stat.size_bytes < request.lease_from:
+        return False
+    return request.lease_inline or not comes_inline
+
+
+def _reads_slabs(client: Client, media: int) -> bool:
+    """Whether the client understands grants of the arena, and may have its slabs."""
+    return bool(media & MEDIA_DRAM) and client.descriptors and client.trusted
+
+
+def _places(opening: Seq[_Opening | LakeError]) -> list[Place]:
+    """Where clients will read themselves."""
+    return [
+        Place(SegmentId(grant.segment), grant.offset)
+        for item in opening
+        if isinstance(item, _Opening)
+        for grant in item.grants
+        if grant.medium == MEDIUM_SEGMENT
+    ]
+
+
+def _damaged(item: _Opening, error: LakeError) -> ChunkDamaged:
+    name = f"{item.stat.bucket}/{item.stat.key}"
+    return ChunkDamaged(
+        f"{name} is damaged on disk and was not read: {error.message}; other objects are served; "
+        f"put it again with: lake put FILE {name}; see what else is damaged with: lake fsck --full",
+        subject=name,
+    )
+
+
+def _open_result(item: _Opening | LakeError) -> m.OpenResult:
+    if isinstance(item, LakeError):
+        return m.OpenResult(failure=failure_of(item))
+    return m.OpenResult(m.OpenedObject(item.stat, item.lease, list(item.chunks), item.lengths, item.grants))

@@ -1,0 +1,310 @@
+"""Requests that store: sessions, chunks, sources, and the commits that bind names to blobs.
+
+Rules kept here:
+- A name is bound only to a blob whose every chunk is in the store and held: by the session, or by being recorded in
+  the same group.  A manifest is walked and its sizes compared with the chunks' own; a client's word is not taken.
+- Payloads are synced before the group that refers to them is opened; the answer leaves when that group is durable,
+  or when the change has joined it, for a client that asked for no more (`durable` false).
+- A put that loses its chunk to gc between "present" and commit stores it after all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from engine.chunks.chunk_store import find_chunk
+from engine.chunks.held_blobs import HeldBlob, HeldBlobs, checked_chunks
+from engine.chunks.ingest import Choose
+from engine.chunks.payload import Hashed, Payload, Written
+from engine.chunks.payload_memory import ReceivedBody, check_lengths
+from engine.host.client_files import check_source, filler
+from engine.namespace.buckets import BucketRef, PlannedBuckets, find_bucket
+from engine.namespace.names import Binding, bind_many
+from engine.namespace.object_stat import new_object, to_object_stat
+from engine.namespace.tree import ChangedBy, Resolved
+from engine.namespace.versions import version_id
+from engine.requests.answers import failed, stored
+from engine.requests.handlers import handles
+from engine.sessions.references import Client
+from engine.store.store import Store
+from engine.tables.views import Transaction
+from lakefs.descriptors import duplicates, let_go
+from lakefs.errors import (
+    ChunkNotFound,
+    EngineBusy,
+    InvalidArgument,
+    LakeError,
+    RequestTooLarge,
+    SessionLost,
+    UserError,
+)
+from lakefs.ids import (
+    EMPTY_CHUNK,
+    BlobId,
+    ChunkId,
+    ChunkKind,
+    SessionId,
+)
+from lakefs.limits import BATCH_MAX, BLOB_BYTES_MAX, SOURCES_PER_CONNECTION_MAX
+from lakefs.service import Body, Reply
+from lakefs.wire import messages as m
+
+
+class _Vanished(Exception):
+    """A chunk that was present is gone at commit; the transaction is dropped and the payload stored."""
+
+
+class Puts:
+    """Handlers of the storing requests."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._holds = store.holds
+        self._chunks = store.chunks
+        self._metadata = store.metadata
+        self._held = HeldBlobs(store.metadata, store.chunks, store.manifests, store.holds)
+
+    async def receive(self, request: m.StoreChunks | m.PutObjects) -> ReceivedBody:
+        """Memory for the payloads of a request."""
+        kinds = (
+            request.kinds if isinstance(request, m.StoreChunks) else [ChunkKind.DATA] * len(request.lengths)
+        )
+        if isinstance(request, m.StoreChunks) and 0 in request.lengths:
+            raise InvalidArgument("a chunk has at least 1 byte")
+        return await self._store.payload_memory.take(kinds, request.lengths)
+
+    # --- sessions ----------------------------------------------------------------------------------
+
+    @handles(m.SessionOpen)
+    async def session_open(self, client: Client, request: m.SessionOpen) -> Reply:
+        if request.domain != 0:
+            raise InvalidArgument(f"there is no domain {request.domain}")
+        return Reply(m.SessionOpened(self._holds.begin_session(client).identifier))
+
+    @handles(m.SessionJoin)
+    async def session_join(self, client: Client, request: m.SessionJoin) -> Reply:
+        self._holds.join_session(client, SessionId(request.session))
+        return Reply(m.Done())
+
+    @handles(m.SessionEnd)
+    async def session_end(self, client: Client, request: m.SessionEnd) -> Reply:
+        self._holds.end_session(client, SessionId(request.session))
+        return Reply(m.Done())
+
+    @handles(m.Offer)
+    async def offer(self, client: Client, request: m.Offer) -> Reply:
+        session = self._holds.join_session(client, SessionId(request.session))
+        present = await self._chunks.offer(session, checked_chunks(request.chunks))
+        return Reply(m.Offered(present))
+
+    # --- chunks ------------------------------------------------------------------------------------
+
+    @handles(m.StoreChunks)
+    async def store_chunks(self, client: Client, request: m.StoreChunks, body: Body) -> Reply:
+        session = self._holds.join_session(client, SessionId(request.session))
+        assert isinstance(body, ReceivedBody)
+        return stored(await self._chunks.store(session, body.payloads))
+
+    @handles(m.SourceOpen)
+    async def source_open(self, client: Client, request: m.SourceOpen, descriptors: Sequence[int]) -> Reply:
+        if len(descriptors) != 1:
+            raise InvalidArgument(f"SourceOpen takes one descriptor, {len(descriptors)} came with it")
+        _check_room(client)
+        (own,) = duplicates(descriptors)
+        try:
+            await self._store.offload.run(check_source, own)
+            _check_room(client)  # others have been opened meanwhile
+        except BaseException:
+            let_go([own])
+            raise
+        number = client.number()  # told to nobody before, nor to be guessed: what is read was checked
+        client.sources[number] = own
+        return Reply(m.SourceOpened(number))
+
+    @handles(m.SourceClose)
+    async def source_close(self, client: Client, request: m.SourceClose) -> Reply:
+        _close_source(client, request.source)
+        return Reply(m.Done())
+
+    @handles(m.StoreFromSource)
+    async def store_from_source(self, client: Client, request: m.StoreFromSource) -> Reply:
+        session = self._holds.join_session(client, SessionId(request.session))
+        opened = client.sources.get(request.source)
+        if opened is None:
+            raise InvalidArgument(f"source {request.source} is not open on this connection")
+        check_lengths(request.lengths)  # how many they are, before each is looked at
+        if len(request.offsets) != len(request.lengths) or 0 in request.lengths:
+            raise InvalidArgument("a source's offsets and lengths go in pairs, and no length is 0")
+        if any(not 0 <= offset <= BLOB_BYTES_MAX for offset in request.offsets):
+            raise InvalidArgument(f"an offset in a source is from 0 to {BLOB_BYTES_MAX}")
+        (descriptor,) = duplicates([opened])
+        try:
+            taken = await self._store.payload_memory.take(
+                [ChunkKind.DATA] * len(request.lengths), request.lengths
+            )
+            try:
+                for payload, offset in zip(taken.payloads, request.offsets, strict=True):
+                    payload.fill = filler(descriptor, offset)
+                return stored(await self._chunks.store(session, taken.payloads))
+            finally:
+                taken.release()
+        finally:
+            os.close(descriptor)
+
+    # --- names -------------------------------------------------------------------------------------
+
+    @handles(m.Commit)
+    async def commit(self, client: Client, request: m.Commit) -> Reply:
+        session = self._holds.join_session(client, SessionId(request.session))
+        if len(request.changes) > BATCH_MAX:
+            raise RequestTooLarge(f"{len(request.changes)} names in one commit; the limit is {BATCH_MAX}")
+        blobs: list[HeldBlob | LakeError] = []
+        for change in request.changes:
+            try:
+                blobs.append(await self._held.hold(session, change.blob))
+            except (UserError, ChunkNotFound) as error:
+                blobs.append(error)
+
+        def decide(txn: Transaction) -> list[m.NameResult]:
+            if not self._holds.is_open(session):
+                raise SessionLost("the put session ended before its commit; offer the chunks again")
+            return self._bind(txn, client, request.changes, blobs)
+
+        results, sequence = await self._metadata.commit(decide, durable=request.durable, grows=True)
+        if request.durable:
+            await self._metadata.wait_durable(sequence)
+        if request.end_session and all(result.failure is None for result in results):
+            self._holds.end_session(client, session.identifier)
+        return Reply(m.NameResults(results))
+
+    @handles(m.PutObjects)
+    async def put_objects(self, client: Client, request: m.PutObjects, body: Body) -> Reply:
+        assert isinstance(body, ReceivedBody)
+        return await self.put_payloads(client, body.payloads, request.changes, durable=request.durable)
+
+    async def put_payloads(
+        self, client: Client, payloads: Sequence[Payload], changes: Sequence[m.NameChange], *, durable: bool
+    ) -> Reply:
+        """Store payloads and bind a name to each, in one group: the answer to PutObjects, and to what is like it."""
+        if len(changes) != len(payloads):
+            raise InvalidArgument(f"{len(changes)} names for {len(payloads)} payloads")
+        hashed, written = await self._chunks.intake.take_in(payloads, self._choose_absent())
+        blobs = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
+        wanted = {item.chunk: item for item in hashed if item.chunk != EMPTY_CHUNK}
+
+        def decide(txn: Transaction) -> list[m.NameResult]:
+            self._chunks.record_in(txn, written)
+            for chunk in wanted.keys() - {item.hashed.chunk for item in written}:
+                record = find_chunk(txn, chunk)
+                if record is None:
+                    raise _Vanished
+                self._holds.keep(record.birth)
+            return self._bind(txn, client, changes, blobs)
+
+        try:
+            while True:
+                try:
+                    results, sequence = await self._metadata.commit(decide, durable=durable, grows=True)
+                    break
+                except _Vanished:
+                    missing = self._not_present(list(wanted.values()), written)
+                    written += await self._chunks.intake.write(missing)
+            if durable:
+                await self._metadata.wait_durable(sequence)
+        finally:
+            self._chunks.intake.settle(written)
+        return Reply(m.NameResults(results))
+
+    def _choose_absent(self) -> Choose:
+        """Of chunks as they are hashed, those that are not there, each once."""
+        chosen: set[ChunkId] = {EMPTY_CHUNK}
+
+        def choose(items: Sequence[Hashed]) -> list[Hashed]:
+            absent: list[Hashed] = []
+            with self._metadata.view() as view:
+                for item in items:
+                    if item.chunk not in chosen and self._chunks.find_good(view, item.chunk) is None:
+                        chosen.add(item.chunk)
+                        absent.append(item)
+            return absent
+
+        return choose
+
+    def _not_present(self, items: list[Hashed], written: list[Written]) -> list[Hashed]:
+        """Items that are neither recorded nor written by this request."""
+        done = {item.hashed.chunk for item in written}
+        with self._metadata.view() as view:
+            present = self._chunks.find_good
+            return [item for item in items if item.chunk not in done and present(view, item.chunk) is None]
+
+    def _bind(
+        self,
+        txn: Transaction,
+        client: Client,
+        changes: Sequence[m.NameChange],
+        blobs: Sequence[HeldBlob | LakeError],
+    ) -> list[m.NameResult]:
+        """Bind what can be bound; every change gets its result."""
+        txn.note(ChangedBy(client))
+        now_ns = self._store.clock.wall_ns()
+        buckets = _Buckets(txn, PlannedBuckets(txn, now_ns))
+        results: list[m.NameResult | None] = [None] * len(changes)
+        bindings: list[Binding] = []
+        places: list[int] = []
+        for index, (change, blob) in enumerate(zip(changes, blobs, strict=True)):
+            try:
+                if isinstance(blob, LakeError):
+                    raise blob
+                bindings.append(_binding(change, blob, buckets, now_ns))
+                places.append(index)
+            except (UserError, ChunkNotFound) as error:
+                results[index] = failed(error)
+        for index, outcome in zip(places, bind_many(txn, bindings, now_ns), strict=True):
+            results[index] = _result(changes[index], buckets.of(changes[index]), outcome)
+            if isinstance(outcome, Resolved):
+                buckets.planned.make(changes[index].bucket)
+        return [result for result in results if result is not None]
+
+
+class _Buckets:
+    """The buckets of one transaction's changes, each looked up once."""
+
+    def __init__(self, txn: Transaction, planned: PlannedBuckets) -> None:
+        self._txn = txn
+        self.planned = planned
+        self._found: dict[tuple[str, bool], BucketRef] = {}
+
+    def of(self, change: m.NameChange) -> BucketRef:
+        """The change's bucket; when it is missing and may be made, the one that is planned."""
+        wanted = (change.bucket, change.create_bucket)
+        bucket = self._found.get(wanted)
+        if bucket is None:
+            planned = change.create_bucket
+            bucket = self.planned.ensure(wanted[0]) if planned else find_bucket(self._txn, wanted[0])
+            self._found[wanted] = bucket
+        return bucket
+
+
+def _binding(change: m.NameChange, blob: HeldBlob, buckets: _Buckets, now_ns: int) -> Binding:
+    node = new_object(blob.blob, blob.size_bytes, blob.chunk_count, change.attributes, now_ns)
+    return Binding(buckets.of(change), change.key, node, change.condition, change.keep_node, change.named_ns)
+
+
+def _check_room(client: Client) -> None:
+    if len(client.sources) >= SOURCES_PER_CONNECTION_MAX:
+        raise EngineBusy(f"{SOURCES_PER_CONNECTION_MAX} sources are open on this connection; close some")
+
+
+def _close_source(client: Client, number: int) -> None:
+    """Forget a source, unless that has been done; reads that are under way have a descriptor of their own."""
+    descriptor = client.sources.pop(number, None)
+    if descriptor is not None:
+        os.close(descriptor)  # it was checked: nobody's process serves it
+
+
+def _result(change: m.NameChange, bucket: BucketRef, outcome: Resolved | UserError) -> m.NameResult:
+    if isinstance(outcome, UserError):
+        return failed(outcome)
+    version = version_id(bucket, outcome.node)
+    return m.NameResult(to_object_stat(change.bucket, change.key, outcome.node_id, outcome.node, version))

@@ -1,0 +1,214 @@
+"""Requests that stream chunks: ranges of payload, from the arena or the segments, checked by CRC32C on their way.
+
+Rules kept here:
+- Memory of the arena is pinned until the answer is sent.
+- A chunk that compaction moved meanwhile is looked for again; what does not match where it should be is damage.
+- Places come from the hot index where it knows them, in one look for all; what does not match at such a place is
+  looked for in the store before anything is said of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from contextlib import ExitStack
+from typing import Final
+
+from engine.chunks.chunk_store import find_chunk
+from engine.chunks.held_blobs import checked_chunks
+from engine.format.layouts import ChunkRecord
+from engine.requests.answers import failure_of
+from engine.requests.handlers import handles
+from engine.segments.batch_reader import Range
+from engine.segments.reader import READ_AT_ONCE_BYTES, RangeRead
+from engine.store.store import Store
+from engine.tiers.shared_index import record_at
+from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError, RequestTooLarge, StaleGrant
+from lakefs.hot_table_format import Found
+from lakefs.ids import ChunkId, Sequence, id_text
+from lakefs.limits import BODY_BYTES_MAX, DRAM_PAYLOAD_BYTES_MIN, GRANULE_BYTES
+from lakefs.service import Body, Reply
+from lakefs.verify import granules_around
+from lakefs.wire import messages as m
+from lakefs.wire.grants import MEDIUM_SEGMENT
+
+READ_ATTEMPTS: Final = 4
+"""A chunk is moved by compaction at most once in minutes."""
+
+
+class ChunkReads:
+    """Handler of ReadChunks."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._metadata = store.metadata
+        self._segments = store.segments
+        self._dram = store.dram
+
+    @handles(m.ReadChunks)
+    async def read_chunks(self, request: m.ReadChunks) -> Reply:
+        chunks = checked_chunks(request.chunks)
+        if not len(chunks) == len(request.offsets) == len(request.lengths):
+            raise InvalidArgument("chunks, offsets and lengths go together")
+        reply = await self._read_known(chunks, request)
+        if reply is not None:
+            return reply
+        records, sequence = self._find(chunks)
+        await self._metadata.wait_durable(sequence)
+        planned = _planned(chunks, records, request)
+        pieces: list[m.ReadPiece] = []
+        parts: list[bytes | bytearray | memoryview] = []
+        with ExitStack() as releases:
+            for read in await self._read_planned(chunks, planned, releases):
+                if isinstance(read, LakeError):
+                    pieces.append(m.ReadPiece(0, 0, b"", failure_of(read)))
+                    continue
+                begin, payload, crcs = read
+                pieces.append(m.ReadPiece(begin, len(payload), crcs))
+                parts.append(payload)
+            return Reply(m.ReadChunksReply(pieces), Body(parts, releases.pop_all().close))
+
+    async def _read_known(self, chunks: list[ChunkId], request: m.ReadChunks) -> Reply | None:
+        """The answer when the hot index knows where all chunks are, and they are short and in segments.
+
+        What requests for many small chunks ask for, with little done for each.  None: whatever is otherwise, and why,
+        the other way finds out.
+        """
+        hot, tier = self._store.hot_index, self._dram.tier
+        places = [] if hot is None else _plain(hot.find_many(chunks), request)
+        if not places or (tier is not None and any(chunk in tier for chunk in chunks)):
+            return None
+        memory = await self._segments.batches.read_packed(places)
+        if memory is None:
+            return None
+        if tier is not None:
+            self._note_read(chunks, request.offsets, places, memory)
+            tier.note_misses(sum(place[3] >= DRAM_PAYLOAD_BYTES_MIN for place in places))
+        pieces = [m.ReadPiece(0, place[3], place[4].to_bytes(4, "little")) for place in places]
+        return Reply(m.ReadChunksReply(pieces), Body([memory]))
+
+    def _note_read(
+        self, chunks: Seq[ChunkId], offsets: Seq[int], places: Seq[Found], memory: memoryview
+    ) -> None:
+        """Whole chunks were read, and lie one behind the other; those that are worth it are brought in."""
+        end = 0
+        for chunk, offset, place in zip(chunks, offsets, places, strict=True):
+            begin, end = end, end + place[3]
+            if not offset and self._dram.note_read(chunk, place[3]):
+                self._dram.offer(chunk, record_at(place), memory[begin:end])
+
+    def _find(self, chunks: list[ChunkId]) -> tuple[list[ChunkRecord | None], Sequence]:
+        """The chunks' records, and what they rest on."""
+        hot = self._store.hot_index
+        records: list[ChunkRecord | None]
+        records = [None] * len(chunks) if hot is None else hot.records(chunks)
+        missing = [index for index, record in enumerate(records) if record is None]
+        if not missing:
+            return records, Sequence(0)
+        with self._metadata.view() as view:
+            for index in missing:
+                records[index] = find_chunk(view, chunks[index])
+            return records, view.sequence
+
+    async def _read_planned(
+        self, chunks: Seq[ChunkId], planned: Seq[Range | LakeError], releases: ExitStack
+    ) -> list[RangeRead | LakeError]:
+        """Each piece from the arena or the segments; `releases` gives memory of the arena back."""
+        done: list[RangeRead | LakeError | None] = [
+            item if isinstance(item, LakeError) else None for item in planned
+        ]
+        worth_it: set[int] = set()
+        if self._dram.tier is not None:
+            for index, item in enumerate(planned):
+                if isinstance(item, tuple):
+                    record, offset, _ = item
+                    if not offset and self._dram.note_read(chunks[index], record.stored_bytes):
+                        worth_it.add(index)  # who reads on, piece by piece, reads the chunk once
+                    done[index] = await self._read_in_arena(chunks[index], item, releases)
+        missing = [
+            (index, item)
+            for index, item in enumerate(planned)
+            if done[index] is None and isinstance(item, tuple)
+        ]
+        found = await self._segments.batches.read_ranges([item for _, item in missing])
+        for (index, item), read in zip(missing, found, strict=True):
+            if isinstance(read, LakeError):
+                read = await self._read_elsewhere(chunks[index], item, read)
+            elif index in worth_it:
+                self._admit(chunks[index], item[0], read)
+            done[index] = read
+        return [read for read in done if read is not None]
+
+    async def _read_in_arena(self, chunk: ChunkId, wanted: Range, releases: ExitStack) -> RangeRead | None:
+        pinned = await self._dram.read_range(chunk, *wanted)
+        if pinned is None:
+            return None
+        releases.callback(pinned.release)
+        return pinned.begin, pinned.payload, pinned.crcs
+
+    def _admit(self, chunk: ChunkId, record: ChunkRecord, read: RangeRead) -> None:
+        """Bring a chunk in that is worth it, with the bytes just read where they are all of it."""
+        begin, payload, crcs = read
+        if begin or len(payload) < record.stored_bytes:
+            self._dram.want(chunk)
+        else:
+            self._dram.offer(chunk, record, payload, crcs if record.vector_bytes else b"")
+
+    async def _read_elsewhere(self, chunk: ChunkId, wanted: Range, error: LakeError) -> RangeRead | LakeError:
+        """A piece that could not be read, looked for again when the chunk was moved meanwhile; else what that means."""
+        record, offset, length = wanted
+        for _ in range(READ_ATTEMPTS):
+            told = await self._store.chunks.judged(chunk, record, error)
+            if not isinstance(told, StaleGrant):
+                return told
+            with self._metadata.view() as view:
+                now = find_chunk(view, chunk)
+            if now is None:
+                return told
+            record = now
+            [read] = await self._segments.batches.read_ranges([(record, offset, length)])
+            if not isinstance(read, LakeError):
+                return read
+            error = read
+        return told
+
+
+def _plain(places: Seq[Found | None], request: m.ReadChunks) -> list[Found]:
+    """The places, when all are known, of one granule each, in segments, and hold what is wanted of them; else none."""
+    plain: list[Found] = []
+    left = READ_AT_ONCE_BYTES
+    for place, offset, length in zip(places, request.offsets, request.lengths, strict=True):
+        if place is None or place[0] != MEDIUM_SEGMENT or place[3] > GRANULE_BYTES:
+            return []
+        if (offset or length) and not 0 <= offset < (offset + length if length else place[3]) <= place[3]:
+            return []
+        left -= place[3]
+        plain.append(place)
+    return plain if left >= 0 else []
+
+
+def _planned(
+    chunks: Seq[ChunkId], records: Seq[ChunkRecord | None], request: m.ReadChunks
+) -> list[Range | LakeError]:
+    """What to read of each chunk, while there is room in one body; or why it cannot be."""
+    planned: list[Range | LakeError] = []
+    room = BODY_BYTES_MAX
+    for chunk, record, offset, length in zip(chunks, records, request.offsets, request.lengths, strict=True):
+        if record is None:
+            missing = f"chunk {id_text(chunk)} is not in the store"
+            planned.append(ChunkNotFound(missing, subject=id_text(chunk)))
+            continue
+        end = record.logical_bytes if length == 0 else offset + length
+        if not 0 <= offset < end <= record.logical_bytes:
+            outside = f"range {offset}+{length} is outside a chunk of {record.logical_bytes} bytes"
+            planned.append(InvalidArgument(outside))
+            continue
+        begin, stop = granules_around(offset, end - offset, record.logical_bytes)
+        widened = stop - begin
+        if widened > room:
+            planned.append(
+                RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes")
+            )
+            continue
+        room -= widened
+        planned.append((record, offset, end - offset))
+    return planned

@@ -1,0 +1,30 @@
+"""The request for the hot index, for clients that look chunks up by themselves."""
+
+from __future__ import annotations
+
+from engine.requests.handlers import handles
+from engine.sessions.references import Client
+from engine.store.store import Store
+from lakefs.errors import PermissionDenied, UnsupportedVersion
+from lakefs.hot_table_format import entries_max
+from lakefs.service import Reply
+from lakefs.wire import messages as m
+
+
+class HotIndexRequests:
+    """Handler of the request for the hot index."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @handles(m.OpenHotIndex)
+    async def open(self, client: Client) -> Reply:
+        if not (client.descriptors and client.trusted):
+            raise PermissionDenied("the hot index is shared on the Unix socket only; use Locate instead")
+        index = self._store.hot_index
+        if index is None or index.backing.descriptor is None:
+            raise UnsupportedVersion("this engine shares no hot index; use Locate instead")
+        index.counts.lent += 1
+        return Reply(
+            m.HotIndexOpened(entries_max(index.table.capacity)), descriptors=[index.backing.descriptor]
+        )

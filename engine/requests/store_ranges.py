@@ -1,0 +1,83 @@
+"""Slots of lent memory as the source of chunks, and of whole objects: payload that never passes the socket.
+
+Rules kept here:
+- A slot is copied into memory of the engine by a system call, then hashed and written from there: a client that writes
+  to it meanwhile changes what is stored under its own name, and one that shrinks the memory gets an error.
+- The memory is there until every copy has ended, whatever is cancelled or returned meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from engine.chunks.payload import Fill, Payload
+from engine.chunks.payload_memory import check_lengths
+from engine.memory.lent_memory import LentMemory, read_into
+from engine.requests.answers import stored
+from engine.requests.handlers import handles
+from engine.requests.put import Puts
+from engine.sessions.references import Client
+from engine.store.store import Store
+from lakefs.errors import InvalidArgument, SessionLost
+from lakefs.ids import ChunkKind, SessionId
+from lakefs.service import Reply
+from lakefs.wire import messages as m
+
+
+class SlotRequests:
+    """Handlers of requests that store from lent memory."""
+
+    def __init__(self, store: Store, puts: Puts) -> None:
+        self._lent = store.lent
+        self._holds = store.holds
+        self._chunks = store.chunks
+        self._payload_memory = store.payload_memory
+        self._puts = puts
+
+    @handles(m.StoreSlots)
+    async def store(self, client: Client, request: m.StoreSlots) -> Reply:
+        session = self._holds.join_session(client, SessionId(request.session))
+        if 0 in request.lengths:
+            raise InvalidArgument("a chunk has at least 1 byte")
+        async with self._payloads(client, request) as payloads:
+            return stored(await self._chunks.store(session, payloads))
+
+    @handles(m.PutSlots)
+    async def put(self, client: Client, request: m.PutSlots) -> Reply:
+        async with self._payloads(client, request) as payloads:
+            return await self._puts.put_payloads(client, payloads, request.changes, durable=request.durable)
+
+    @asynccontextmanager
+    async def _payloads(
+        self, client: Client, request: m.StoreSlots | m.PutSlots
+    ) -> AsyncIterator[list[Payload]]:
+        """Payloads that are filled from the slots; their memory is there until the end of the block.
+
+        InvalidArgument, RequestTooLarge; SessionLost when the memory is not lent on this connection.
+        """
+        check_lengths(request.lengths)  # how many they are, before each is looked at
+        if len(request.offsets) != len(request.lengths):
+            raise InvalidArgument(f"{len(request.offsets)} offsets for {len(request.lengths)} slots")
+        if request.memory not in client.memories:
+            raise SessionLost(f"memory {request.memory} is not lent on this connection; lend it again")
+        with self._lent.using(client, request.memory) as memory:
+            for offset, length in zip(request.offsets, request.lengths, strict=True):
+                memory.check_range(offset, length)
+            kinds = [ChunkKind.DATA] * len(request.lengths)
+            taken = await self._payload_memory.take(kinds, request.lengths)
+            try:
+                for payload, offset in zip(taken.payloads, request.offsets, strict=True):
+                    payload.fill = _filler(memory, offset)
+                yield taken.payloads
+            finally:
+                taken.release()
+
+
+def _filler(memory: LentMemory, offset: int) -> Fill:
+    """A call that fills memory of the engine from a slot; it blocks, and raises SourceChanged."""
+
+    def fill(target: memoryview, begin: int) -> bytes:
+        return read_into(memory, offset + begin, target)
+
+    return fill

@@ -1,0 +1,171 @@
+"""The engine's answers: one handler for each request of `lakefs.wire.messages`.
+
+The handlers live beside what they are about (`puts`, `name_requests`, `reads`, ...) and say themselves what they answer
+(`engine.requests.handlers`); here is what a connection is, and the few requests that are about the engine itself.
+
+Rules kept here:
+- A reply leaves only when everything it rests on is durable; of a change that was asked for with `durable` false,
+  when it is visible.
+- A request's body and descriptors are given back or closed exactly once, whether it succeeds or not.
+- What a client sends is checked here or in the handler before it is used; a bad request harms nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from engine.chunks.payload_memory import ReceivedBody
+from engine.namespace.buckets import find_bucket
+from engine.namespace.watch import Watch
+from engine.requests.access_keys import AccessKeyRequests
+from engine.requests.dram import SlabRequests
+from engine.requests.handlers import handles, require_handlers, table_of, takes_descriptors
+from engine.requests.lent_memory import MemoryRequests
+from engine.requests.load_ranges import Loads
+from engine.requests.names import NameRequests
+from engine.requests.open import Reads
+from engine.requests.pins import PinRequests
+from engine.requests.put import Puts
+from engine.requests.read_chunks import ChunkReads
+from engine.requests.shared_index import HotIndexRequests
+from engine.requests.store_ranges import SlotRequests
+from engine.requests.uploads import UploadRequests
+from engine.sessions.references import Client
+from engine.store.store import Store
+from engine.upkeep.index_upkeep import with_what_happens
+from lakefs.descriptors import close_all, let_go
+from lakefs.errors import IndexDamaged, InvalidArgument, UnsupportedVersion
+from lakefs.limits import COMPACT_SHARE, COMPACT_SHARE_MOST, SCRUB_STEP_S_MAX
+from lakefs.service import Body, Reply, ServedClient
+from lakefs.wire import messages as m
+
+
+class Service:
+    """Implements `lakefs.service.EngineService` on a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._puts = Puts(store)
+        self._handlers: Final = table_of(
+            (
+                self,
+                self._puts,
+                Reads(store),
+                ChunkReads(store),
+                NameRequests(store),
+                UploadRequests(store),
+                AccessKeyRequests(store),
+                PinRequests(store),
+                HotIndexRequests(store),
+                SlabRequests(store),
+                MemoryRequests(store),
+                SlotRequests(store, self._puts),
+                Loads(store),
+            )
+        )
+
+    # --- EngineService -----------------------------------------------------------------------------
+
+    def connected(
+        self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None
+    ) -> ServedClient:
+        """A connection has begun."""
+        return self._store.holds.connect(peer, descriptors=descriptors, trusted=trusted, uid=uid)
+
+    async def disconnected(self, client: ServedClient) -> None:
+        """A connection has ended."""
+        assert isinstance(client, Client)
+        close_all(client.sources.values())  # they were checked
+        client.sources.clear()
+        self._store.lent.end_all(client)
+        self._store.segments.pins.end_all(client.pins)
+        self._store.holds.disconnect(client)
+
+    async def receive(self, client: ServedClient, request: m.Request, body_bytes: int) -> Body:
+        """Memory for the body of a request."""
+        if isinstance(request, (m.StoreChunks, m.PutObjects)):
+            if sum(request.lengths) != body_bytes:
+                raise InvalidArgument(
+                    f"lengths add up to {sum(request.lengths)}, the body has {body_bytes} bytes"
+                )
+            return await self._puts.receive(request)
+        if body_bytes:
+            raise InvalidArgument(f"{type(request).__name__} has no body, {body_bytes} bytes came with it")
+        return ReceivedBody()
+
+    async def serve(
+        self, client: ServedClient, request: m.Request, body: Body, descriptors: Sequence[int]
+    ) -> Reply:
+        """Do the request."""
+        assert isinstance(client, Client)
+        handler = self._handlers.get(type(request))
+        try:
+            if handler is None:
+                raise UnsupportedVersion(f"this engine does not offer {type(request).__name__}")
+            if descriptors and not takes_descriptors(type(request)):
+                raise InvalidArgument(f"{type(request).__name__} takes no descriptors")
+            return await handler(client, request, body, descriptors)
+        except IndexDamaged as error:
+            raise with_what_happens(self._store, error) from error
+        finally:
+            body.release()
+            let_go(descriptors)
+
+    def watch(self, client: ServedClient, request: m.Watch) -> Watch:
+        """Events of a bucket.  BucketNotFound, EngineBusy."""
+        assert isinstance(client, Client)
+        with self._store.metadata.view() as view:
+            find_bucket(view, request.bucket)
+        left_out = client if request.others_only else None
+        return self._store.watchers.subscribe(request.bucket, left_out, client.user)
+
+    # --- about the engine --------------------------------------------------------------------------
+
+    @handles(m.Hello)
+    async def _hello(self, client: Client) -> Reply:
+        return Reply(self._store.hello(descriptors=client.descriptors))
+
+    @handles(m.Ping)
+    async def _ping(self) -> Reply:
+        return Reply(m.Done())
+
+    @handles(m.Status)
+    async def _status(self) -> Reply:
+        return Reply(m.StatusReply(json.dumps(await self._store.status())))
+
+    @handles(m.Sync)
+    async def _sync(self) -> Reply:
+        await self._store.metadata.sync()
+        return Reply(m.Done())
+
+    @handles(m.RunGc)
+    async def _run_gc(self, request: m.RunGc) -> Reply:
+        report = await self._store.collect(COMPACT_SHARE_MOST if request.compact else COMPACT_SHARE)
+        return Reply(m.ReportReply(json.dumps(asdict(report))))
+
+    @handles(m.RunFsck)
+    async def _run_fsck(self, request: m.RunFsck) -> Reply:
+        return Reply(m.ReportReply(json.dumps(await self._store.check(full=request.full))))
+
+    @handles(m.RunScrub)
+    async def _run_scrub(self, request: m.RunScrub) -> Reply:
+        scrubber = self._store.scrubber
+        if not 0 <= request.for_s <= SCRUB_STEP_S_MAX or request.rate_bytes_per_s < -1:
+            raise InvalidArgument(
+                f"a scrub goes on for 0 to {SCRUB_STEP_S_MAX:.0f} seconds, at a rate of -1 or more"
+            )
+        done = False
+        if request.for_s:
+            rate = None if request.rate_bytes_per_s < 0 else request.rate_bytes_per_s
+            done = await scrubber.advance(request.for_s, rate_bytes_per_s=rate, restart=request.restart)
+        report = {"done": done, **scrubber.status()}
+        if request.damaged:
+            report["damaged"] = await self._store.damaged()
+        return Reply(m.ReportReply(json.dumps(report)))
+
+
+# A watch is no request with one answer: `Service.watch`.
+require_handlers(request for request in m.REQUESTS.values() if request is not m.Watch)

@@ -1,0 +1,1 @@
+"""Payload files: places given out once, written, synced, read, punched.  Knows no names and no tables."""

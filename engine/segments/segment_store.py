@@ -1,0 +1,133 @@
+"""The segments of a store: payloads in, payloads out, and room given back.
+
+A segment is a file that one boot fills from front to back.  Segments of earlier boots are sealed: they are read, their
+dead extents are punched, and each is removed when nothing in it lives.  This room knows extents and checksums; which
+extents live is known by its callers.
+
+Rules kept by the parts:
+- An offset is written once; a freed extent reads as zeros for ever; a segment id is never used again.
+- Payload survives power loss when `large.sync` has returned, or when the small batch that holds it is written.
+- Nothing in flight or pinned is given back.
+- A method that may block is async and works through `Offload`; `files.lend` alone opens a file in place.
+
+Atomicity: between two awaits of a method no other method runs; every decision on places is made in one such step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from engine.format.layouts import StoreIdentity
+from engine.format.sizes import SegmentSizes
+from engine.host.io_queue import OffloadQueue
+from engine.segments.batch_reader import BatchReader
+from engine.segments.files import SEGMENTS_FOLDER, ReadFiles, parse_segment_name
+from engine.segments.large import LargeWriter
+from engine.segments.lent_reader import SlotReader
+from engine.segments.maker import SegmentMaker
+from engine.segments.pins import Pins
+from engine.segments.reader import SegmentReader
+from engine.segments.room import SegmentRoom
+from engine.segments.small import SmallWriter
+from engine.segments.stored_check import MediumCheck
+from lakefs.errors import StoreDamaged
+from lakefs.ids import SegmentId
+from lakefs.ports import Disk, IoQueue, Offload
+
+
+class Segments:
+    """All segments of one store, opened for writing.
+
+    `allocate_segment_id` gives an id that is durably never given again before it returns.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        offload: Offload,
+        identity: StoreIdentity,
+        allocate_segment_id: Callable[[], Awaitable[SegmentId]],
+        sizes: SegmentSizes | None = None,
+        owed_bytes: Callable[[], int] = lambda: 0,
+        io_queue: IoQueue | None = None,
+    ) -> None:
+        """`owed_bytes`: room of the disk that payload leaves, beside the headroom of `sizes`; from any thread.
+
+        `io_queue` reads many places at once; by default `offload` does.
+        """
+        self._disk = disk
+        self._offload = offload
+        maker = SegmentMaker(
+            disk, offload, identity, allocate_segment_id, sizes or SegmentSizes(), owed_bytes
+        )
+        self.register = maker.register
+        """Which segments exist."""
+        self.in_flight = maker.in_flight
+        """Extents that were given out and whose record is not durable yet."""
+        self.gate = maker.gate
+        """Shut by the first write or sync that fails: nothing is written any more."""
+        self.large = LargeWriter(maker)
+        self.small = SmallWriter(maker)
+        """Its batches are written before the journal's groups."""
+        self.pins = Pins()
+        """Places that are not given back, though nothing lives there."""
+        self.files = ReadFiles(disk, self.register, identity.store_id)
+        self._direct_files = ReadFiles(disk, self.register, identity.store_id, direct=True)
+        queue = io_queue or OffloadQueue(offload)
+        self.reader = SegmentReader(disk, offload, self.register, self.files, self.small.unwritten)
+        self.batches = BatchReader(self.reader, self.files, queue, offload)
+        self.lent = SlotReader(offload, queue, self.files, self._direct_files)
+        """Reads into memory that clients lend."""
+        self.medium = MediumCheck(disk, offload, self.register, self.small.unwritten)
+        self.room = SegmentRoom(maker, self.large, self.small, self.pins, (self.files, self._direct_files))
+
+    async def open(self) -> None:
+        """Learn which segments there are; all of them are sealed.  Headers are checked at first use.
+
+        StoreDamaged when two files claim one id.  Files that are no segments are left alone.
+        """
+        for name in await self._offload.run(_open_folder, self._disk):
+            parsed = parse_segment_name(name)
+            if parsed is None:
+                continue
+            segment, kind = parsed
+            if segment in self.register.kinds:
+                raise StoreDamaged(
+                    f"two files claim to be segment {segment:016x} in {SEGMENTS_FOLDER}: remove the foreign one",
+                    subject=name,
+                )
+            self.register.kinds[segment] = kind
+
+    async def close(self) -> None:
+        """A clean stop: trim the tails of open segments, close everything.  No call is under way.
+
+        After a failed write or sync nothing is trimmed.  DiskFailed; everything is closed even then.
+        """
+        try:
+            with trio.CancelScope(shield=True):
+                await self.large.close()
+        finally:
+            try:
+                with trio.CancelScope(shield=True):
+                    await self.small.close()
+            finally:
+                self._close_read_files()
+
+    def abandon(self) -> None:
+        """Close all descriptors and leave the files as a crash would.  No call is under way; after `close`, nothing."""
+        self.large.abandon()
+        self.small.abandon()
+        self._close_read_files()
+
+    def _close_read_files(self) -> None:
+        self.files.close()
+        self._direct_files.close()
+
+
+def _open_folder(disk: Disk) -> list[str]:
+    if not disk.exists(SEGMENTS_FOLDER):
+        disk.make_folder(SEGMENTS_FOLDER)
+        disk.sync_folder("")
+    return disk.list_folder(SEGMENTS_FOLDER)

@@ -1,0 +1,295 @@
+"""Writing small segments: payloads under 64 KiB, placed in memory, written and synced many at a time.
+
+    place    a place for each payload; from here on it can be read, from memory
+    take     all that is placed and not written yet, as a batch  --  batch.write, in a thread: write, sync
+
+Rules kept here:
+- The journal's group that records a payload is appended after the batch that holds it (`engine.metadata.group_commit`
+  takes one with every group, and has it written first).  So a record that survives never names a payload that did
+  not.
+- A payload is in memory until its bytes are in the file, and is looked for there first: who reads by its place finds
+  it.  Who is given the file itself, a client with a descriptor, waits for `wait_written` first.
+- One batch at a time; a failed one shuts the gate, and nothing is placed any more.
+- Zeros are written ahead of the cursor before payload is placed there; without room for them nothing is placed.
+- A place that was given up is written all the same; nobody reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from engine.format.extents import Place, page_up
+from engine.format.layouts import SEGMENT_DATA_OFFSET, SegmentKind
+from engine.host.failpoints import reached
+from engine.host.zeros import zeros
+from engine.segments.files import grow
+from engine.segments.maker import OpenSegment, SegmentMaker, WriteGate, close_segment_file
+from lakefs.errors import DiskFailed, LakeError, StoreFull
+from lakefs.ids import Buffer, SegmentId
+from lakefs.limits import (
+    PAGE_BYTES,
+    SMALL_PAYLOAD_BYTES,
+    SMALL_UNWRITTEN_BYTES,
+    SMALL_UNWRITTEN_BYTES_MAX,
+)
+from lakefs.ports import DiskFile
+
+
+@dataclass
+class _Run:
+    """Payloads that follow each other in one segment."""
+
+    segment: OpenSegment
+    start: int
+    payloads: list[Buffer] = field(default_factory=list)
+
+
+@dataclass
+class SmallBatch:
+    """What was placed until a moment.  `ended` in the loop, once, when `write` has returned or raised."""
+
+    gate: WriteGate
+    runs: list[_Run]
+    full: list[OpenSegment]
+    places: list[Place]
+    on_end: Callable[[SmallBatch], None]
+    is_written: bool = False
+
+    def write(self) -> None:
+        """Write and sync; then close the segments that are full.  Blocks.  StoreFull, DiskFailed, StoreReadOnly."""
+        self.gate.check()
+        try:
+            for run in self.runs:
+                run.segment.file.pwritev(run.payloads, run.start)
+            reached("small.written")
+            for run in self.runs:
+                run.segment.file.sync_data()
+            self.is_written = True
+            reached("small.synced")
+            for segment in self.full:
+                segment.is_closed = True
+                reached("segment.full")
+                close_segment_file(segment.file, page_up(segment.cursor))
+        except LakeError as error:
+            self.gate.shut(error)  # whatever the reason, the pages may be gone
+            raise
+
+    def ended(self) -> None:
+        """The call has ended."""
+        self.on_end(self)
+
+
+def _nobody() -> None:
+    """Whom to tell that a batch is wanted, where whoever places also writes."""
+
+
+class SmallWriter:
+    """Packs payloads under 64 KiB."""
+
+    def __init__(self, maker: SegmentMaker) -> None:
+        self._maker = maker
+        self._current: OpenSegment | None = None
+        self._full: list[OpenSegment] = []
+        self._runs: list[_Run] = []
+        self._placed: list[Place] = []
+        self._batch: SmallBatch | None = None
+        self._batch_ended = trio.lowlevel.ParkingLot()
+        self._making_room = trio.Lock()
+        self._unwritten_bytes = 0
+        self.unwritten: dict[Place, Buffer] = {}
+        """What is not in its file yet; changed in the loop, read in threads too."""
+        self.urge: Callable[[], None] = _nobody
+        """Asks for a batch to be taken soon; does not wait."""
+
+    @property
+    def being_written(self) -> set[SegmentId]:
+        """The segment that the next payload goes to, and those that are full and not closed yet."""
+        current = [] if self._current is None else [self._current]
+        return {segment.segment for segment in (*current, *self._full)}
+
+    @property
+    def filled(self) -> tuple[SegmentId, int] | None:
+        """The segment that the next payload goes to, and the bytes placed in it; None when there is none."""
+        current = self._current
+        return None if current is None else (current.segment, current.cursor - SEGMENT_DATA_OFFSET)
+
+    async def retire(self, segment: SegmentId) -> None:
+        """Place nothing more in this segment; it is written and closed on return.  StoreReadOnly.
+
+        When cancelled, or when another has taken its place already, it is closed with one of the next batches.
+        """
+        async with self._making_room:
+            current = self._current
+            if current is None or current.segment != segment:
+                return
+            self._current = None
+            self._full.append(current)
+        while not current.is_closed:
+            self._maker.gate.check()
+            self.urge()
+            await self._batch_ended.park()
+
+    async def place(self, payloads: Sequence[Buffer], *, into_headroom: bool = False) -> list[Place]:
+        """Give payloads of 1 to 65,535 bytes their places, packed, in order.  They can be read from now on.
+
+        Durable with the journal's next group: one batch is written before it.  The extents are in flight until
+        `InFlight.settle`.  StoreFull, StoreReadOnly, DiskFailed; then, and when cancelled, all of them are given up.
+        `into_headroom`: half of what payload leaves free may be taken, by callers that give more room back at once.
+        No checkpoint when there is room at once.
+        """
+        assert all(0 < len(payload) < SMALL_PAYLOAD_BYTES for payload in payloads)
+        places: list[Place] = []
+        try:
+            for payload in payloads:
+                self._maker.gate.check()
+                while not self._has_room(len(payload)):
+                    await self._make_room(len(payload), into_headroom)
+                    self._maker.gate.check()
+                places.append(self._put(payload))
+        except BaseException:
+            for place in places:
+                self._maker.in_flight.settle(place)
+            raise
+        if self._unwritten_bytes >= SMALL_UNWRITTEN_BYTES:
+            self.urge()
+        return places
+
+    def take(self) -> SmallBatch | None:
+        """All that is placed and not written yet; None when there is nothing."""
+        assert self._batch is None, "one batch at a time"
+        if not (self._runs or self._full):
+            return None
+        self._batch = SmallBatch(self._maker.gate, self._runs, list(self._full), self._placed, self._ended)
+        self._runs, self._placed = [], []
+        return self._batch
+
+    async def wait_written(self, places: Collection[Place]) -> None:
+        """The payloads at these places are in their files on return; no checkpoint when they are.  StoreReadOnly."""
+        while not self.unwritten.keys().isdisjoint(places):
+            self._maker.gate.check()
+            self.urge()
+            await self._batch_ended.park()
+
+    async def sync(self) -> None:
+        """What was placed is durable on return; for who takes no batches along with a journal.  DiskFailed, ..."""
+        while self._batch is not None:
+            await self._batch_ended.park()
+        self._maker.gate.check()
+        batch = self.take()
+        if batch is not None:
+            with trio.CancelScope(shield=True):
+                try:
+                    await self._maker.offload.run(batch.write)
+                finally:
+                    batch.ended()
+
+    def stop(self, error: LakeError) -> None:
+        """The journal takes no more groups: nothing is placed any more."""
+        self._maker.gate.shut(error)
+        self._batch_ended.unpark_all()
+
+    async def close(self) -> None:
+        """Write what is placed, trim and close the files.  Nothing is being placed."""
+        current, self._current = self._current, None
+        if current is not None:
+            self._full.append(current)
+        if not self._maker.gate.failed:
+            await self.sync()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the files as they are."""
+        current, self._current = self._current, None
+        for segment in self._full if current is None else [*self._full, current]:
+            if not segment.is_closed:
+                segment.file.close()
+        self._full.clear()
+
+    # --- room ----------------------------------------------------------------------------------------
+
+    def _has_room(self, length: int) -> bool:
+        current = self._current
+        return (
+            current is not None
+            and current.cursor + length <= min(current.limit, current.extended)
+            and self._unwritten_bytes < SMALL_UNWRITTEN_BYTES_MAX
+        )
+
+    async def _make_room(self, length: int, into_headroom: bool) -> None:
+        """Another segment, zeros ahead, or memory."""
+        async with self._making_room:
+            self._maker.gate.check()  # shut while who had the lock waited for a batch: none comes any more
+            if self._has_room(length):
+                return
+            current = self._current
+            if self._unwritten_bytes >= SMALL_UNWRITTEN_BYTES_MAX:
+                self.urge()
+                await self._batch_ended.park()
+            elif current is None or current.cursor + length > current.limit:
+                assert SEGMENT_DATA_OFFSET + length <= self._maker.sizes.small_segment
+                made = await self._maker.create(SegmentKind.SMALL, into_headroom=into_headroom)
+                if current is not None:
+                    self._full.append(current)
+                self._current = made
+            else:
+                await self._extend(current, length, into_headroom)
+
+    async def _extend(self, segment: OpenSegment, length: int, into_headroom: bool) -> None:
+        """Write zeros ahead.  StoreFull when not even the payload's own fit."""
+        need = page_up(segment.cursor + length) - segment.extended
+        try:
+            with trio.CancelScope(shield=True):
+                segment.extended += await self._maker.offload.run(self._fill, segment, need, into_headroom)
+        except LakeError as error:
+            self._maker.gate.note(error)
+            raise
+
+    def _fill(self, segment: OpenSegment, need: int, into_headroom: bool) -> int:
+        """Blocks.  The headroom is entered for what is needed only: others would take what is more."""
+        disk, sizes = self._maker.disk, self._maker.sizes
+        want = max(need, min(sizes.small_fill, page_up(segment.limit) - segment.extended))
+
+        def take(offset: int, length: int) -> None:
+            _write_zeros(segment.file, offset, length)
+
+        try:
+            return grow(disk, take, segment.extended, need, want, self._maker.left_free_bytes())
+        except StoreFull:
+            if not into_headroom:
+                raise
+            left_free = self._maker.left_free_bytes(into_headroom=True)
+            return grow(disk, take, segment.extended, need, need, left_free)
+
+    def _put(self, payload: Buffer) -> Place:
+        segment = self._current
+        assert segment is not None
+        if not self._runs or self._runs[-1].segment is not segment:
+            self._runs.append(_Run(segment, segment.cursor))
+        place = segment.take(len(payload))
+        self._maker.in_flight.begin(place)
+        self._runs[-1].payloads.append(payload)
+        self._placed.append(place)
+        self.unwritten[place] = payload
+        self._unwritten_bytes += len(payload)
+        return place
+
+    def _ended(self, batch: SmallBatch) -> None:
+        """What a failed batch held stays in memory: it is visible until the restart."""
+        self._batch = None
+        self._full = [segment for segment in self._full if not segment.is_closed]
+        if batch.is_written:
+            for place in batch.places:
+                self._unwritten_bytes -= len(self.unwritten.pop(place))
+        else:
+            self._maker.gate.shut(DiskFailed("small payloads could not be written"))
+        self._batch_ended.unpark_all()
+
+
+def _write_zeros(file: DiskFile, offset: int, length: int) -> None:
+    """Write zeros ahead, so that later synced writes meet written blocks."""
+    assert offset % PAGE_BYTES == 0
+    file.pwritev(zeros(length), offset)
+    reached("small.zeroed")

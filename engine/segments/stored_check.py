@@ -1,0 +1,193 @@
+"""Payloads checked as they lie on the medium, past the page cache: what scrub does to every chunk.
+
+Neighbours in a segment are read together, one run at a time, into memory that the caller owns; short runs share one
+hand-over to a thread.  Each payload is compared with its CRC32C per granule and with its id (BLAKE3).
+
+Rules kept here:
+- The page cache is neither trusted nor filled: where the file system takes O_DIRECT, the medium answers.
+- A run is bounded (`AREA_BYTES`, `RUN_RECORDS`), and so is a batch of them (`BATCH_BYTES`, `RUN_RECORDS`): so is the
+  memory, and the time that a thread is taken.
+- What is not written yet, because its group is not, is passed over; it is checked when it is written.
+
+A mismatch here is no verdict: the chunk may have been freed meanwhile.  Who asks judges.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from engine.format.checksums import check_payload
+from engine.format.extents import Place, page_down, page_up
+from engine.format.layouts import ChunkRecord
+from engine.segments.files import SegmentRegister
+from lakefs.errors import ChunkDamaged, LakeError, StoreDamaged
+from lakefs.ids import Buffer, ChunkId, SegmentId, id_text
+from lakefs.limits import CHUNK_BYTES, KIB, PAGE_BYTES
+from lakefs.ports import Disk, DiskFile, Offload
+from lakefs.verify import matches_id
+
+AREA_BYTES: Final = CHUNK_BYTES + 2 * PAGE_BYTES
+"""The longest run: a chunk of 4 MiB with its vector, in whole pages."""
+BATCH_BYTES: Final = CHUNK_BYTES
+"""Payload in the runs of a batch."""
+RUN_RECORDS: Final = 256
+"""Of 4 KiB each they are 1 MiB: a millisecond of a thread, and little beside it for handing them over."""
+_GAP_BYTES: Final = 64 * KIB
+"""Room between neighbours that is read along with them."""
+
+
+class Stored(NamedTuple):
+    """A chunk and the record by which it was found."""
+
+    chunk: ChunkId
+    record: ChunkRecord
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A chunk that is not on the medium as its record says, and how."""
+
+    stored: Stored
+    error: LakeError
+
+
+def new_area() -> memoryview:
+    """Page-aligned memory for one run."""
+    return memoryview(mmap.mmap(-1, AREA_BYTES))
+
+
+def runs_of(stored: Sequence[Stored]) -> Iterator[list[Stored]]:
+    """The chunks in the order of their places, neighbours together."""
+    run: list[Stored] = []
+    segment, start, furthest, full = -1, 0, 0, 0
+    for item in sorted(stored, key=_place_of):
+        record = item.record
+        offset = record.offset
+        behind = page_up(offset + record.extent_bytes)
+        if record.segment != segment or offset > furthest or behind > full or len(run) == RUN_RECORDS:
+            if run:
+                yield run
+            start = page_down(offset)
+            run, segment, full = [], record.segment, start + AREA_BYTES
+        run.append(item)
+        furthest = behind + _GAP_BYTES
+    if run:
+        yield run
+
+
+def batches_of(runs: Iterable[list[Stored]]) -> Iterator[list[list[Stored]]]:
+    """The runs, in their order, short ones together: what one hand-over to a thread checks."""
+    batch: list[list[Stored]] = []
+    records = size = 0
+    for run in runs:
+        run_bytes = bytes_of(run)
+        if batch and (records + len(run) > RUN_RECORDS or size + run_bytes > BATCH_BYTES):
+            yield batch
+            batch, records, size = [], 0, 0
+        batch.append(run)
+        records += len(run)
+        size += run_bytes
+    if batch:
+        yield batch
+
+
+def bytes_of(run: Sequence[Stored]) -> int:
+    """Payload bytes of a run."""
+    return sum([item.record.stored_bytes for item in run])
+
+
+class MediumCheck:
+    """Checks runs of chunks."""
+
+    def __init__(
+        self, disk: Disk, offload: Offload, register: SegmentRegister, unwritten: Mapping[Place, Buffer]
+    ) -> None:
+        """`unwritten` are small payloads whose bytes are not in their files yet."""
+        self._disk = disk
+        self._offload = offload
+        self._register = register
+        self._unwritten = unwritten
+
+    async def check(self, runs: Sequence[Sequence[Stored]], area: memoryview) -> list[Mismatch]:
+        """Read a batch of `batches_of` into `area`, in a thread, and compare each payload with its checksums and id.
+
+        Returns the payloads that do not match, with ChunkDamaged, StaleGrant, ...
+        """
+        return await self._offload.run(self._check, runs, area)
+
+    def _check(self, runs: Iterable[Sequence[Stored]], area: memoryview) -> list[Mismatch]:
+        written = [run for run in map(self._written, runs) if run]
+        found: list[Mismatch] = []
+        for segment, group in groupby(written, lambda run: run[0].record.segment):
+            try:
+                file = self._open(segment)
+            except LakeError as error:
+                found += [Mismatch(item, error) for run in group for item in run]
+                continue
+            try:
+                for run in group:
+                    found += _check_run(file, run, area)
+            finally:
+                file.close()
+        return found
+
+    def _written(self, run: Sequence[Stored]) -> Sequence[Stored]:
+        if not self._unwritten:
+            return run
+        return [item for item in run if Place(item.record.segment, item.record.offset) not in self._unwritten]
+
+    def _open(self, segment: SegmentId) -> DiskFile:
+        path = self._register.path(segment)
+        try:
+            return self._disk.open(path, read_only=True, direct=True)
+        except FileNotFoundError as error:
+            raise StoreDamaged(f"{path} is missing; put its file back", subject=path) from error
+
+
+def _check_run(file: DiskFile, run: Sequence[Stored], area: memoryview) -> list[Mismatch]:
+    try:
+        start, count = _read(file, run, area)
+    except LakeError as error:
+        return [Mismatch(item, error) for item in run]
+    found: list[Mismatch] = []
+    for item in run:
+        problem = _compared(item, area, item.record.offset - start, count)
+        if problem is not None:
+            found.append(Mismatch(item, problem))
+    return found
+
+
+def _read(file: DiskFile, run: Sequence[Stored], area: memoryview) -> tuple[int, int]:
+    """Where in the file the area begins, and how much of it was read."""
+    first, last = run[0].record, run[-1].record
+    start = page_down(first.offset)
+    stop = page_up(last.offset + last.extent_bytes)
+    if stop - start > len(area):
+        raise ChunkDamaged(f"its record says {last.extent_bytes} bytes", subject=id_text(run[-1].chunk))
+    return start, file.pread_into(area[: stop - start], start)
+
+
+def _compared(item: Stored, area: memoryview, at: int, count: int) -> LakeError | None:
+    record = item.record
+    behind = at + record.stored_bytes
+    end = at + record.extent_bytes
+    payload = area[at:behind]
+    checked = end <= count and check_payload(record, payload, area[behind:end])
+    if checked and matches_id(item.chunk, payload):
+        return None
+    place = f"segment {record.segment:016x}, offset {record.offset}"
+    if end > count:
+        problem = f"its bytes are not there: {place} is behind the file's end"
+    elif checked:
+        problem = f"its bytes in {place} match their checksum and do not hash to its id"
+    else:
+        problem = f"its bytes in {place} do not match their checksum"
+    return ChunkDamaged(problem, subject=id_text(item.chunk))
+
+
+_place_of: Final = attrgetter("record.segment", "record.offset")

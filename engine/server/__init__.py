@@ -1,0 +1,4 @@
+"""The native protocol served: listener, connections, workers, watches.
+
+Knows the port `EngineService` and nothing of the store.
+"""

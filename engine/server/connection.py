@@ -1,0 +1,450 @@
+"""One client's connection: requests are read and served by a small team of tasks (`engine.server.leader_followers`).
+
+The leader of the team reads a request and serves it itself; if serving has to wait, another task takes over the
+reading at that very moment.
+
+Rules kept here:
+- A request that comes while requests in flight and unsent replies reach `inflight_max` is kept, unread body and all,
+  and nothing behind it is read.
+- A request's body is received straight into memory of the service; its release is the service's from `serve` on.
+- A cancel frame or a deadline cancels the worker that serves the request.
+- Every request gets its final frame, also when cancelled.  Answers are handed to the sender without waiting.
+- An error of one request never ends the connection; a broken frame does, after a farewell.
+- The service is told of the end exactly once, whatever ended it.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import msgspec
+import structlog
+import trio
+
+from engine.server.leader_followers import Team, Worker
+from engine.server.watches import ServedWatches
+from lakefs.descriptors import close_all, duplicates, let_go
+from lakefs.errors import (
+    DeadlineExceeded,
+    EngineBusy,
+    EngineUnreachable,
+    InternalError,
+    LakeError,
+    ProtocolError,
+)
+from lakefs.frame_receiver import FrameReceiver
+from lakefs.frame_sender import FrameSender
+from lakefs.limits import (
+    BODY_BYTES_MAX,
+    FRAME_TIMEOUT_S,
+    HELLO_TIMEOUT_S,
+    INFLIGHT_PER_CONNECTION,
+)
+from lakefs.ports import Stream
+from lakefs.service import Body, EngineService, Reply, ServedClient
+from lakefs.wire.connection import (
+    CancelReceived,
+    RequestReceived,
+    RequestRefused,
+    ServerConnection,
+    ServerEvent,
+    farewell,
+    goodbye,
+)
+from lakefs.wire.frames import PROTOCOL_VERSION
+from lakefs.wire.messages import (
+    Hello,
+    HelloReply,
+    PutObjects,
+    Request,
+    StoreChunks,
+    Watch,
+)
+
+T = TypeVar("T")
+_log: Final = structlog.get_logger(__name__)
+
+_EVENTS_BETWEEN_CHECKPOINTS: Final = 64
+_SMALL_REPLY_BYTES: Final = 8 * 1024
+"""Replies up to this are gathered while more requests are at hand."""
+_FAREWELL_TIMEOUT_S: Final = 1.0
+_LINGER_S: Final = 0.5
+"""What a client gets to close its end after a goodbye."""
+_BODY_REQUESTS: Final = (StoreChunks, PutObjects)
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Bounds of one connection; tests make them small."""
+
+    inflight_max: int = INFLIGHT_PER_CONNECTION
+    hello_timeout_s: float = HELLO_TIMEOUT_S
+    frame_timeout_s: float = FRAME_TIMEOUT_S
+
+
+class _Job(msgspec.Struct, frozen=True, gc=False):
+    """A request whose body is there."""
+
+    stream_id: int
+    request: Request
+    body: Body
+    descriptors: list[int]
+    expires_at: float
+
+
+class ServedConnection:
+    """Serves one stream until the client goes, breaks the protocol, or `close` is called.
+
+    `let_in` is called when a client that is not trusted has shown the token; an error that it raises is the answer.
+    """
+
+    def __init__(
+        self,
+        service: EngineService,
+        stream: Stream,
+        *,
+        token: str | None,
+        trusted: bool,
+        limits: ServerLimits,
+        let_in: Callable[[ServedConnection], None],
+    ) -> None:
+        self._service = service
+        self._stream = stream
+        self._token = token
+        self._trusted = trusted
+        self._limits = limits
+        self._let_in = let_in
+        self._wire = ServerConnection()
+        self._sender = FrameSender(stream, on_room=self._notice)
+        self._receiver = FrameReceiver[ServerEvent](
+            stream, self._wire, frame_timeout_s=limits.frame_timeout_s, before_wait=self._sender.flush
+        )
+        self._client: ServedClient | None = None
+        self._scope = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
+        self._team: Team[_Job] | None = None
+        self._serving: dict[int, Worker] = {}
+        self._watches = ServedWatches(
+            service, self._wire, self._sender, notice=self._notice, bug=self._unexpected
+        )
+        self._inflight = 0
+        self._events = 0
+        self._draining = False
+        self._ended = trio.Event()
+        self._noticed: trio.Event | None = None
+
+    async def run(self) -> None:
+        """Serve.  Returns when the connection has ended and the service knows; raises only for bugs."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
+                    nursery.start_soon(self._send)
+                    if await self._greet():
+                        self._team = Team(nursery, self._next_job, self._serve, self._sender.flush)
+                        self._team.start()
+                    else:
+                        await self._leave()
+        finally:
+            self._ended.set()
+            self._sender.drop_all()
+            await self._stream.aclose()
+            self._receiver.close()
+            if self._client is not None:
+                with trio.CancelScope(shield=True):
+                    await self._service.disconnected(self._client)
+
+    def turn_out(self, error: LakeError) -> None:
+        """End the connection now, and say why if that goes without waiting."""
+        self._sender.send(farewell(error))
+        self.close()
+
+    def close(self) -> None:
+        """End the connection now; what is in flight is cancelled."""
+        self._scope.cancel()
+
+    async def drain(self) -> None:
+        """Say goodbye, end watches, and wait until everything in flight is answered.
+
+        New requests are refused; the client has a moment to go by itself, so that what it sent before it heard the
+        goodbye is refused too and not left in doubt.
+        """
+        self._draining = True
+        if self._client is None:
+            return
+        self._sender.send(goodbye())
+        self._watches.end_all()
+        while self._inflight or self._watches.count:
+            await self._wait_notice()
+        await self._sender.wait_sent()
+        with trio.move_on_after(_LINGER_S):
+            await self._ended.wait()
+
+    # --- hello -------------------------------------------------------------------------------------
+
+    async def _greet(self) -> bool:
+        """Whether the client said Hello as it should and was answered."""
+        error: LakeError = DeadlineExceeded(
+            f"Hello did not come within {self._limits.hello_timeout_s:g} s of connecting"
+        )
+        with trio.move_on_after(self._limits.hello_timeout_s):
+            try:
+                event = await self._receiver.next_event()
+                if event is None:
+                    return False
+                if isinstance(event, RequestReceived) and isinstance(event.request, Hello):
+                    return await self._hello(event.stream_id, event.request)
+                error = ProtocolError("the first frame of a connection is Hello, and it has to be readable")
+            except EngineUnreachable:
+                return False
+            except LakeError as raised:
+                error = raised
+        self._sender.cork(farewell(error))
+        return False
+
+    async def _hello(self, stream_id: int, hello: Hello) -> bool:
+        try:
+            self._wire.accept_hello(hello, token=self._token, trusted=self._trusted)
+            if not self._trusted:
+                self._let_in(self)
+        except LakeError as error:
+            _log.warning("hello_refused", peer=self._stream.peer, reason=error.message)
+            self._fail(stream_id, error)
+            return False
+        carried = self._stream.carries_descriptors
+        self._client = self._service.connected(
+            self._stream.peer, descriptors=carried, trusted=self._trusted, uid=self._stream.uid
+        )
+        try:
+            reply = await self._service.serve(self._client, hello, Body(), ())
+        except LakeError as error:
+            self._fail(stream_id, error)
+            return False
+        assert isinstance(reply.message, HelloReply), "Hello is answered with HelloReply"
+        message = msgspec.structs.replace(
+            reply.message,
+            protocol=PROTOCOL_VERSION,
+            inflight_max=self._limits.inflight_max,
+            body_bytes_max=BODY_BYTES_MAX,
+            descriptors=reply.message.descriptors and carried,
+        )
+        self._sender.send(self._wire.reply(stream_id, message))
+        return True
+
+    # --- sending -----------------------------------------------------------------------------------
+
+    async def _send(self) -> None:
+        try:
+            await self._sender.run()
+        except LakeError as error:
+            _log.debug("connection_lost", peer=self._stream.peer, reason=error.message)
+            self.close()
+
+    async def _leave(self) -> None:
+        """End the connection once what was said is sent, if that goes soon."""
+        with trio.move_on_after(_FAREWELL_TIMEOUT_S):
+            await self._sender.wait_sent()
+        self.close()
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    async def _next_job(self) -> _Job | None:
+        """The next request to serve; None once the connection is to end and has been told so."""
+        try:
+            job = await self._lead()
+        except EngineUnreachable:
+            job = None
+        except LakeError as error:
+            _log.warning("connection_refused", peer=self._stream.peer, reason=error.message)
+            self._sender.cork(farewell(error))
+            await self._leave()
+            return None
+        if job is None:
+            self.close()
+        return job
+
+    async def _lead(self) -> _Job | None:
+        """The next request to serve; None when the client has finished.  LakeError: the connection is to end."""
+        while True:
+            while self._sender.queued >= self._limits.inflight_max:
+                await self._wait_notice()
+            self._events += 1
+            if self._events % _EVENTS_BETWEEN_CHECKPOINTS == 0:
+                await trio.lowlevel.checkpoint()
+            event = await self._receiver.next_event()
+            if event is None:
+                return None
+            if isinstance(event, RequestReceived):
+                while self._inflight + self._sender.queued >= self._limits.inflight_max:
+                    self._sender.flush()
+                    await self._wait_notice()
+                if self._sender.error is not None:
+                    return None  # nobody would get the answer
+                job = await self._accept(event)
+                if job is not None:
+                    return job
+            elif isinstance(event, CancelReceived):
+                self._cancel(event.stream_id)
+            else:
+                let_go(self._receiver.claim(event.descriptor_count))
+                if isinstance(event, RequestRefused):
+                    self._sender.cork(event.failure)
+
+    async def _accept(self, event: RequestReceived) -> _Job | None:
+        """The request with its body; None when it was answered already."""
+        expires_at = trio.current_time() + event.deadline_ms / 1000 if event.deadline_ms else math.inf
+        descriptors = self._receiver.claim(event.descriptor_count)
+        accepted = False
+        self._inflight += 1
+        try:
+            body = await self._body_of(event, descriptors)
+            accepted = body is not None
+        finally:
+            if not accepted:
+                self._inflight -= 1
+                let_go(descriptors)
+        return (
+            _Job(event.stream_id, event.request, body, descriptors, expires_at) if body is not None else None
+        )
+
+    async def _body_of(self, event: RequestReceived, descriptors: list[int]) -> Body | None:
+        try:
+            self._check(event, descriptors)
+            if isinstance(event.request, Watch):
+                assert self._client is not None, "a greeted client is connected"
+                assert self._nursery is not None, "the team is at work"
+                self._watches.start(self._nursery, self._client, event.stream_id, event.request)
+                return None
+            if not event.body_bytes and not isinstance(event.request, _BODY_REQUESTS):
+                return Body()
+            assert self._client is not None, "a greeted client is connected"
+            body = await self._service.receive(self._client, event.request, event.body_bytes)
+        except LakeError as error:
+            self._refuse(event, error)
+            return None
+        except Exception as error:  # noqa: BLE001 - a bug of the service is the answer to this request only
+            self._refuse(event, self._unexpected(event.request, error))
+            return None
+        try:
+            await self._receiver.fill(body.parts)
+        except BaseException:
+            body.release()
+            raise
+        return body
+
+    def _check(self, event: RequestReceived, descriptors: list[int]) -> None:
+        if self._draining:
+            raise EngineBusy("the engine is shutting down; connect again in a moment")
+        if len(descriptors) < event.descriptor_count:
+            raise EngineBusy(
+                f"{event.descriptor_count} descriptors were announced and {len(descriptors)} arrived; "
+                "the engine may be out of descriptors: try again, or raise its LimitNOFILE"
+            )
+
+    # --- serving -----------------------------------------------------------------------------------
+
+    async def _serve(self, job: _Job, worker: Worker) -> None:
+        stream_id = job.stream_id
+        self._serving[stream_id] = worker
+        if job.expires_at != math.inf:
+            worker.scope.deadline = job.expires_at
+        assert self._client is not None, "a greeted client is connected"
+        assert self._team is not None, "the team is at work"
+        try:
+            reply = await self._service.serve(self._client, job.request, job.body, job.descriptors)
+            self._answer(stream_id, reply)
+            if reply.then is not None:
+                self._do_behind(reply.then)
+        except LakeError as error:
+            self._fail(stream_id, error)
+        except Exception as error:  # noqa: BLE001 - a bug of the service is the answer to this request only
+            self._fail(stream_id, self._unexpected(job.request, error))
+        except BaseException:  # Cancelled, or the group that a nursery of the handler makes of it
+            if trio.current_time() >= job.expires_at:
+                self._fail(
+                    stream_id,
+                    DeadlineExceeded("the request's deadline passed; it may or may not have been done"),
+                )
+            elif worker.scope.cancel_called:  # else the connection ends
+                self._sender.cork(self._wire.end(stream_id))
+            raise
+        finally:
+            del self._serving[stream_id]
+            if job.expires_at != math.inf:
+                worker.scope.deadline = math.inf
+            self._inflight -= 1
+            if not self._team.leads(worker):
+                self._sender.flush()
+            self._notice()
+
+    def _answer(self, stream_id: int, reply: Reply) -> None:
+        """Hand a reply to the sender.  Its body is released here or by the sender, once."""
+        body = reply.body
+        body_bytes = body.nbytes if body.parts else 0
+        descriptors: list[int] = []
+        try:
+            if reply.descriptors:
+                # Copies: the service may close its own before a slow client has taken the frame.
+                descriptors = duplicates(reply.descriptors)
+            frame = self._wire.reply(stream_id, reply.message, body_bytes, len(descriptors))
+        except BaseException:
+            _sent_with(descriptors, body)
+            raise
+        if descriptors:
+            self._sender.send(frame, body.parts, descriptors, lambda: _sent_with(descriptors, body))
+        elif body_bytes > _SMALL_REPLY_BYTES:
+            self._sender.send(frame, body.parts, (), body.release)
+        else:
+            self._sender.cork(b"".join((frame, *body.parts)) if body_bytes else frame)
+            body.release()
+
+    def _do_behind(self, work: Callable[[], None]) -> None:
+        """Do what an answer did not need; the answer leaves first, unless more requests are at hand."""
+        if not self._wire.reader.buffered_bytes:
+            self._sender.flush()
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - a bug, and the request was answered
+            _log.exception("work_behind_failed", peer=self._stream.peer)
+
+    def _cancel(self, stream_id: int) -> None:
+        worker = self._serving.get(stream_id)
+        if worker is not None:
+            worker.scope.cancel()
+        self._watches.cancel(stream_id)
+
+    def _refuse(self, event: RequestReceived, error: LakeError) -> None:
+        if event.body_bytes:
+            self._wire.reader.skip_body()
+        self._fail(event.stream_id, error)
+
+    def _fail(self, stream_id: int, error: LakeError) -> None:
+        self._sender.cork(self._wire.failure(stream_id, error))
+
+    def _unexpected(self, request: Request, error: Exception) -> LakeError:
+        name = type(request).__name__
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            _log.warning("out_of_memory", request=name, peer=self._stream.peer)
+            return EngineBusy(f"the engine's machine has no memory for {name}; try again when it has some")
+        _log.error("request_failed", request=name, peer=self._stream.peer, exc_info=error)
+        return InternalError(f"{name} failed for a reason that is a bug; the engine's log has the details")
+
+    def _notice(self) -> None:
+        """A request has ended, or a frame was sent: whoever waits for that looks again."""
+        if self._noticed is not None:
+            self._noticed.set()
+            self._noticed = None
+
+    async def _wait_notice(self) -> None:
+        if self._noticed is None:
+            self._noticed = trio.Event()
+        await self._noticed.wait()
+
+
+def _sent_with(descriptors: Sequence[int], body: Body) -> None:
+    close_all(descriptors)
+    body.release()

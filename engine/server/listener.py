@@ -1,0 +1,181 @@
+"""The server of the native protocol: accepts connections, bounds them, and winds them down.
+
+What happens on one connection is in `engine.server.connection`; who may connect over a Unix socket is checked by
+the listener; TCP clients present the token.
+
+Rules kept here:
+- At most `connections_max` clients are served, and users share that number (`engine.host.user_shares`); more are told
+  EngineBusy and closed.  Who comes over a Unix socket is known at once, who comes over TCP when the token was shown.
+- Strangers, who come over TCP and have not shown the token, have `STRANGERS_MAX` places beside those.  When all are
+  taken the oldest makes room: a client says Hello as soon as it is connected, so the one that stays longest is none.
+- A failing connection, whatever the reason, never ends the server.
+- `drain` closes listeners first, lets requests in flight end, and then closes what is left.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from engine.host.user_shares import Shares, user_of
+from engine.server.connection import ServedConnection, ServerLimits
+from lakefs.errors import EngineBusy, EngineUnreachable
+from lakefs.limits import CONNECTIONS_MAX, STRANGERS_MAX
+from lakefs.net_address import UnixAddress, parse_address
+from lakefs.ports import Listener, Network, Stream
+from lakefs.service import EngineService
+from lakefs.wire.connection import farewell
+
+_log: Final = structlog.get_logger(__name__)
+
+
+class Server:
+    """Serves one service on any number of listeners.
+
+    `token` is what clients that are not trusted must present; with None they are never let in.
+    """
+
+    def __init__(
+        self,
+        service: EngineService,
+        network: Network,
+        *,
+        token: str | None,
+        connections_max: int = CONNECTIONS_MAX,
+        limits: ServerLimits | None = None,
+    ) -> None:
+        self._service = service
+        self._network = network
+        self._token = token
+        self._shares = Shares(connections_max, "connections", own_quarters=3)
+        self._limits = limits or ServerLimits()
+        self._connections: dict[ServedConnection, str | None] = {}
+        """Each with the user whose place it has; None: a stranger."""
+        self._strangers: dict[ServedConnection, None] = {}
+        """Oldest first."""
+        self._accepting: set[trio.CancelScope] = set()
+        self._draining = False
+        self._emptied = trio.Event()
+
+    @property
+    def connection_count(self) -> int:
+        """Connections being served."""
+        return len(self._connections)
+
+    async def listen_and_serve(
+        self, address: str, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Bind `unix:PATH` (trusted) or `tcp://HOST:PORT` and serve it; started with the real address.
+
+        AddressInUse, PermissionDenied, InvalidArgument.
+        """
+        trusted = isinstance(parse_address(address), UnixAddress)
+        listener = await self._network.listen(address)
+        await self.serve(listener, trusted=trusted, task_status=task_status)
+
+    async def serve(
+        self,
+        listener: Listener,
+        *,
+        trusted: bool,
+        task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve a bound listener until drained or cancelled; closes it.  `trusted`: it has checked its clients."""
+        async with trio.open_nursery() as nursery:
+            accepting = trio.CancelScope()
+            self._accepting.add(accepting)
+            try:
+                with accepting:
+                    task_status.started(listener.address)
+                    if self._draining:
+                        accepting.cancel()
+                    await self._accept(listener, trusted, nursery)
+            finally:
+                self._accepting.discard(accepting)
+                with trio.CancelScope(shield=True):
+                    await listener.aclose()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Stop accepting, finish what is in flight for at most `timeout_s`, close.  `serve` returns then."""
+        self._draining = True
+        for scope in list(self._accepting):
+            scope.cancel()
+        with trio.move_on_after(timeout_s):
+            async with trio.open_nursery() as nursery:
+                for connection in list(self._connections):
+                    nursery.start_soon(connection.drain)
+        for connection in list(self._connections):
+            connection.close()
+        while self._connections:
+            self._emptied = trio.Event()
+            await self._emptied.wait()
+
+    async def _accept(self, listener: Listener, trusted: bool, nursery: trio.Nursery) -> None:
+        while True:
+            try:
+                stream = await listener.accept()
+            except EngineUnreachable:  # the listener was closed
+                return
+            user = user_of(stream.uid) if trusted else None
+            try:
+                if user is not None:
+                    self._shares.take(user)
+            except EngineBusy as error:
+                await _refuse(stream, error)
+                continue
+            connection = ServedConnection(
+                self._service,
+                stream,
+                token=self._token,
+                trusted=trusted,
+                limits=self._limits,
+                let_in=partial(self._let_in, user_of(stream.uid)),
+            )
+            self._connections[connection] = user
+            if user is None:
+                self._let_wait(connection)
+            nursery.start_soon(self._run, connection)
+
+    def _let_in(self, user: str, connection: ServedConnection) -> None:
+        """A stranger has shown the token: it takes a place of its user's.  EngineBusy when there is none."""
+        self._shares.take(user)
+        self._connections[connection] = user
+        self._strangers.pop(connection, None)
+
+    def _let_wait(self, connection: ServedConnection) -> None:
+        """Give a stranger a place, the oldest's if need be."""
+        if len(self._strangers) >= STRANGERS_MAX:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.turn_out(
+                EngineBusy(
+                    f"{STRANGERS_MAX} connections over TCP have not shown the token, the most that may wait, and "
+                    "this one was the oldest; connect again"
+                )
+            )
+        self._strangers[connection] = None
+
+    async def _run(self, connection: ServedConnection) -> None:
+        try:
+            await connection.run()
+        except Exception as error:  # noqa: BLE001 - a bug on one connection must not end the others
+            _log.error("connection_failed", exc_info=error)
+        finally:
+            self._strangers.pop(connection, None)
+            user = self._connections.pop(connection)
+            if user is not None:
+                self._shares.give_back(user)
+            if not self._connections:
+                self._emptied.set()
+
+
+async def _refuse(stream: Stream, error: EngineBusy) -> None:
+    """Say why, if that goes without waiting, and close."""
+    try:
+        stream.send_nowait([farewell(error)])
+    except EngineUnreachable:
+        _log.debug("refused_client_gone", peer=stream.peer)
+    await stream.aclose()

@@ -1,0 +1,1 @@
+"""One open store: its parts put together, opened, and stopped cleanly."""

@@ -1,0 +1,131 @@
+"""A store on a local folder with real disk, threads and clock."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+from engine.host.clock import SystemClock
+from engine.host.crash_marker import noting_crashes
+from engine.host.io_queue import open_io_queue
+from engine.host.local_disk import LocalDisk
+from engine.store.opening import open_store
+from engine.store.store import Store
+from engine.superblock.superblock import LOCK_PATH, STORE_FOLDERS, SUPERBLOCK_PATH, OpenedStore
+from engine.tiers.arena import Arena
+from engine.tiers.dram_tier import DramTier
+from lakefs.errors import LakeError
+from lakefs.limits import GC_GRACE_S
+from lakefs.offload import ThreadOffload
+from lakefs.slabs import SLAB_BYTES
+
+ENGINE_THREADS = 6
+"""Two cores' worth of hashing, and calls that wait for the disk."""
+
+
+@asynccontextmanager
+async def open_local_store(
+    data: Path,
+    *,
+    grace_s: float = GC_GRACE_S,
+    upload_expiry_s: float = 0.0,
+    io_uring: bool = True,
+    dram_tier_bytes: int = 0,
+    is_kept: Callable[[], bool] = lambda: True,
+) -> AsyncIterator[Store]:
+    """Open (or create) the store in a folder; stopped cleanly at the end.  Arguments and errors: see `open_store`.
+
+    `io_uring`: whether the disk is read that way where the kernel allows it.
+    `dram_tier_bytes`: memory of the DRAM tier, in whole slabs; 0: none.
+    `is_kept` is asked when the body, or the opening, fails on a store that it has just made; False removes that store.
+    """
+    disk = LocalDisk(data)
+    others = _paths_in(data)
+
+    @contextmanager
+    def while_locked(opened: OpenedStore) -> Iterator[None]:
+        try:
+            with noting_crashes(disk):
+                yield
+        except BaseException:
+            if opened.created and not is_kept():
+                _discard(data, others)
+            raise
+
+    async with (
+        _unborn_removed(disk, data, others, is_kept),
+        _tier_of(dram_tier_bytes // SLAB_BYTES) as tier,
+        ThreadOffload(ENGINE_THREADS, "lake") as offload,
+        open_io_queue(offload, wanted=io_uring) as queue,
+        open_store(
+            disk,
+            SystemClock(),
+            offload,
+            grace_s=grace_s,
+            upload_expiry_s=upload_expiry_s,
+            while_locked=while_locked,
+            io_queue=queue,
+            tier=tier,
+        ) as store,
+    ):
+        yield store
+
+
+@asynccontextmanager
+async def _unborn_removed(
+    disk: LocalDisk, data: Path, others: frozenset[Path], is_kept: Callable[[], bool]
+) -> AsyncIterator[None]:
+    """Remove what an opening made that failed before there was a superblock."""
+    try:
+        yield
+    except BaseException:
+        if not is_kept():
+            _discard_unborn(disk, data, others)
+        raise
+
+
+@asynccontextmanager
+async def _tier_of(slabs_max: int) -> AsyncIterator[DramTier | None]:
+    """A DRAM tier of so many slabs, whose memory is given back at the end; None for 0."""
+    if not slabs_max:
+        yield None
+        return
+    tier = DramTier(Arena(slabs_max))
+    try:
+        yield tier
+    finally:
+        tier.close()
+
+
+def _paths_in(data: Path) -> frozenset[Path]:
+    """What lies in a data folder and in the folders of a store in it."""
+    return frozenset(path for folder in _folders(data) if folder.is_dir() for path in folder.iterdir())
+
+
+def _folders(data: Path) -> Iterator[Path]:
+    yield data
+    yield from (data / name for name in STORE_FOLDERS)
+
+
+def _discard_unborn(disk: LocalDisk, data: Path, others: frozenset[Path]) -> None:
+    """Remove what is no store yet; nothing when somebody else is making one there."""
+    if not data.is_dir():
+        return
+    with suppress(LakeError):
+        lock = disk.lock(LOCK_PATH)
+        try:
+            if not disk.exists(SUPERBLOCK_PATH):
+                _discard(data, others)
+        finally:
+            lock.close()
+
+
+def _discard(data: Path, others: frozenset[Path]) -> None:
+    """Remove a store that nobody was told of, but nothing that was in its folders before.  The lock is held."""
+    for path in sorted(_paths_in(data) - others, reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

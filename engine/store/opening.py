@@ -1,0 +1,256 @@
+"""From a folder to an open store, and to its clean stop.
+
+    open   lock, superblock, metadata (recovery), segments (all sealed), root node; the superblock says "not clean"
+    serve  commits, index and checkpoints run in tasks of `open_store`; a walk behind start-up verifies the index
+    stop   segments trimmed and synced, index complete, checkpoint, superblock says "clean", lock released
+
+Rules kept here:
+- The superblock says "clean" only after everything before it in that list succeeded.
+- A damaged index is rebuilt from checkpoint and journal while the store serves; what cannot be answered meanwhile
+  is an error, never a false "not found" that a client could take for the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+import structlog
+import trio
+
+from engine.chunks.chunk_store import Chunks
+from engine.chunks.manifests import Manifests
+from engine.chunks.payload_memory import PayloadMemory
+from engine.chunks.quarantine import Quarantine
+from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
+from engine.host.tasks import plain_errors
+from engine.metadata.metadata_store import Metadata, open_metadata
+from engine.metadata.pacing import Writers
+from engine.namespace.buckets import initialise
+from engine.namespace.watch import Watchers
+from engine.segments.segment_store import Segments
+from engine.sessions.references import Holds
+from engine.store.full_disk import telling_full, write_superblock
+from engine.store.segment_opening import abandoned, segments_of
+from engine.store.store import Store
+from engine.superblock import superblock as superblocks
+from engine.superblock.reserve import Reserve
+from engine.superblock.superblock import OpenedStore, Superblock
+from engine.tiers.dram_tier import DramTier
+from engine.upkeep.compaction import Compactor
+from engine.upkeep.gc import Collector
+from engine.upkeep.index_upkeep import keep_index_whole
+from engine.upkeep.scrub import Scrubber
+from engine.uploads.expiry import UploadExpiry
+from lakefs.buffers import BufferPool
+from lakefs.errors import LakeError, StoreReadOnly
+from lakefs.limits import GC_GRACE_S
+from lakefs.ports import Clock, Disk, IoQueue, Offload
+
+_log = structlog.get_logger()
+
+
+@asynccontextmanager
+async def open_store(
+    disk: Disk,
+    clock: Clock,
+    offload: Offload,
+    *,
+    create: bool = True,
+    grace_s: float = GC_GRACE_S,
+    verify_index: bool = True,
+    upload_expiry_s: float = 0.0,
+    sizes: StoreSizes = DEFAULT_STORE_SIZES,
+    index_committed: Callable[[], None] | None = None,
+    while_locked: Callable[[OpenedStore], AbstractContextManager[None]] = lambda _: nullcontext(),
+    io_queue: IoQueue | None = None,
+    tier: DramTier | None = None,
+) -> AsyncIterator[Store]:
+    """Open the store on a disk, and stop it cleanly at the end.
+
+    StoreLocked, StoreUnusable, StoreDamaged, JournalDamaged, StoreFull, StoreReadOnly.  When the body raises, or a
+    write has failed, the store is closed as a crash would leave it: everything acknowledged is there.
+    `upload_expiry_s`: age at which gc removes unfinished uploads, 0: never.
+    `index_committed` runs in a thread after each commit of the index; `while_locked` is entered when the lock is
+    held, before anything is recovered.  `io_queue` reads many places at once; by default `offload` does.
+    `tier` is its owner's to close.
+    """
+    with telling_full():
+        opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create))
+    try:
+        if opened.read_only:
+            raise StoreReadOnly(opened.read_only)
+        for warning in opened.warnings:
+            _log.warning(warning)
+        with plain_errors(), while_locked(opened):
+            opening = _Opening(
+                disk, clock, offload, opened, sizes, grace_s, upload_expiry_s, index_committed, io_queue
+            )
+            async with opening.running() as store, store.leaving:
+                store.clean_before = opened.superblock.clean_sequence
+                async with trio.open_nursery() as nursery:
+                    if tier is not None:
+                        store.use_tier(tier)
+                        nursery.start_soon(store.dram.run)
+                    if verify_index:
+                        nursery.start_soon(keep_index_whole, store)
+                    else:
+                        store.index_looked_at.set()
+                    yield store
+                    nursery.cancel_scope.cancel()
+                await _stop(store)
+    finally:
+        opened.lock.close()
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """A store whose lock is held, and how it is to be opened: arguments of `open_store`."""
+
+    disk: Disk
+    clock: Clock
+    offload: Offload
+    opened: OpenedStore
+    sizes: StoreSizes
+    grace_s: float
+    upload_expiry_s: float
+    index_committed: Callable[[], None] | None
+    io_queue: IoQueue | None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Store]:
+        """The store with its committer at work; at the end its files are closed as they are."""
+        reserve = Reserve(self.disk)
+        try:
+            with telling_full():
+                metadata = await self._recovered(reserve)
+        except BaseException:
+            reserve.close()
+            raise
+        segments = self._segments(metadata, reserve)
+        async with abandoned(segments), trio.open_nursery() as nursery:
+            await nursery.start(metadata.run)
+            try:
+                await segments.open()
+                _, sequence = await metadata.commit(initialise)
+                await metadata.wait_durable(sequence)
+                yield self._store(reserve, metadata, segments)
+            finally:
+                reserve.close()
+                nursery.cancel_scope.cancel()
+
+    async def _recovered(self, reserve: Reserve) -> Metadata:
+        """The metadata, recovered; the superblock says "not clean" from now on."""
+        await self.offload.run(reserve.open)
+        metadata = await open_metadata(
+            self.disk,
+            self.offload,
+            self.clock,
+            identity=self.opened.superblock.identity,
+            clean_sequence=self.opened.superblock.clean_sequence,
+            release_reserve=reserve.release,
+            index_committed=self.index_committed,
+            sizes=self.sizes.metadata.fitted(await self.offload.run(self.disk.total_bytes)),
+            headroom_bytes=reserve.headroom_bytes,
+        )
+        try:
+            await self.offload.run(write_superblock, self.disk, self._unclean, reserve)
+        except BaseException:
+            await metadata.close(clean=False)  # or the index stays open, and the opening cannot be tried anew
+            raise
+        return metadata
+
+    @property
+    def _unclean(self) -> Superblock:
+        return replace(self.opened.superblock, clean_sequence=None)
+
+    def _segments(self, metadata: Metadata, reserve: Reserve) -> Segments:
+        """The segments, whose small payload is written before the journal's groups."""
+        sizes = replace(self.sizes.segments, headroom=reserve.headroom_bytes)
+        segments = segments_of(self.disk, self.offload, self.opened, metadata, sizes, self.io_queue)
+        metadata.write_first(segments.small)
+        return segments
+
+    def _store(self, reserve: Reserve, metadata: Metadata, segments: Segments) -> Store:
+        """What works with content, and then what keeps house, on top of metadata and segments."""
+        watchers = Watchers()
+        metadata.on_durable(watchers.publish)
+        holds, quarantine = Holds(self.clock), Quarantine(metadata, self.clock)
+        chunks = Chunks(metadata, segments, self.offload, holds, quarantine, self.sizes.write_ahead_bytes)
+        manifests = Manifests(metadata, chunks)
+        buffers = BufferPool(self.sizes.buffer_bytes, self.sizes.huge_buffers)
+        memory, writers = PayloadMemory(buffers), Writers(metadata)
+        collector = self._collector(metadata, segments, manifests, holds, quarantine, writers)
+        return Store(
+            superblock=self._unclean,
+            disk=self.disk,
+            clock=self.clock,
+            offload=self.offload,
+            reserve=reserve,
+            metadata=metadata,
+            segments=segments,
+            holds=holds,
+            quarantine=quarantine,
+            chunks=chunks,
+            manifests=manifests,
+            collector=collector,
+            scrubber=Scrubber(metadata, segments, chunks, quarantine, self.clock),
+            compactor=Compactor(
+                metadata,
+                segments,
+                chunks,
+                memory,
+                reserve,
+                writers,
+                collector.reclaiming,
+                won_bytes_min=self.sizes.compact_won_bytes,
+                batch=self.sizes.gc_batch,
+            ),
+            watchers=watchers,
+            payload_memory=memory,
+            buffers=buffers,
+            sizes=self.sizes,
+        )
+
+    def _collector(
+        self,
+        metadata: Metadata,
+        segments: Segments,
+        manifests: Manifests,
+        holds: Holds,
+        quarantine: Quarantine,
+        writers: Writers,
+    ) -> Collector:
+        """gc; it waits for clients of the last boot, which a new store has none of."""
+        return Collector(
+            metadata,
+            segments,
+            manifests,
+            holds,
+            quarantine,
+            self.clock,
+            UploadExpiry(metadata, self.clock, self.upload_expiry_s, batch=self.sizes.gc_batch),
+            writers,
+            grace_s=0.0 if self.opened.created else self.grace_s,
+            batch=self.sizes.gc_batch,
+        )
+
+
+async def _stop(store: Store) -> None:
+    """The clean stop; when a part of it fails the store is left as after a crash, and that is said."""
+    try:
+        await store.offload.run(store.disk.check_lock)
+        if store.metadata.failed is None:
+            await store.scrubber.save()
+            await store.metadata.sync()  # and what is placed is written
+        await store.segments.close()
+        clean_sequence = await store.metadata.close()
+        if clean_sequence is None:
+            return
+        for keep in store.at_clean_stop:
+            await store.offload.run(keep, clean_sequence)
+        clean = replace(store.superblock, clean_sequence=clean_sequence)
+        await store.offload.run(write_superblock, store.disk, clean, store.reserve)
+    except LakeError as error:
+        _log.error("the store was not stopped cleanly; the next start recovers it", error=error.message)

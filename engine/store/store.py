@@ -1,0 +1,216 @@
+"""One store, open: its parts, and what is done with all of them.  `store_opening` makes it, and stops it.
+
+Rules kept here:
+- Nothing is freed before the walk through the index has ended, and nothing while an index that is damaged cannot be
+  rebuilt.
+
+`Store` has no network and no frames: `service` speaks messages on top of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from engine.chunks.chunk_store import Chunks
+from engine.chunks.manifests import Manifests
+from engine.chunks.payload_memory import PayloadMemory
+from engine.chunks.quarantine import Quarantine
+from engine.format.layouts import ReadOnlyFeature
+from engine.format.sizes import StoreSizes
+from engine.fsck.check import check_store
+from engine.fsck.damage_report import damage_report
+from engine.metadata.metadata_store import Metadata
+from engine.metadata.recovery import INDEX_FOLDER
+from engine.namespace.watch import Watchers
+from engine.segments.segment_store import Segments
+from engine.sessions.lendings import Lendings
+from engine.sessions.references import Holds
+from engine.store.full_disk import write_superblock
+from engine.superblock.reserve import Reserve
+from engine.superblock.superblock import Superblock
+from engine.tiers.dram_filler import Dram
+from engine.tiers.dram_tier import DramTier
+from engine.tiers.shared_index import HotIndex
+from engine.upkeep.compaction import Compactor
+from engine.upkeep.gc import Collector
+from engine.upkeep.index_upkeep import index_state
+from engine.upkeep.report import CollectReport, CollectTotals
+from engine.upkeep.scrub import Scrubber
+from lakefs.buffers import BufferPool
+from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
+from lakefs.ids import Sequence
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, INFLIGHT_PER_CONNECTION
+from lakefs.ports import Clock, Disk, Offload
+from lakefs.version import VERSION
+from lakefs.wire.frames import PROTOCOL_VERSION
+from lakefs.wire.messages import HelloReply
+
+
+@dataclass
+class Store:
+    """The parts of an open store."""
+
+    superblock: Superblock
+    disk: Disk
+    clock: Clock
+    offload: Offload
+    reserve: Reserve
+    metadata: Metadata
+    segments: Segments
+    holds: Holds
+    quarantine: Quarantine
+    chunks: Chunks
+    manifests: Manifests
+    collector: Collector
+    scrubber: Scrubber
+    compactor: Compactor
+    watchers: Watchers
+    payload_memory: PayloadMemory
+    buffers: BufferPool
+    sizes: StoreSizes
+    collected: CollectTotals = field(default_factory=CollectTotals)
+    index_verified: bool = False
+    index_looked_at: trio.Event = field(default_factory=trio.Event)
+    """Set while nobody walks through the index; `index_damage` is why it could not be made whole then."""
+    index_damage: LakeError | None = None
+    lent: Lendings = field(init=False)
+    hot_index: HotIndex | None = None
+    clean_before: int | None = None
+    """Where the last boot stopped cleanly."""
+    at_clean_stop: list[Callable[[Sequence], None]] = field(default_factory=list)
+    """Called in a thread with the last sequence, before the superblock says "clean"."""
+    after_collecting: Callable[[], None] | None = None
+    """Called in a thread when a cycle of gc has ended."""
+    leaving: AsyncExitStack = field(default_factory=AsyncExitStack)
+    dram: Dram = field(init=False)
+    _superblock_lock: trio.Lock = field(default_factory=trio.Lock)
+
+    def __post_init__(self) -> None:
+        self.lent = Lendings(self.offload)
+        self.use_tier(None)
+
+    def use_tier(self, tier: DramTier | None) -> None:
+        """Have the DRAM tier in front of the segments; None: there is none."""
+        self.dram = Dram(tier, self.metadata, self.segments, self.quarantine, self.offload)
+
+    def hello(self, *, descriptors: bool) -> HelloReply:
+        """What a client is told when it connects."""
+        return HelloReply(
+            protocol=PROTOCOL_VERSION,
+            server=f"lake {VERSION}",
+            store_id=self.superblock.store_id,
+            engine_id=self.superblock.engine_id,
+            boot_id=self.superblock.boot_id,
+            features=0,
+            domains=list(self.superblock.domains),
+            inflight_max=INFLIGHT_PER_CONNECTION,
+            body_bytes_max=BODY_BYTES_MAX,
+            batch_max=BATCH_MAX,
+            descriptors=descriptors,
+            read_only=bool(self.read_only_because),
+        )
+
+    @property
+    def read_only_because(self) -> str:
+        """Why nothing is written any more; empty while all is well."""
+        if self.metadata.failed is not None:
+            return self.metadata.failed.message
+        if self.segments.gate.failed:
+            reason = self.segments.gate.reason
+            return f"a write or sync of a segment failed ({reason}); mend that, and restart the engine"
+        return ""
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether gc or compaction are at work."""
+        return self.collector.running or self.compactor.running
+
+    async def status(self) -> dict[str, Any]:
+        """State for people and scripts; JSON-able."""
+        await self._look_at_lock()
+        reason = self.read_only_because
+        free, total = await self.offload.run(lambda: (self.disk.free_bytes(), self.disk.total_bytes()))
+        return {
+            "version": VERSION,
+            "data": str(Path(self.disk.local_path(INDEX_FOLDER)).parent),
+            "store_id": self.superblock.store_id.hex(),
+            "engine_id": self.superblock.engine_id.hex(),
+            "state": "read-only" if reason else "serving",
+            "reason": reason,
+            "index_verified": self.index_verified,
+            "index": index_state(self),
+            "disk": {"free_bytes": free, "total_bytes": total, "reserve_bytes": self.reserve.held_bytes},
+            "segments": {
+                "count": len(self.segments.register.ids()),
+                "allocated_bytes": await self.segments.room.allocated_bytes(),
+                "healed_reads": self.segments.reader.healed_reads,
+                "damaged_chunks": len(self.quarantine),
+            },
+            "reads": self.segments.batches.statistics(),
+            "metadata": self.metadata.stats(),
+            "clients": self.holds.statistics(),
+            "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
+            "lent_memory": self.lent.statistics(),
+            "pins": self.segments.pins.statistics(),
+            "dram": self.dram.statistics(),
+            "gc_running": self.collector.running,
+            "scrub": self.scrubber.status(),
+            "compaction_running": self.compactor.running,
+            "hot_index": self.hot_index.statistics() if self.hot_index is not None else {"state": "off"},
+        }
+
+    async def begin_to_use(self, feature: ReadOnlyFeature) -> None:
+        """Say in the superblock that the store uses a feature; durable on return.  StoreFull, DiskFailed."""
+        async with self._superblock_lock:
+            features = self.superblock.read_only_features | feature
+            if features != self.superblock.read_only_features:
+                changed = replace(self.superblock, read_only_features=features)
+                await self.offload.run(write_superblock, self.disk, changed, self.reserve)
+                self.superblock = changed
+
+    async def collect(self, share: float = COMPACT_SHARE) -> CollectReport:
+        """A cycle of gc, the reserve filled up again, then compaction with what room is left; errors as of the two."""
+        # What an index that is not whole does not show would be freed: the walk through it is waited for.
+        if not self.index_looked_at.is_set():
+            await self.index_looked_at.wait()
+        if self.index_damage is not None:
+            raise IndexDamaged(
+                f"nothing is freed: the index is damaged and cannot be rebuilt ({self.index_damage.message})",
+                subject="index",
+            )
+        try:
+            try:
+                report = await self.collector.run()
+            finally:
+                await self.offload.run(self.reserve.restore)
+            compaction = await self.compactor.run(share)
+        except IndexDamaged:
+            self.metadata.index_suspect.set()
+            raise
+        after = await self.segments.room.allocated_bytes()
+        done = CollectReport(**{**asdict(report), "disk_bytes_after": after}, compaction=compaction)
+        self.collected.add(done, self.clock.wall_ns())
+        if self.after_collecting is not None:
+            await self.offload.run(self.after_collecting)
+        return done
+
+    async def _look_at_lock(self) -> None:
+        """Stop writing when the store is not ours alone any more: what next makes a file would find out, too."""
+        try:
+            await self.offload.run(self.disk.check_lock)
+        except StoreReadOnly as error:
+            self.metadata.stop_writing(error.message)
+
+    async def check(self, *, full: bool) -> dict[str, Any]:
+        """fsck of the open store; JSON-able report."""
+        return await check_store(self.metadata, self.segments, self.chunks, self.manifests, full=full)
+
+    async def damaged(self) -> list[dict[str, Any]]:
+        """The quarantine: each damaged chunk, and the objects that it belongs to; JSON-able."""
+        return await damage_report(self.metadata, self.manifests, self.quarantine)

@@ -1,0 +1,397 @@
+"""The superblock: what a store is, who has it open, and whether it was closed cleanly.
+
+Rules kept here:
+- Nothing of a store is read or changed before its lock is held; of two first starts the one that gets the
+  lock creates the store and the other sees StoreLocked.
+- The superblock is replaced whole: temporary name, sync, rename, sync of the folder.  So a reader sees the old
+  one or the new one.
+- Its copy is replaced in the same way before it: what the copy says is never older.  Opening reads the copy only when
+  the superblock is not what was written there.  A copy is used that is whole and belongs to the store of the journal
+  and checkpoints beside it; the engine writes both anew before it serves.  A superblock that is missing was removed
+  by somebody: `lake fsck --repair` restores it, an opening does not.
+- Unknown is refused by name: a format version, an incompatible feature.  An unknown read-only feature
+  is for the caller to judge: it may read the store and not write to it (`engine.store.store`, which writes, refuses
+  it).
+- A store whose lock has another inode than the superblock says was copied: it gets a new engine id, or is
+  refused when it belongs to a cluster, where two engines of one id would do harm.
+- A superblock is never created beside a journal, checkpoints or segments: those belong to a store whose
+  superblock is lost, and a new one would orphan it.
+
+It does not decide when a store counts as clean: whoever stops the store writes `clean_sequence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from crc32c import crc32c
+
+from engine.format.layouts import (
+    CHECKPOINT_HEADER,
+    FORMAT_VERSION,
+    GRANULE,
+    JOURNAL_HEADER,
+    KNOWN_INCOMPAT,
+    KNOWN_READ_ONLY,
+    NOT_CLEAN,
+    PAGE,
+    SUPERBLOCK,
+    SUPERBLOCK_MAGIC,
+    Feature,
+    StoreIdentity,
+)
+from engine.host.failpoints import reached
+from engine.superblock.reserve import refuse_unknown_size
+from lakefs.errors import LakeError, StoreDamaged, StoreUnusable
+from lakefs.ids import BootId, EngineId, StoreId, new_id16
+from lakefs.ports import Clock, Disk, DiskLock
+
+SUPERBLOCK_PATH: Final = "superblock"
+COPY_PATH: Final = "superblock.copy"
+LOCK_PATH: Final = "lock"
+ROOT_FOLDER: Final = ""
+STORE_FOLDERS: Final = ("journal", "checkpoints", "segments")
+NO_CLUSTER: Final = bytes(16)
+_CHECKED_BYTES: Final = SUPERBLOCK.size - 4
+_REMEDY: Final = "it is mended from its copy by the next start, and by: lake fsck --data DIR --repair"
+_VERSION_AT: Final = 8
+MISSING: Final = "it is missing"
+_DOMAIN_BYTES: Final = 16
+_DOMAINS_MAX: Final = 1024 // _DOMAIN_BYTES
+
+
+@dataclass(frozen=True)
+class Superblock:
+    """The fields of the superblock.  `clean_sequence` is None while the store is open or after a crash."""
+
+    store_id: StoreId
+    engine_id: EngineId
+    boot_id: BootId
+    identity_inode: int
+    created_ns: int
+    clean_sequence: int | None
+    domains: tuple[bytes, ...]
+    cluster_id: bytes = NO_CLUSTER
+    compat_features: int = 0
+    read_only_features: int = 0
+    incompat_features: int = 0
+    boot_before: bytes = field(default=b"", compare=False)
+    """The boot that the superblock on disk names, when it was opened by another."""
+
+    @property
+    def identity(self) -> StoreIdentity:
+        """What every header of this store's files carries."""
+        return StoreIdentity(self.store_id, self.boot_id, self.boot_before or self.boot_id)
+
+    def pack(self) -> bytes:
+        """The 4,096 bytes of the file."""
+        assert 1 <= len(self.domains) <= _DOMAINS_MAX
+        head = SUPERBLOCK.pack(
+            SUPERBLOCK_MAGIC,
+            FORMAT_VERSION,
+            GRANULE,
+            self.store_id,
+            self.engine_id,
+            self.cluster_id,
+            self.boot_id,
+            self.compat_features,
+            self.read_only_features,
+            self.incompat_features,
+            self.identity_inode,
+            self.created_ns,
+            NOT_CLEAN if self.clean_sequence is None else self.clean_sequence,
+            len(self.domains),
+            bytes(6),
+            b"".join(self.domains),
+            0,
+        )[:_CHECKED_BYTES]
+        return (head + crc32c(head).to_bytes(4, "little")).ljust(PAGE, b"\0")
+
+
+@dataclass(frozen=True)
+class BadFile:
+    """A file that cannot be used, and why; the reason is `MISSING` when there is none."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Superblocks:
+    """The superblock to go by, and that of the two that is bad."""
+
+    good: Superblock
+    bad: tuple[BadFile, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpenedStore:
+    """A store whose lock is held.  Closing `lock` gives it up.
+
+    `superblock` carries the new boot id and engine id, not yet written.  `read_only` is empty, or says why
+    nothing may be written.  `warnings` are for the operator's log.
+    """
+
+    superblock: Superblock
+    lock: DiskLock
+    read_only: str = ""
+    created: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
+    """Take the store's lock and read its superblock, or create the store when there is none.
+
+    Blocks; call it through `Offload`.  Errors: StoreLocked; StoreUnusable (no store and not `create`, unknown
+    version or feature, a copy of a cluster member, a disk of unknown size); StoreDamaged (superblock lost, or bad with
+    its copy).  On an error the lock is given up.
+    """
+    if not create and not disk.exists(SUPERBLOCK_PATH):
+        raise StoreUnusable("there is no store here; `lake serve` creates one", subject=SUPERBLOCK_PATH)
+    if create:
+        disk.make_folder(ROOT_FOLDER)
+    refuse_unknown_size(disk)
+    lock = disk.lock(LOCK_PATH)
+    try:
+        if not disk.exists(SUPERBLOCK_PATH):
+            return OpenedStore(_create(disk, clock), lock, created=True)
+        # The last process may have been killed between renaming its superblock and syncing the name.
+        disk.sync_folder(ROOT_FOLDER)
+        superblock, warnings = _superblock_or_copy(disk)
+        return _admit(disk, superblock, lock, warnings)
+    except BaseException:
+        lock.close()
+        raise
+
+
+def read_superblock(disk: Disk, path: str = SUPERBLOCK_PATH) -> Superblock:
+    """The superblock, or its copy, as it is on disk.  StoreDamaged, StoreUnusable; FileNotFoundError."""
+    return parse_superblock(read_head(disk, path))
+
+
+def read_head(disk: Disk, path: str) -> bytes:
+    """The first page of a file, or what there is of it."""
+    page = bytearray(PAGE)
+    file = disk.open(path, read_only=True)
+    try:
+        return bytes(page[: file.pread_into(memoryview(page), 0)])
+    finally:
+        file.close()
+
+
+def survey_superblocks(disk: Disk) -> Superblocks:
+    """Read the superblock and its copy.  StoreDamaged when neither can be gone by, StoreUnusable for a later format."""
+    found: dict[str, Superblock] = {}
+    bad: list[BadFile] = []
+    for path in (SUPERBLOCK_PATH, COPY_PATH):
+        try:
+            found[path] = _read_whole(disk, path)
+        except FileNotFoundError:
+            bad.append(BadFile(path, MISSING))
+        except StoreDamaged as error:
+            bad.append(BadFile(path, what_is_wrong(error)))
+    if not found:
+        raise StoreDamaged(
+            f"neither {SUPERBLOCK_PATH} nor {COPY_PATH} can be used (the first: {bad[0].reason}; the second: "
+            f"{bad[1].reason}); nothing was changed; put one of them back, of this store, and start again",
+            subject=SUPERBLOCK_PATH,
+        )
+    if not _agree(found):
+        known = set(_store_ids(disk))
+        for path in [
+            path for path, superblock in found.items() if known and superblock.store_id not in known
+        ]:
+            bad.append(BadFile(path, "it is another store's"))
+            del found[path]
+    if len({superblock.store_id for superblock in found.values()}) != 1:
+        raise StoreDamaged(
+            "the superblock is not the one of the journal beside it; put this store's back, or its copy",
+            subject=SUPERBLOCK_PATH,
+        )
+    return Superblocks(found.get(SUPERBLOCK_PATH) or found[COPY_PATH], tuple(bad))
+
+
+def parse_superblock(page: bytes) -> Superblock:
+    """The superblock in `page`, checked.  Features are not judged here."""
+    if len(page) < SUPERBLOCK.size or page[:_VERSION_AT] != SUPERBLOCK_MAGIC:
+        raise StoreDamaged(
+            f"the superblock is not one: its first bytes are wrong; {_REMEDY}", subject=SUPERBLOCK_PATH
+        )
+    fields = SUPERBLOCK.unpack_fields(page)
+    if fields["format_version"] != FORMAT_VERSION:
+        raise StoreUnusable(
+            f"the store has format version {fields['format_version']}; this release reads {FORMAT_VERSION}",
+            subject=SUPERBLOCK_PATH,
+        )
+    if crc32c(page[:_CHECKED_BYTES]) != fields["crc"]:
+        raise StoreDamaged(f"the superblock does not match its checksum; {_REMEDY}", subject=SUPERBLOCK_PATH)
+    if fields["granule_bytes"] != GRANULE or not 1 <= fields["domain_count"] <= _DOMAINS_MAX:
+        raise StoreUnusable(
+            f"the superblock says granule {fields['granule_bytes']}, domains {fields['domain_count']}",
+            subject=SUPERBLOCK_PATH,
+        )
+    clean = fields["clean_sequence"]
+    return Superblock(
+        store_id=StoreId(fields["store_id"]),
+        engine_id=EngineId(fields["engine_id"]),
+        boot_id=BootId(fields["boot_id"]),
+        identity_inode=fields["identity_inode"],
+        created_ns=fields["created_ns"],
+        clean_sequence=None if clean == NOT_CLEAN else clean,
+        domains=tuple(_domains(fields["domains"], fields["domain_count"])),
+        cluster_id=fields["cluster_id"],
+        compat_features=fields["compat_features"],
+        read_only_features=fields["read_only_features"],
+        incompat_features=fields["incompat_features"],
+    )
+
+
+def write_superblock(disk: Disk, superblock: Superblock) -> None:
+    """Replace the copy, then the superblock; durable on return.
+
+    After an error the old one or the new one is in place, and the copy is that or a newer one.
+    """
+    for path in (COPY_PATH, SUPERBLOCK_PATH):
+        write_one(disk, path, superblock.pack())
+
+
+def write_one(disk: Disk, path: str, page: bytes) -> None:
+    """Replace the superblock, or its copy alone, by a page; durable on return."""
+    temporary = f"{path}.new"
+    if disk.exists(temporary):
+        disk.unlink(temporary)
+    file = disk.open(temporary, create=True)
+    try:
+        file.pwrite(page, 0)
+        file.sync_data()
+    finally:
+        file.close()
+    reached("superblock.synced")
+    disk.rename(temporary, path)
+    reached("superblock.renamed")
+    disk.sync_folder(ROOT_FOLDER)
+    reached("superblock.durable")
+
+
+def what_is_wrong(error: LakeError) -> str:
+    """The first part of an error's message, without what to do about it."""
+    return error.message.partition(";")[0]
+
+
+def _superblock_or_copy(disk: Disk) -> tuple[Superblock, tuple[str, ...]]:
+    """The superblock, or its copy and what to tell the operator.  StoreDamaged, StoreUnusable."""
+    try:
+        return _read_whole(disk, SUPERBLOCK_PATH), ()
+    except StoreDamaged as error:
+        found = survey_superblocks(disk)
+        warning = (
+            f"{what_is_wrong(error)}: the store is opened from {COPY_PATH}, and the superblock written anew"
+        )
+        return found.good, (warning,)
+
+
+def _read_whole(disk: Disk, path: str) -> Superblock:
+    """`read_superblock`, which takes a version that does not match the checksum for damage."""
+    page = read_head(disk, path)
+    try:
+        return parse_superblock(page)
+    except StoreUnusable as error:
+        # The version is read before the checksum, which a later format may keep elsewhere.
+        mended = page[:_VERSION_AT] + FORMAT_VERSION.to_bytes(4, "little") + page[_VERSION_AT + 4 :]
+        try:
+            parse_superblock(mended)
+        except LakeError:
+            raise error from None
+        raise StoreDamaged("the superblock's version does not match its checksum", subject=path) from error
+
+
+def _agree(found: dict[str, Superblock]) -> bool:
+    return len(found) == 2 and len({superblock.store_id for superblock in found.values()}) == 1
+
+
+def _store_ids(disk: Disk) -> Iterator[bytes]:
+    """Whose the journal and the checkpoints are, by headers that can be read."""
+    for folder, layout in (("journal", JOURNAL_HEADER), ("checkpoints", CHECKPOINT_HEADER)):
+        for name in disk.list_folder(folder):
+            page = read_head(disk, f"{folder}/{name}")
+            if len(page) < layout.size:
+                continue
+            fields = layout.unpack_fields(page)
+            if fields["crc"] == crc32c(page[: layout.size - 4]) and any(fields["store_id"]):
+                yield bytes(fields["store_id"])
+
+
+def _create(disk: Disk, clock: Clock) -> Superblock:
+    for folder in STORE_FOLDERS:
+        if disk.list_folder(folder):
+            raise StoreDamaged(
+                f"the superblock is missing but {folder}/ holds files of a store; restore it from its copy with: "
+                "lake fsck --data DIR --repair, or move the files away to begin a new store",
+                subject=SUPERBLOCK_PATH,
+            )
+        disk.make_folder(folder)
+    reached("store.folders-made")
+    disk.sync_folder(ROOT_FOLDER)  # a superblock that survives a crash finds its folders
+    superblock = Superblock(
+        store_id=StoreId(new_id16()),
+        engine_id=EngineId(new_id16()),
+        boot_id=BootId(new_id16()),
+        identity_inode=disk.stat(LOCK_PATH).inode,
+        created_ns=clock.wall_ns(),
+        clean_sequence=0,
+        domains=(new_id16(),),
+    )
+    write_superblock(disk, superblock)
+    return superblock
+
+
+def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, ...] = ()) -> OpenedStore:
+    unknown = superblock.incompat_features & ~KNOWN_INCOMPAT
+    if unknown:
+        raise StoreUnusable(
+            f"the store uses features this release does not know: {', '.join(_feature_names(unknown))}; "
+            "open it with a newer release",
+            subject=SUPERBLOCK_PATH,
+        )
+    read_only = ""
+    unknown = superblock.read_only_features & ~KNOWN_READ_ONLY
+    if unknown:
+        bits = ", ".join(f"bit {bit}" for bit in _bits(unknown))
+        read_only = (
+            f"the store uses features that this release may not write with: {bits}; "
+            "open it with a newer release"
+        )
+    warnings = list(told)
+    inode = disk.stat(LOCK_PATH).inode
+    engine_id = superblock.engine_id
+    if inode != superblock.identity_inode:
+        if superblock.cluster_id != NO_CLUSTER:
+            raise StoreUnusable(
+                "the store is a copy of a cluster member; run: lake doctor --new-id", subject=SUPERBLOCK_PATH
+            )
+        engine_id = EngineId(new_id16())
+        warnings.append("the store was copied or restored; it has a new engine id now")
+    admitted = replace(
+        superblock,
+        boot_id=BootId(new_id16()),
+        engine_id=engine_id,
+        identity_inode=inode,
+        boot_before=superblock.boot_id,
+    )
+    return OpenedStore(admitted, lock, read_only, warnings=tuple(warnings))
+
+
+def _domains(joined: bytes, count: int) -> Iterator[bytes]:
+    for index in range(count):
+        yield joined[index * _DOMAIN_BYTES : (index + 1) * _DOMAIN_BYTES]
+
+
+def _bits(mask: int) -> Iterator[int]:
+    return (bit for bit in range(64) if mask >> bit & 1)
+
+
+def _feature_names(mask: int) -> list[str]:
+    known = {int(feature): feature.name.lower() for feature in Feature}
+    return [known.get(1 << bit, f"bit {bit}") for bit in _bits(mask)]

@@ -1,0 +1,1 @@
+"""All tables at one instant: the overlay (memtable) over LMDB; views, transactions, counters."""

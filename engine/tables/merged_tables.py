@@ -1,0 +1,246 @@
+"""The tables as the engine's logic sees them: overlay and index at one instant.
+
+Rules kept here:
+- A view reads, in this order: a transaction's own mutations, the overlay's current layer, its applying layer,
+  the index's snapshot.  The first that knows the key decides; a tombstone decides for absence.
+- A view is used without `await`.  The overlay takes mutations, and the snapshot moves on, only in steps in which
+  no view is open (`open_views` is asserted): so a view is one instant without locks.
+- A scan merges the four in key order.  What a transaction does to its tables after its scan began is not seen
+  by that scan.
+- Scans that were neither closed nor exhausted are closed with their view; no cursor outlives its snapshot.
+
+It decides nothing about groups and durability: `engine.metadata.group_commit` gives the sequence and takes the
+mutations.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator, Iterator
+from types import TracebackType
+from typing import Final
+
+from engine.format.layouts import COUNTER_RECORD, RECORD_HEADER, Mutation, Op, Table
+from engine.tables.counters import Counter, Counters
+from engine.tables.lmdb_index import Index
+from engine.tables.overlay import Layer, Overlay
+from lakefs.ids import Birth, NodeId, SegmentId, Sequence
+
+_KEY_BYTES_MAX: Final = 511
+_RECORD_HEADER_BYTES: Final = RECORD_HEADER.size
+_Scan = Generator[tuple[bytes, bytes], None, None]
+
+
+class Tables:
+    """Overlay, index and counters of one store.  Used on the loop only."""
+
+    def __init__(self, index: Index, overlay: Overlay) -> None:
+        """The overlay holds what is behind `index.applied`, or nothing; the counters are read from both."""
+        self.index = index
+        self.overlay = overlay
+        self.counters = Counters()
+        self.open_views = 0
+        with self.view() as view:
+            for counter in self.counters.all():
+                counter.restore(view.get(Table.COUNTERS, counter.key))
+
+    def view(self) -> TableView:
+        """A view, to be used as a context manager."""
+        return TableView(self)
+
+    def transaction(self) -> TableTransaction:
+        """A transaction, to be used as a context manager; `engine.metadata.group_commit` publishes its mutations."""
+        return TableTransaction(self)
+
+    def drop_applied(self) -> None:
+        """After the applying layer's commit to the index: one step moves the snapshot and drops the layer."""
+        assert self.open_views == 0, "a view is held across an await"
+        self.index.refresh()
+        self.overlay.drop_applied()
+
+    def replace_index(self, index: Index) -> Index:
+        """Read from another index with the same applied sequence from now on; the old one is returned, open."""
+        assert self.open_views == 0, "a view is held across an await"
+        old, self.index = self.index, index
+        return old
+
+
+class TableView:
+    """A consistent read of all tables (`engine.tables.views.View`), open between `__enter__` and `__exit__`."""
+
+    __slots__ = ("_applying", "_current", "_index_get", "_scans", "_sequence", "_tables")
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._current = tables.overlay.current
+        self._applying = tables.overlay.applying
+        self._index_get: Callable[[Table, bytes], bytes | None] = tables.index.get
+        self._sequence = Sequence(0)
+        self._scans: list[_Scan] = []
+
+    def __enter__(self) -> TableView:
+        self._tables.open_views += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tables.open_views -= 1
+        for scan in self._scans:
+            scan.close()
+
+    @property
+    def sequence(self) -> Sequence:
+        """Greatest sequence among the entries read so far; 0 when all came from the index, hence are durable."""
+        return self._sequence
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """The value, checked; None when absent.  IndexDamaged."""
+        entry = self._current.tables[table].get(key)
+        if entry is None and self._applying is not None:
+            entry = self._applying.tables[table].get(key)
+        if entry is None:
+            return self._index_get(table, key)
+        if entry[0] > self._sequence:
+            self._sequence = entry[0]
+        return entry[1]
+
+    def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries with start <= key < end, ascending.  IndexDamaged when a record of the index is not good."""
+        scan = self._merge(table, start, end, None, [])
+        self._scans.append(scan)
+        return scan
+
+    def _merge(
+        self,
+        table: Table,
+        start: bytes,
+        end: bytes,
+        own: dict[bytes, bytes | None] | None,
+        own_keys: list[bytes],
+    ) -> _Scan:
+        """Merge index and overlay (and a transaction's own keys, sorted) into one ascending run."""
+        stored = self._tables.index.scan(table, start, end)
+        layers = [layer for layer in (self._current, self._applying) if layer is not None]
+        sources = [layer.keys_between(table, start, end) for layer in layers]
+        if own_keys:
+            sources.append(iter(own_keys))
+        exhausted = (b"", b"")
+        record = next(stored, exhausted)
+        previous = b""
+        for key in heapq.merge(*sources) if len(sources) > 1 else sources[0]:
+            if key == previous:
+                continue
+            previous = key
+            while record is not exhausted and record[0] < key:
+                yield record
+                record = next(stored, exhausted)
+            if record[0] == key:
+                record = next(stored, exhausted)
+            value = own[key] if own is not None and key in own else self._overlaid(table, key, layers)
+            if value is not None:
+                yield key, value
+        while record is not exhausted:
+            yield record
+            record = next(stored, exhausted)
+
+    def _overlaid(self, table: Table, key: bytes, layers: list[Layer]) -> bytes | None:
+        """The value of a key that one of the layers has."""
+        for layer in layers:
+            entry = layer.tables[table].get(key)
+            if entry is not None:
+                if entry[0] > self._sequence:
+                    self._sequence = entry[0]
+                return entry[1]
+        raise AssertionError("the key came from a layer")
+
+
+class TableTransaction(TableView):
+    """A view that collects mutations and reads its own (`engine.tables.views.Transaction`).
+
+    `mutations` are in the order they were made; `body_bytes` is what they take in a group's body.
+    """
+
+    __slots__ = ("_marks", "_own", "body_bytes", "mutations", "notes")
+
+    def __init__(self, tables: Tables) -> None:
+        super().__init__(tables)
+        self.mutations: list[Mutation] = []
+        self.notes: list[object] = []
+        self.body_bytes = 0
+        self._own: dict[Table, dict[bytes, bytes | None]] = {}
+        self._marks: dict[Counter, int] = {}
+
+    def __enter__(self) -> TableTransaction:
+        super().__enter__()
+        return self
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """The value, this transaction's own mutations included."""
+        own = self._own.get(table)
+        if own is not None and key in own:
+            return own[key]
+        return super().get(table, key)
+
+    def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries with start <= key < end, ascending, own mutations made before the first `next` included."""
+        scan = self._merge_own(table, start, end)
+        self._scans.append(scan)
+        return scan
+
+    def insert(self, table: Table, key: bytes, value: bytes) -> None:
+        """Add an entry that the caller has seen to be absent."""
+        self._mutate(Op.INSERT, table, key, value)
+
+    def put(self, table: Table, key: bytes, value: bytes) -> None:
+        """Add or replace an entry."""
+        self._mutate(Op.PUT, table, key, value)
+
+    def delete(self, table: Table, key: bytes) -> None:
+        """Remove an entry that the caller has seen."""
+        self._mutate(Op.DELETE, table, key, b"")
+
+    def note(self, note: object) -> None:
+        """Hand a frozen value along with the mutations; it is dropped with them when the decision raises."""
+        self.notes.append(note)
+
+    def new_node_id(self) -> NodeId:
+        """A node id never used before."""
+        return NodeId(self._take(self._tables.counters.node))
+
+    def new_birth(self) -> Birth:
+        """The next birth number."""
+        return Birth(self._take(self._tables.counters.birth))
+
+    def new_segment_id(self) -> SegmentId:
+        """A segment id never used before."""
+        return SegmentId(self._take(self._tables.counters.segment))
+
+    def settle_counters(self, sequence: Sequence) -> None:
+        """Remember the marks that this transaction moved; called when its mutations joined group `sequence`."""
+        for counter, mark in self._marks.items():
+            counter.mark = mark
+            counter.mark_sequence = sequence
+
+    def _take(self, counter: Counter) -> int:
+        taken = counter.next
+        counter.next = taken + 1
+        if taken >= self._marks.get(counter, counter.mark):
+            mark = self._marks[counter] = taken + counter.block
+            self._mutate(Op.PUT, Table.COUNTERS, counter.key, COUNTER_RECORD.pack(mark))
+        elif counter.mark_sequence > self._sequence:
+            self._sequence = counter.mark_sequence
+        return taken
+
+    def _mutate(self, op: Op, table: Table, key: bytes, value: bytes) -> None:
+        assert 0 < len(key) <= _KEY_BYTES_MAX, "the index takes keys of 1 to 511 bytes"
+        self.mutations.append((op, table, key, value))
+        self.body_bytes += _RECORD_HEADER_BYTES + len(key) + len(value)
+        own = self._own.get(table)
+        if own is None:
+            own = self._own[table] = {}
+        own[key] = None if op is Op.DELETE else value
+
+    def _merge_own(self, table: Table, start: bytes, end: bytes) -> _Scan:
+        own = dict(self._own.get(table, ()))
+        yield from self._merge(table, start, end, own, sorted(key for key in own if start <= key < end))

@@ -1,0 +1,70 @@
+"""What the engine's logic reads and changes: views and transactions over the tables.
+
+A view is one instant: the overlay and one snapshot of LMDB, opened together without `await`.  It is valid until
+the next checkpoint of the task that opened it, so no view is held across an `await`.
+
+A transaction is a view that also collects mutations and reads its own.  The function that decides on them runs
+without `await`; when it returns, its mutations join the open journal group as a whole; when it raises, none do.
+
+Every answer that depends on a view leaves only when the view's `sequence` is durable (`commit.wait_durable`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from engine.format.layouts import Table
+from lakefs.ids import Birth, NodeId, SegmentId, Sequence
+
+
+class View(Protocol):
+    """A consistent read of all tables at one instant."""
+
+    @property
+    def sequence(self) -> Sequence:
+        """Greatest sequence among the entries read so far through this view (absences included)."""
+        ...
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """The value, verified and without its checksum; None when absent.  IndexDamaged."""
+        ...
+
+    def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries with start <= key < end, ascending.  Close or exhaust it before the view ends."""
+        ...
+
+
+class Transaction(View, Protocol):
+    """A view that collects mutations.  Keys and values are bytes; values have no checksum here."""
+
+    def insert(self, table: Table, key: bytes, value: bytes) -> None:
+        """Add an entry that the caller has seen to be absent."""
+        ...
+
+    def put(self, table: Table, key: bytes, value: bytes) -> None:
+        """Add or replace an entry."""
+        ...
+
+    def delete(self, table: Table, key: bytes) -> None:
+        """Remove an entry that the caller has seen."""
+        ...
+
+    def new_node_id(self) -> NodeId:
+        """A node id never used before.  Ids taken by a transaction that fails are skipped."""
+        ...
+
+    def new_birth(self) -> Birth:
+        """The next birth number."""
+        ...
+
+    def new_segment_id(self) -> SegmentId:
+        """A segment id never used before."""
+        ...
+
+    def note(self, note: object) -> None:
+        """Hand a frozen value along with the mutations: it joins the group with them, and is dropped with them.
+
+        Whoever listens gets it with the group's sequence: watchers when the group is durable, gc at the joining.
+        """
+        ...

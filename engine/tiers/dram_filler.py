@@ -1,0 +1,308 @@
+"""The DRAM tier at work in an engine: filled behind reads, asked before the disk, and told what is freed.
+
+Rules kept here:
+- A chunk gets in by a read of its segment that was checked by CRC32C, into a slot that nobody can read meanwhile; it is
+  published in the step in which its record is seen once more.  Where somebody's read has just brought its bytes, and
+  checked them, those are copied, and the segment is not read again.
+- It is forgotten in the step in which its record goes or it is quarantined, which is before its place is punched.
+- What is served from here is checked by CRC32C on its way, as what is served from the disk; what does not match is
+  forgotten, and the disk is asked.
+- Filling is nobody's wait: what finds no room in the queue is left to its next read.
+
+An engine without a tier has one of these, too, which holds nothing and costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import structlog
+import trio
+
+from engine.chunks.chunk_store import ChunkFreed, find_chunk
+from engine.chunks.quarantine import ChunkQuarantined, Quarantine
+from engine.format.checksums import check_payload, check_vector, vector_of
+from engine.format.layouts import ChunkRecord
+from engine.metadata.metadata_store import Metadata
+from engine.segments.segment_store import Segments
+from engine.tiers.dram_tier import DramTier, Placement
+from lakefs.errors import EngineBusy, LakeError
+from lakefs.hot_table_format import Found
+from lakefs.ids import Buffer, ChunkId, Sequence, id_text
+from lakefs.limits import (
+    DRAM_FILLERS,
+    DRAM_FILLS_QUEUED_MAX,
+    DRAM_HELD_BYTES_MAX,
+    DRAM_PAYLOAD_BYTES_MIN,
+    GRANULE_BYTES,
+)
+from lakefs.ports import Offload
+from lakefs.verify import crcs_between, granules_around
+from lakefs.wire.messages import Grant
+
+_CHECKED_AT_ONCE_BYTES: Final = 256 << 10
+"""Checked in the loop in one go: 15 us."""
+_COPIED_AT_ONCE_BYTES: Final = GRANULE_BYTES
+"""Copied in the loop in one go: 5 us."""
+_log: Final = structlog.get_logger(__name__)
+
+
+class _Payload(NamedTuple):
+    """A whole chunk that was read and checked: its payload, and its vector of CRCs where it has one."""
+
+    payload: Buffer
+    vector: bytes
+
+    def copy_to(self, memory: memoryview) -> None:
+        """Lay it out as in its segment."""
+        end = len(self.payload)
+        memory[:end] = self.payload
+        memory[end : end + len(self.vector)] = self.vector
+
+
+class PinnedRange(NamedTuple):
+    """Whole granules of a chunk in the arena, checked: where they begin, the bytes, and the CRC32C of each.
+
+    The bytes stay until `release`, which is called once.
+    """
+
+    begin: int
+    payload: memoryview
+    crcs: bytes
+    release: Callable[[], None]
+
+
+class Dram:
+    """The tier of one engine, or none.  Used on the loop."""
+
+    def __init__(
+        self,
+        tier: DramTier | None,
+        metadata: Metadata,
+        segments: Segments,
+        quarantine: Quarantine,
+        offload: Offload,
+    ) -> None:
+        self.tier: Final = tier
+        self._metadata = metadata
+        self._segments = segments
+        self._quarantine = quarantine
+        self._offload = offload
+        self._queued: set[ChunkId] = set()
+        self._held: dict[ChunkId, _Payload] = {}
+        """Of some that are queued, what was read of them."""
+        self._held_bytes = 0
+        self.offered = 0
+        """Chunks that came in without another read of their segment."""
+        self.client_reads = 0
+        """Reads that clients told of, a sample of those that they do without asking."""
+        self.client_hits = 0
+        """Those of them whose chunk is in the tier."""
+        self._wanted: trio.MemorySendChannel[ChunkId]
+        self._wanted, self._wants = trio.open_memory_channel[ChunkId](DRAM_FILLS_QUEUED_MAX)
+        if tier is not None:
+            metadata.on_joined(self._joined)
+
+    # --- reads -------------------------------------------------------------------------------------
+
+    def note_read(self, chunk: ChunkId, stored_bytes: int, *, by_client: bool = False) -> bool:
+        """Somebody reads the chunk from its beginning; whether it is worth a place: `offer` it then, or `want` it.
+
+        `by_client`: a client has read it without asking, and tells.
+        """
+        if self.tier is None:
+            return False
+        if by_client:
+            self.client_reads += 1
+            self.client_hits += chunk in self.tier
+        return self.tier.note_read(chunk, stored_bytes)
+
+    def note_reads(self, chunks: Seq[ChunkId], grants: list[Grant], *, understood: bool) -> list[ChunkId]:
+        """As `note_read` for chunks that were asked for, those that are worth a place; where it is `understood`, grants
+        of the arena take the places of those of segments."""
+        return [] if self.tier is None else self.tier.note_reads(chunks, grants, understood=understood)
+
+    def note_located(
+        self, chunks: list[bytes], find: Callable[[bytes], Found | None], *, understood: bool
+    ) -> None:
+        """As `note_read` for chunks whose places `find` tells and the client has been told, none of them too short."""
+        tier = self.tier
+        if tier is None:
+            return
+        for chunk in tier.note_located(chunks, understood=understood):
+            found = find(chunk)
+            if found is not None and tier.may_fit(chunk, found[3]):
+                self.want(chunk)
+
+    def want(self, chunk: ChunkId) -> None:
+        """Have a chunk that is worth it brought in, from its segment."""
+        if chunk in self._queued or chunk in self._quarantine:
+            return
+        try:
+            self._wanted.send_nowait(chunk)
+        except trio.WouldBlock:
+            return
+        self._queued.add(chunk)
+
+    def offer(self, chunk: ChunkId, record: ChunkRecord, payload: Buffer, vector: bytes = b"") -> None:
+        """As `want`, with the whole chunk just read and checked; its memory is nobody's to change any more."""
+        assert len(payload) == record.stored_bytes
+        tier, read = self.tier, _Payload(payload, vector)
+        if tier is None or chunk in tier or chunk in self._queued:
+            return
+        if len(payload) > _COPIED_AT_ONCE_BYTES or tier.needs_slab(chunk, record.extent_bytes) is not None:
+            self.want(chunk)
+            if chunk in self._queued and self._held_bytes + len(payload) <= DRAM_HELD_BYTES_MAX:
+                if len(payload) <= GRANULE_BYTES:  # a part of the memory of many
+                    read = _Payload(bytes(payload), vector)
+                self._held[chunk] = read
+                self._held_bytes += len(payload)
+            return
+        slot = None if self._record(chunk) is None else tier.reserve(chunk, record.extent_bytes)
+        if slot is not None:
+            read.copy_to(tier.arena.memory(slot))
+            self.offered += tier.publish(slot, record.stored_bytes, record.crc)
+
+    def small_at_once(self, chunk: ChunkId, record: ChunkRecord) -> bytes | None:
+        """The payload of a chunk of one granule, checked, when the arena has it; does not wait."""
+        tier = self.tier
+        if tier is None or record.stored_bytes < DRAM_PAYLOAD_BYTES_MIN:
+            return None
+        place = tier.find(chunk)
+        if place is None:
+            return None
+        payload = bytes(tier.extent(place)[: place.stored_bytes])
+        if check_payload(record, payload):
+            return payload
+        self._mismatch(chunk)
+        return None
+
+    async def read_range(
+        self, chunk: ChunkId, record: ChunkRecord, offset: int, length: int
+    ) -> PinnedRange | None:
+        """The granules that hold [offset, offset + length), checked; None when the arena does not have the chunk."""
+        tier = self.tier
+        if tier is None or record.stored_bytes < DRAM_PAYLOAD_BYTES_MIN or tier.find(chunk) is None:
+            return None
+        place = tier.pin(chunk)
+        if place is None:
+            return None
+        found: PinnedRange | None = None
+        try:
+            extent = tier.extent(place)
+            if length <= _CHECKED_AT_ONCE_BYTES:
+                found = _checked_range(tier, place, record, extent, offset, length)
+            else:
+                found = await self._offload.run(_checked_range, tier, place, record, extent, offset, length)
+        finally:
+            if found is None:
+                tier.unpin(place)
+        if found is None:
+            self._mismatch(chunk)
+        return found
+
+    def _mismatch(self, chunk: ChunkId) -> None:
+        """Memory that rots, or a bug: the disk is what counts."""
+        _log.error("dram_mismatch", chunk=id_text(chunk))
+        if self.tier is not None:
+            self.tier.forget(chunk)
+
+    # --- what comes and goes -------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Bring in what is wanted, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(DRAM_FILLERS):
+                nursery.start_soon(self._fill)
+
+    async def _fill(self) -> None:
+        async for chunk in self._wants:
+            read = self._held.pop(chunk, None)
+            try:
+                await self._bring_in(chunk, read)
+            except LakeError as error:  # whoever reads the chunk itself finds out, and says so
+                _log.debug("dram_fill_failed", chunk=id_text(chunk), reason=error.message)
+            except (MemoryError, OSError) as error:  # the machine is short: the disk serves
+                _log.warning("dram_fill_failed", chunk=id_text(chunk), reason=repr(error))
+            finally:
+                self._queued.discard(chunk)
+                self._held_bytes -= 0 if read is None else len(read.payload)
+                del read
+
+    async def _bring_in(self, chunk: ChunkId, read: _Payload | None) -> None:
+        tier, record = self.tier, self._record(chunk)
+        assert tier is not None, "fills are asked for where there is a tier"
+        if record is None:
+            return
+        await self._grow_for(tier, chunk, record)
+        slot = tier.reserve(chunk, record.extent_bytes)
+        if slot is None:
+            return
+        is_in = False
+        try:
+            if read is None:
+                await self._segments.reader.read_chunk(record, tier.arena.memory(slot))
+            else:
+                await self._offload.run(read.copy_to, tier.arena.memory(slot))
+            if self._record(chunk) is not None:
+                is_in = True
+                self.offered += tier.publish(slot, record.stored_bytes, record.crc) and read is not None
+        finally:
+            if not is_in:
+                tier.abandon(slot)
+
+    async def _grow_for(self, tier: DramTier, chunk: ChunkId, record: ChunkRecord) -> None:
+        size = tier.needs_slab(chunk, record.extent_bytes)
+        if size is None:
+            return
+        try:
+            memory = await self._offload.run(tier.arena.make_slab_memory)
+        except EngineBusy as error:
+            _log.warning("dram_tier_stops_growing", reason=error.message)
+            tier.arena.stop_growing()
+            return
+        tier.add_slab(memory, size)
+
+    def _record(self, chunk: ChunkId) -> ChunkRecord | None:
+        if chunk in self._quarantine:
+            return None
+        with self._metadata.view() as view:
+            return find_chunk(view, chunk)
+
+    def _joined(self, _: Sequence, notes: list[object]) -> None:
+        assert self.tier is not None, "observed where there is a tier"
+        for note in notes:
+            if isinstance(note, ChunkFreed | ChunkQuarantined):
+                self.tier.forget(note.chunk)
+
+    def statistics(self) -> dict[str, Any]:
+        """Figures for status; `limit_bytes` 0: there is no tier."""
+        if self.tier is None:
+            return {"limit_bytes": 0}
+        return self.tier.statistics() | {
+            "offered": self.offered,
+            "client_reads": self.client_reads,
+            "client_hits": self.client_hits,
+        }
+
+
+def _checked_range(
+    tier: DramTier, place: Placement, record: ChunkRecord, extent: memoryview, offset: int, length: int
+) -> PinnedRange | None:
+    """The granules of a pinned place around a range, or None when they do not match the record."""
+    payload = extent[: record.stored_bytes]
+    release = partial(tier.unpin, place)
+    if not record.vector_bytes:
+        if not check_payload(record, payload):
+            return None
+        return PinnedRange(0, payload, record.crc.to_bytes(4, "little"), release)
+    vector = extent[record.stored_bytes : record.extent_bytes]
+    if not check_vector(record, vector):
+        return None
+    begin, stop = granules_around(offset, length, record.stored_bytes)
+    crcs = crcs_between(vector, begin, stop)
+    if vector_of(payload[begin:stop]) != crcs:
+        return None
+    return PinnedRange(begin, payload[begin:stop], crcs, release)

@@ -1,0 +1,449 @@
+"""Compaction: what lives in segments that take much more room than that is moved to new places; then they go.
+
+gc punches whole pages.  Small chunks share theirs, so a segment of which little lives may keep most of its room.
+One run, beside readers, writers and gc:
+
+1. *Choose.*  All records are walked once, and what lives in each segment is added up.  Chosen are segments that were
+   sealed with nothing in flight before the walk, so that it met all their records, and of whose room at most `share`
+   lives; the open small segment is sealed when it is one of those.  The emptiest come first.
+2. *Move.*  The records of some of them are walked again, now that no record can be added there.  Segment by segment,
+   in the order of offsets and in small batches: payloads are read and checked, hashed, and written as those of a put
+   are, to segments with new ids; one decision changes the places of those records that are still what they were.
+3. *Free.*  When the batch's group is durable, its old places are punched, with what is dead behind each, so that a
+   batch gives back more than it took.  When none of a segment's records is left there, and everything that this was
+   seen in is durable, the segment is removed.
+
+Rules kept here:
+- An old place is freed only when the group that names the new one is durable, and that group is appended only behind
+  the payload.  So at every moment the record that a crash leaves names bytes that are there.  What a crash leaves
+  besides, copies without record or places without one, is garbage that the next cycle of gc removes.
+- Birth, lengths and checksum of a chunk stay: sessions, gc's marks and leases go by birth or id, and keep holding it.
+- A record that was freed, stored anew or noted as damaged meanwhile is not touched; its copy is given up.
+- What does not match its checksum or its id is noted in the quarantine and stays where it is, and so does its segment.
+- A reader with the old place sees the bytes or zeros, which do not match; it asks again and gets the new place.
+- A batch is moved only when it finds room, for which it may take half of what payload leaves free, and with half of
+  the reserve there: so a full disk whose dead share their pages with the living is emptied step by step.
+
+It may be cancelled at every checkpoint.  Memory: `COMPACT_RECORDS_MAX` records, and one batch of payload.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence as Seq
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Final
+
+import msgspec
+import trio
+
+from engine.chunks.chunk_store import Chunks
+from engine.chunks.payload import Hashed, Payload, Written, is_small
+from engine.chunks.payload_memory import PayloadMemory
+from engine.format.extents import large_extent_bytes
+from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
+from engine.host.failpoints import reached
+from engine.metadata.metadata_store import Metadata
+from engine.metadata.pacing import REST_AFTER_WRITING, Pace, Writers
+from engine.segments.segment_store import Segments
+from engine.superblock.reserve import Reserve
+from engine.tables.views import Transaction
+from lakefs.errors import ChunkDamaged, CorruptionError, LakeError, OperationalError, StoreFull
+from lakefs.ids import ChunkId, SegmentId, Sequence, id_text, kind_of
+from lakefs.limits import (
+    COMPACT_BATCH,
+    COMPACT_BATCH_BESIDE_WRITERS,
+    COMPACT_BATCH_BYTES,
+    COMPACT_BYTES_PER_S,
+    COMPACT_RECORDS_MAX,
+    COMPACT_SHARE,
+    GC_BATCH,
+    MIB,
+    PAGE_BYTES,
+)
+
+_STRETCH_BYTES: Final = MIB
+
+
+@dataclass
+class CompactionReport:
+    """What one run did.  Byte counts are of stored payload and vectors."""
+
+    moved_chunks: int = 0
+    moved_bytes: int = 0
+    removed_segments: int = 0
+    changed_meanwhile: int = 0
+    """Chunks that were freed, stored anew, or found damaged while they were copied."""
+    unreadable_chunks: int = 0
+    """Chunks that could not be read: freed meanwhile, or damaged; those stay where they are."""
+    stopped: str = ""
+    """Why not all segments were compacted that were worth it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A chunk and the record that it had when it was found."""
+
+    key: bytes
+    record: ChunkRecord
+    vacated_bytes: int = 0
+    """From its offset on, what is dead when it has been moved."""
+
+    @property
+    def chunk(self) -> ChunkId:
+        return chunk_id_of_key(self.key)
+
+
+_FoundByPlace = dict[int, list[_Found]]
+"""Chunks of one segment, by the stretch of it that they begin in."""
+
+
+@dataclass
+class _Living:
+    """What lives in one segment."""
+
+    chunk_count: int = 0
+    room_bytes: int = 0
+    """Room that it would take by itself."""
+
+
+class Compactor:
+    """Runs once at a time.  `reclaiming` is held by whoever removes segments."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        segments: Segments,
+        chunks: Chunks,
+        memory: PayloadMemory,
+        reserve: Reserve,
+        writers: Writers,
+        reclaiming: trio.Lock,
+        *,
+        won_bytes_min: int,
+        batch: int = GC_BATCH,
+    ) -> None:
+        self._metadata = metadata
+        self._segments = segments
+        self._chunks = chunks
+        self._memory = memory
+        self._reserve = reserve
+        self._writers = writers
+        self._reclaiming = reclaiming
+        self._won_bytes_min = won_bytes_min
+        self._batch = batch
+        self._lock = trio.Lock()
+        self._pace = Pace(writers)
+        self._rests_on = Sequence(0)
+
+    @property
+    def running(self) -> bool:
+        """Whether a run is under way."""
+        return self._lock.locked()
+
+    async def run(self, share: float = COMPACT_SHARE) -> CompactionReport:
+        """Compact every segment of whose room at most `share` lives.  A second caller waits for the first.
+
+        Everything that the report tells of is durable.  Want of room ends the run early and is in the report.
+        StoreReadOnly, DiskFailed, IndexDamaged.  Cancelled, it leaves what was moved until then, and garbage for gc.
+        """
+        async with self._lock:
+            report = CompactionReport()
+            self._pace = Pace(self._writers)
+            try:
+                chosen = await self._choose(share)
+                while chosen:
+                    await self._compact(_next_round(chosen), report)
+            except StoreFull as error:
+                report.stopped = error.message
+            return report
+
+    # --- choosing ----------------------------------------------------------------------------------
+
+    async def _choose(self, share: float) -> dict[SegmentId, _Living]:
+        """Segments worth it, the emptiest first."""
+        settled = {s for s in self._segments.room.sealed() if not self._segments.in_flight.count(s)}
+        filled_before = self._segments.small.filled
+        living: dict[SegmentId, _Living] = {}
+        after = b""
+        while page := self._page(after):
+            after = page[-1].key
+            for found in page:
+                entry = living.setdefault(found.record.segment, _Living())
+                entry.chunk_count += 1
+                entry.room_bytes += _room_of(found.record)
+            await self._pace.rest()
+        if filled_before and await self._is_retired(*filled_before, living, share):
+            settled.add(filled_before[0])
+        worth: list[tuple[float, SegmentId]] = []
+        for segment in settled:
+            if self._segments.in_flight.count(segment) or not self._segments.register.has(segment):
+                continue  # gc removes some meanwhile
+            if self._segments.pins.has(segment):
+                continue  # what lives there would take room twice
+            # The header's page is room that goes only with the file.
+            room = await self._segments.room.allocated_bytes([segment]) - PAGE_BYTES
+            lives = living.setdefault(segment, _Living()).room_bytes
+            if not lives or self._is_worth_it(lives, room, share):
+                worth.append((lives / room if lives else 0.0, segment))
+        return {segment: living[segment] for _, segment in sorted(worth)}
+
+    def _is_worth_it(self, lives: int, room: int, share: float) -> bool:
+        """Whether moving `lives` bytes gives enough of `room` back."""
+        return lives <= share * room and room - lives >= self._won_bytes_min
+
+    async def _is_retired(
+        self, segment: SegmentId, placed_before: int, living: dict[SegmentId, _Living], share: float
+    ) -> bool:
+        """Seal the open small segment if that is worth it; whether it is sealed.  What came during the walk lives."""
+        filled = self._segments.small.filled
+        if filled is None or filled[0] != segment:
+            return False
+        lives = living.setdefault(segment, _Living())
+        lives.room_bytes += filled[1] - placed_before
+        if not self._is_worth_it(lives.room_bytes, filled[1], share):
+            return False
+        await self._segments.small.retire(segment)
+        reached("compaction.sealed")
+        return True
+
+    # --- moving ------------------------------------------------------------------------------------
+
+    async def _compact(self, chosen: dict[SegmentId, _Living], report: CompactionReport) -> None:
+        """Empty the segments and remove them."""
+        is_complete = False
+        while not is_complete:
+            found, is_complete = await self._find(chosen)
+            moved_before = report.moved_chunks
+            for segment in chosen:
+                if not self._segments.register.has(segment):
+                    continue
+                left = await self._empty(segment, found[segment], is_complete, report)
+                if is_complete and not left:
+                    await self._remove(segment, report)
+            if report.moved_chunks == moved_before:
+                break  # what is left cannot be moved
+
+    async def _find(self, chosen: dict[SegmentId, _Living]) -> tuple[dict[SegmentId, _FoundByPlace], bool]:
+        """The chunks in the segments, and whether these are all: then nothing else lives there, nor ever will."""
+        found: dict[SegmentId, _FoundByPlace] = {segment: defaultdict(list) for segment in chosen}
+        count = 0
+        after = b""
+        while page := self._page(after):
+            after = page[-1].key
+            for item in page:
+                there = found.get(item.record.segment)
+                if there is not None:
+                    there[_offset_of(item) // _STRETCH_BYTES].append(item)
+                    count += 1
+            if count > COMPACT_RECORDS_MAX:
+                return found, False
+            await self._pace.rest()
+        return found, True
+
+    async def _empty(
+        self, segment: SegmentId, found: _FoundByPlace, is_complete: bool, report: CompactionReport
+    ) -> int:
+        """Move chunks of one segment; how many stay there.  StoreFull: there is no room for the next batch."""
+        if not is_complete:  # what is dead between them is not known: little comes back until all are moved
+            await self._room_for(await self._segments.room.allocated_bytes([segment]))
+        ordered = _by_offset(found, is_complete)
+        good = (item for item in ordered if not self._chunks.is_quarantined(item.chunk))
+        pending = deque(islice(good, COMPACT_BATCH))
+        left = sum(map(len, found.values()))
+        while pending:
+            began = trio.current_time()
+            room = await self._room_for(_room_of(pending[0].record))
+            count_max = COMPACT_BATCH_BESIDE_WRITERS if self._pace.somebody_writes else COMPACT_BATCH
+            batch = _next_batch(pending, count_max, room)
+            left -= await self._move(batch, report)
+            pending.extend(islice(good, len(batch)))
+            moved_bytes = sum(item.record.extent_bytes for item in batch)
+            await self._pace.rest(REST_AFTER_WRITING)
+            await trio.sleep(max(0.0, began + moved_bytes / COMPACT_BYTES_PER_S - trio.current_time()))
+        return left
+
+    async def _room_for(self, needed_bytes: int) -> int:
+        """Room that copies may take, at least so much of it.  StoreFull.
+
+        The reserve is filled up first: every move writes journal and index, which must not use up what removing
+        names and gc need.
+        """
+        await self._chunks.offload.run(self._reserve.restore)
+        if self._reserve.held_bytes < self._reserve.target_bytes // 2:
+            raise StoreFull(
+                "the disk is full and the reserve is used: nothing is moved until there is more room"
+            )
+        # A page for the header of a new segment, one for what is not whole pages.
+        room = await self._segments.room.free_bytes(into_headroom=True) - 2 * PAGE_BYTES
+        if room < needed_bytes:
+            raise StoreFull(
+                f"no room to move {needed_bytes} bytes out of a segment; what gc freed is free all the same"
+            )
+        return room
+
+    async def _move(self, batch: Seq[_Found], report: CompactionReport) -> int:
+        """Move a batch; how many of it were moved."""
+        large = [item for item in batch if not is_small(item.record.logical_bytes)]
+        kinds = [kind_of(item.chunk) for item in large]
+        body = await self._memory.take(kinds, [item.record.logical_bytes for item in large])
+        try:
+            read = await self._read_large(large, body.payloads)
+            read += await self._read_small([item for item in batch if is_small(item.record.logical_bytes)])
+            copies = await self._matching(read)
+            report.unreadable_chunks += len(batch) - len(copies)
+            return await self._record(copies, report) if copies else 0
+        finally:
+            body.release()
+
+    async def _read_large(self, items: Seq[_Found], payloads: Seq[Payload]) -> list[tuple[_Found, Payload]]:
+        read: list[tuple[_Found, Payload]] = []
+        for item, payload in zip(items, payloads, strict=True):
+            try:
+                await self._segments.reader.read_chunk(item.record, payload.area)
+            except (CorruptionError, OperationalError) as error:
+                await self._note(item, error)
+            else:
+                read.append((item, payload))
+        return read
+
+    async def _read_small(self, items: Seq[_Found]) -> list[tuple[_Found, Payload]]:
+        read: list[tuple[_Found, Payload]] = []
+        payloads = await self._segments.batches.read_small([item.record for item in items])
+        for item, payload in zip(items, payloads, strict=True):
+            if isinstance(payload, LakeError):
+                await self._note(item, payload)
+            else:
+                read.append((item, Payload(kind_of(item.chunk), len(payload), small=memoryview(payload))))
+        return read
+
+    async def _matching(self, read: Seq[tuple[_Found, Payload]]) -> dict[ChunkId, tuple[_Found, Hashed]]:
+        """Those whose bytes hash to their ids: a checksum alone does not say what is written anew."""
+        hashed = await self._chunks.intake.hash([payload for _, payload in read])
+        copies: dict[ChunkId, tuple[_Found, Hashed]] = {}
+        for (item, _), copy in zip(read, hashed, strict=True):
+            if copy.chunk == item.chunk and copy.crc == item.record.crc:
+                copies[item.chunk] = item, copy
+            else:
+                problem = "its bytes match their checksum and do not hash to its id"
+                await self._note(item, ChunkDamaged(problem, subject=id_text(item.chunk)))
+        return copies
+
+    async def _note(self, item: _Found, error: LakeError) -> None:
+        """Into the quarantine, unless the chunk was freed or stored anew meanwhile."""
+        await self._chunks.judged(item.chunk, item.record, error)
+
+    async def _record(self, copies: dict[ChunkId, tuple[_Found, Hashed]], report: CompactionReport) -> int:
+        """Write the copies, have the records name them, and free the old places; how many there were."""
+        written = await self._chunks.intake.write([copy for _, copy in copies.values()], into_headroom=True)
+        reached("compaction.copied")
+
+        def decide(txn: Transaction) -> list[_Found]:
+            return [item for copy in written if (item := self._move_in(txn, copies, copy)) is not None]
+
+        try:
+            moved, sequence = await self._metadata.commit(decide)
+            await self._free(moved, sequence)
+        finally:
+            self._chunks.intake.settle(written)
+        report.moved_chunks += len(moved)
+        report.moved_bytes += sum(item.record.extent_bytes for item in moved)
+        report.changed_meanwhile += len(copies) - len(moved)
+        return len(moved)
+
+    def _move_in(
+        self, txn: Transaction, copies: dict[ChunkId, tuple[_Found, Hashed]], copy: Written
+    ) -> _Found | None:
+        """Give one record its new place; None when it is not what was copied any more."""
+        item, _ = copies[copy.hashed.chunk]
+        if not self._is_unchanged(txn, item):
+            return None
+        record = msgspec.structs.replace(item.record, segment=copy.place.segment, offset=copy.place.offset)
+        txn.put(Table.CHUNKS, item.key, record.pack())
+        return item
+
+    def _is_unchanged(self, txn: Transaction, item: _Found) -> bool:
+        """The same birth at the same place, and not known to be damaged."""
+        value = txn.get(Table.CHUNKS, item.key)
+        if value is None or self._chunks.is_quarantined(item.chunk):
+            return False
+        return unpack_chunk_record(value) == item.record
+
+    # --- freeing -----------------------------------------------------------------------------------
+
+    async def _free(self, moved: Seq[_Found], sequence: Sequence) -> None:
+        """The old places, when the new ones are durable."""
+        await self._metadata.wait_durable(sequence)
+        places = [(item.record.segment, item.record.offset, item.vacated_bytes) for item in moved]
+        reached("compaction.moved")
+        await self._segments.room.punch(places)
+        reached("compaction.punched")
+
+    async def _remove(self, segment: SegmentId, report: CompactionReport) -> None:
+        """Remove a segment in which nothing lives, once every free that this rests on is durable."""
+        await self._metadata.wait_durable(self._rests_on)
+        async with self._reclaiming:
+            if self._segments.register.has(segment):  # or gc was here
+                report.removed_segments += await self._segments.room.remove(segment)
+                reached("compaction.segment-removed")
+
+    # --- records -----------------------------------------------------------------------------------
+
+    def _page(self, after: bytes) -> list[_Found]:
+        """The next records in the order of their keys."""
+        page: list[_Found] = []
+        with self._metadata.view() as view:
+            for key, value in view.scan(Table.CHUNKS, after + b"\0" if after else b"", b"\xff"):
+                page.append(_Found(key, unpack_chunk_record(value)))
+                if len(page) == self._batch:
+                    break
+            self._rests_on = max(self._rests_on, view.sequence)
+        return page
+
+
+def _next_round(chosen: dict[SegmentId, _Living]) -> dict[SegmentId, _Living]:
+    """Take segments off the front whose records fit into memory together, at least one."""
+    taken: dict[SegmentId, _Living] = {}
+    count = 0
+    while chosen:
+        segment = next(iter(chosen))
+        count += chosen[segment].chunk_count
+        if taken and count > COMPACT_RECORDS_MAX:
+            break
+        taken[segment] = chosen.pop(segment)
+    return taken
+
+
+def _by_offset(found: _FoundByPlace, is_complete: bool) -> Iterator[_Found]:
+    """In the order of offsets, each with what it vacates: up to the next one, when these are all of their segment.
+
+    Sorted stretch by stretch, as they are asked for: a hundred thousand at once would keep the loop.
+    """
+    ordered = chain.from_iterable(sorted(found[stretch], key=_offset_of) for stretch in sorted(found))
+    previous = next(ordered, None)
+    for item in chain(ordered, (None,)):
+        if previous is not None:
+            end = _offset_of(item) if is_complete and item is not None else 0
+            extent_bytes = previous.record.extent_bytes
+            yield replace(previous, vacated_bytes=end - _offset_of(previous) if end else extent_bytes)
+        previous = item
+
+
+def _offset_of(found: _Found) -> int:
+    return found.record.offset
+
+
+def _next_batch(pending: deque[_Found], count_max: int, room_bytes: int) -> list[_Found]:
+    """Take chunks off the front that are copied together, at least one."""
+    batch = [pending.popleft()]
+    room = min(room_bytes, COMPACT_BATCH_BYTES) - _room_of(batch[0].record)
+    while pending and len(batch) < count_max and (room := room - _room_of(pending[0].record)) >= 0:
+        batch.append(pending.popleft())
+    return batch
+
+
+def _room_of(record: ChunkRecord) -> int:
+    """Room that the chunk takes in a segment of its own kind."""
+    length = record.stored_bytes
+    return length if is_small(length) else large_extent_bytes(length)

@@ -1,0 +1,365 @@
+"""Garbage collection: mark from sessions, names, uploads and leases, sweep what is old and unmarked, give back room.
+
+One cycle, beside readers and writers:
+
+1. *Mark.*  What unfinished uploads have expired is removed first.  The mark set is a bitmap over births.  What
+   sessions hold is marked, then every node's blob, in the order of node ids up to the live end, then every upload's
+   parts, then every leased blob; a manifest's children with it.  A new node has a higher id than the marker's
+   place, so it is met; a node behind that place which gets another blob (a folder's own key) is looked at again
+   (`metadata.on_joined`); a chunk that a writer refers to or is told of meanwhile is marked by the barrier
+   (`Holds.keep`), so it does not matter how that writer's name came about, or which session holds it.
+2. *Sweep.*  Chunks born before the cycle and not marked are proposed, in batches.  The commit that frees looks
+   again, in one synchronous step: a chunk marked meanwhile, or not the one proposed stays.
+3. *Reclaim.*  Behind the sweep, in segments that were sealed with nothing in flight before the cycle, every gap
+   between live extents is punched: what was freed, and what crashes and interrupted puts left.  A segment without
+   live extents is removed.  What is freed elsewhere is punched behind the sweep, too, stretch by stretch, so that
+   neighbours are one punch: it costs more than all else that is done for a small chunk.  Only when the disk has
+   little room, what a commit has freed is punched as soon as that is durable.  Extents are never used again, so
+   punching late or twice harms nobody; what is pinned is punched late, by the first cycle that finds it a gap and
+   not pinned any more.
+
+Rules kept here:
+- Damage stops the cycle before it frees anything: a manifest that cannot be read hides its children.
+- No view is held across a checkpoint; the walk goes page by page, resuming behind the last key.
+- Memory: the bitmap, and 16 bytes for each live extent of at most `EXTENTS_PER_CYCLE` (segments past that wait for
+  the next cycle) and for each of at most `_UNPUNCHED_MAX` freed ones.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import trio
+
+from engine.chunks.chunk_store import ChunkFreed, find_chunk
+from engine.chunks.manifests import Manifests
+from engine.chunks.quarantine import Quarantine
+from engine.format.extents import Extent
+from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
+from engine.host.failpoints import reached
+from engine.metadata.metadata_store import Metadata
+from engine.metadata.pacing import Pace, Writers
+from engine.namespace.names import iter_nodes
+from engine.namespace.tree import NameEvent
+from engine.segments.segment_store import Segments
+from engine.sessions.references import Holds
+from engine.tables.number_set import NumberSet
+from engine.tables.views import Transaction
+from engine.uploads.expiry import UploadExpiry
+from engine.uploads.keys import PARTS_BEGIN, PARTS_END
+from engine.uploads.lifecycle import unpack_part
+from lakefs.ids import (
+    EMPTY_CHUNK,
+    Birth,
+    BlobId,
+    ChunkId,
+    ChunkKind,
+    NodeId,
+    SegmentId,
+    Sequence,
+    chunk_of,
+    kind_of,
+)
+from lakefs.limits import GC_BATCH, GC_GRACE_S, MIB
+from lakefs.ports import Clock
+
+EXTENTS_PER_CYCLE = 4_000_000
+"""64 MiB of places."""
+_ROOM_SHARE: Final = 16
+"""Room that is less than the segments' by this is little: it is given back while the sweep goes on."""
+_UNPUNCHED_MAX: Final = 262_144
+"""4 MiB of places."""
+_STRETCH_BYTES: Final = 16 * MIB
+"""At most some thousand chunks of a page: a few milliseconds of the loop."""
+
+
+@dataclass
+class GcReport:
+    """What one cycle did.  Byte counts are of stored payload and vectors."""
+
+    expired_uploads: int = 0
+    marked_blobs: int = 0
+    live_chunks: int = 0
+    live_bytes: int = 0
+    freed_chunks: int = 0
+    freed_bytes: int = 0
+    kept_young: int = 0
+    removed_segments: int = 0
+    disk_bytes_before: int = 0
+    disk_bytes_after: int = 0
+
+
+class Collector:
+    """Runs one cycle at a time."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        segments: Segments,
+        manifests: Manifests,
+        holds: Holds,
+        quarantine: Quarantine,
+        clock: Clock,
+        expiry: UploadExpiry,
+        writers: Writers,
+        *,
+        grace_s: float = GC_GRACE_S,
+        batch: int = GC_BATCH,
+    ) -> None:
+        self._metadata = metadata
+        self._segments = segments
+        self._manifests = manifests
+        self._holds = holds
+        self._quarantine = quarantine
+        self._clock = clock
+        self._expiry = expiry
+        self._writers = writers
+        self._batch = batch
+        self._not_before = clock.monotonic() + grace_s
+        self.reclaiming = self._lock = trio.Lock()
+        """Held during a cycle, and by whoever else removes segments."""
+        self._passed = NodeId(0)
+        self._rebound: list[BlobId] = []
+        metadata.on_joined(self._note_rebound)
+
+    def _note_rebound(self, sequence: Sequence, notes: list[object]) -> None:
+        """A node that the marker has passed was given a blob: mark that too before the sweep."""
+        for note in notes:
+            if isinstance(note, NameEvent) and note.blob is not None and note.node <= self._passed:
+                self._rebound.append(note.blob)
+
+    @property
+    def running(self) -> bool:
+        """Whether a cycle is under way."""
+        return self._lock.locked()
+
+    async def run(self) -> GcReport:
+        """One full cycle.  A second caller waits for the first.  StoreDamaged, IndexDamaged, StoreReadOnly."""
+        async with self._lock:
+            await trio.sleep(max(0.0, self._not_before - self._clock.monotonic()))
+            report = GcReport(disk_bytes_before=await self._segments.room.allocated_bytes())
+            report.expired_uploads = await self._expiry.run()
+            self._holds.expire()
+            settled = {s for s in self._segments.room.sealed() if not self._segments.in_flight.count(s)}
+            cycle = _Cycle(self._metadata.next_birth, NumberSet(), report, settled, Pace(self._writers))
+            self._holds.barrier = cycle.marked
+            try:
+                await self._mark_held(cycle)
+                await self._mark(cycle)
+                reached("gc.marked")
+                await self._sweep(cycle)
+                await self._punch_stretches(cycle)
+                reached("gc.swept")
+            finally:
+                self._holds.barrier = None
+                self._passed = NodeId(0)
+            # Frees of others that this walk has seen: an earlier cycle may have ended before they were durable.
+            await self._metadata.wait_durable(cycle.rests_on)
+            await self._reclaim(cycle)
+            report.disk_bytes_after = await self._segments.room.allocated_bytes()
+            return report
+
+    # --- mark --------------------------------------------------------------------------------------
+
+    async def _mark_held(self, cycle: _Cycle) -> None:
+        """Mark what sessions held when the barrier was set, in the same step; it marks what they hold from then on."""
+        for count, held in enumerate(self._holds.held_sets(), 1):
+            cycle.marked.update(held)
+            if count % self._batch == 0:
+                await cycle.pace.rest()
+
+    async def _mark(self, cycle: _Cycle) -> None:
+        self._rebound.clear()
+        while True:
+            with self._metadata.view() as view:
+                page = iter_nodes(view, self._passed, self._batch)
+            if not page:
+                break
+            self._passed = page[-1][0]
+            for _, node in page:
+                if node.blob is not None:
+                    await self._mark_blob(cycle, node.blob)
+            await cycle.pace.rest()
+        await self._mark_parts(cycle)
+        for count, blob in enumerate(dict.fromkeys(self._holds.leased_blobs()), 1):
+            await self._mark_blob(cycle, blob)
+            if count % self._batch == 0:
+                await cycle.pace.rest()
+        while self._rebound:
+            await self._mark_blob(cycle, self._rebound.pop())
+
+    async def _mark_parts(self, cycle: _Cycle) -> None:
+        """Mark the parts of unfinished uploads: a part that comes behind this walk is held by its session till then."""
+        after = PARTS_BEGIN
+        while True:
+            with self._metadata.view() as view:
+                page = list(islice(view.scan(Table.UPLOADS, after, PARTS_END), self._batch))
+            if not page:
+                return
+            after = page[-1][0] + b"\0"
+            for _, value in page:
+                await self._mark_blob(cycle, BlobId(unpack_part(value).blob))
+            await cycle.pace.rest()
+
+    async def _mark_blob(self, cycle: _Cycle, blob: BlobId) -> None:
+        cycle.report.marked_blobs += 1
+        pending = [chunk_of(blob)]
+        while pending:
+            chunk = pending.pop()
+            if chunk == EMPTY_CHUNK or not self._mark_chunk(cycle, chunk):
+                continue
+            if kind_of(chunk) is ChunkKind.MANIFEST:
+                manifest = await self._manifests.read(chunk)
+                pending.extend(entry.chunk for entry in manifest.entries)
+
+    def _mark_chunk(self, cycle: _Cycle, chunk: ChunkId) -> bool:
+        """Mark one; false when it was marked by this walk before, or is gone with a name removed meanwhile."""
+        with self._metadata.view() as view:
+            record = find_chunk(view, chunk)
+        if record is None or record.birth in cycle.walked:
+            return False
+        cycle.walked.add(record.birth)
+        cycle.marked.add(record.birth)
+        return True
+
+    # --- sweep -------------------------------------------------------------------------------------
+
+    async def _sweep(self, cycle: _Cycle) -> None:
+        after = b""
+        while True:
+            page = self._chunk_page(cycle, after)
+            if not page:
+                return
+            after = page[-1][0]
+            proposed: list[tuple[bytes, ChunkRecord]] = []
+            for key, record in page:
+                if record.birth >= cycle.born_before:
+                    cycle.report.kept_young += 1
+                    cycle.note_live(record)
+                elif record.birth in cycle.marked:
+                    cycle.note_live(record)
+                else:
+                    proposed.append((key, record))
+            await self._free(cycle, proposed)
+            await cycle.pace.rest()
+
+    def _chunk_page(self, cycle: _Cycle, after: bytes) -> list[tuple[bytes, ChunkRecord]]:
+        with self._metadata.view() as view:
+            page: list[tuple[bytes, ChunkRecord]] = []
+            for key, value in view.scan(Table.CHUNKS, after + b"\x00" if after else b"", b"\xff"):
+                page.append((key, unpack_chunk_record(value)))
+                if len(page) == self._batch:
+                    break
+            cycle.rests_on = max(cycle.rests_on, view.sequence)
+            return page
+
+    async def _free(self, cycle: _Cycle, proposed: list[tuple[bytes, ChunkRecord]]) -> None:
+        if not proposed:
+            return
+
+        def decide(txn: Transaction) -> list[ChunkRecord]:
+            freed: list[ChunkRecord] = []
+            for key, record in proposed:
+                value = txn.get(Table.CHUNKS, key)
+                if value is None or unpack_chunk_record(value) != record:
+                    continue
+                if record.birth in cycle.marked:
+                    cycle.note_live(record)
+                    continue
+                txn.delete(Table.CHUNKS, key)
+                chunk = chunk_id_of_key(key)
+                self._quarantine.drop_in(txn, chunk)
+                txn.note(ChunkFreed(chunk))
+                freed.append(record)
+            return freed
+
+        freed, sequence = await self._metadata.commit(decide)
+        await self._metadata.wait_durable(sequence)
+        cycle.report.freed_chunks += len(freed)
+        cycle.report.freed_bytes += sum(record.extent_bytes for record in freed)
+        reached("gc.freed")
+        await self._give_back(cycle, freed)
+
+    async def _give_back(self, cycle: _Cycle, freed: list[ChunkRecord]) -> None:
+        """Punch what was freed durably, or leave that for later: see step 3."""
+        has_room = await self._segments.room.free_bytes() * _ROOM_SHARE > cycle.report.disk_bytes_before
+        if has_room:
+            for record in freed:
+                if record.segment not in cycle.live_extents:
+                    cycle.note_unpunched(record)
+        else:
+            await self._punch([(r.segment, r.offset, r.extent_bytes) for r in freed])
+        if not has_room or cycle.unpunched_count >= _UNPUNCHED_MAX:
+            await self._punch_stretches(cycle)
+
+    async def _punch_stretches(self, cycle: _Cycle) -> None:
+        """Give back the room of what was freed so far outside of the segments that `_reclaim` goes through."""
+        cycle.unpunched_count = 0
+        while cycle.unpunched:
+            (segment, _), places = cycle.unpunched.popitem()
+            await self._punch([(segment, offset, length) for offset, length in _pairs(places)])
+            await cycle.pace.rest()
+
+    async def _punch(self, extents: list[Extent]) -> None:
+        await self._segments.room.punch(extents)
+        reached("gc.punched")
+
+    # --- reclaim -----------------------------------------------------------------------------------
+
+    async def _reclaim(self, cycle: _Cycle) -> None:
+        """Only segments that were sealed and settled before the cycle: every record in them has been walked."""
+        for segment in sorted(cycle.live_extents):
+            live = cycle.live_extents[segment]
+            if live:
+                await self._segments.room.punch_gaps(segment, sorted(_pairs(live)))
+                await cycle.pace.rest()
+            else:
+                cycle.report.removed_segments += await self._segments.room.remove(segment)
+
+
+class _Cycle:
+    """State of one cycle."""
+
+    def __init__(
+        self, born_before: Birth, marked: NumberSet, report: GcReport, settled: set[SegmentId], pace: Pace
+    ) -> None:
+        self.pace = pace
+        self.born_before = born_before
+        self.marked = marked
+        self.walked = NumberSet()
+        self.rests_on = Sequence(0)
+        self.report = report
+        self.live_extents: dict[SegmentId, array[int]] = {segment: array("Q") for segment in settled}
+        self.unpunched: dict[tuple[SegmentId, int], array[int]] = {}
+        """Durably freed, by the stretch that they begin in."""
+        self.unpunched_count = 0
+        self._extent_count = 0
+
+    def note_unpunched(self, record: ChunkRecord) -> None:
+        """Remember the place of a chunk that is freed durably and keeps its room so far."""
+        stretch = (record.segment, record.offset // _STRETCH_BYTES)
+        places = self.unpunched.setdefault(stretch, array("Q"))
+        places.extend((record.offset, record.extent_bytes))
+        self.unpunched_count += 1
+
+    def note_live(self, record: ChunkRecord) -> None:
+        """Count a chunk that stays, and remember its place when its segment may be reclaimed."""
+        self.report.live_chunks += 1
+        self.report.live_bytes += record.extent_bytes
+        extents = self.live_extents.get(record.segment)
+        if extents is None:
+            return
+        extents.extend((record.offset, record.extent_bytes))
+        self._extent_count += 1
+        if self._extent_count > EXTENTS_PER_CYCLE:
+            fullest = max(self.live_extents, key=lambda segment: len(self.live_extents[segment]))
+            self._extent_count -= len(self.live_extents.pop(fullest)) // 2
+
+
+def _pairs(places: array[int]) -> Iterator[tuple[int, int]]:
+    """Offsets and lengths."""
+    return zip(places[::2], places[1::2], strict=True)

@@ -1,0 +1,93 @@
+"""The index is kept whole: verified behind start-up, and whenever a read met damage; rebuilt where it is not.
+
+What cannot be answered meanwhile is an error, never a false "not found"; nothing is freed before the walk has ended.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import structlog
+import trio
+
+from engine.metadata.metadata_store import Metadata
+from lakefs.errors import IndexDamaged, LakeError
+
+_log = structlog.get_logger()
+
+
+class IndexedStore(Protocol):
+    """What of a store this is about; `engine.store.store.Store` says what each is."""
+
+    metadata: Metadata
+    index_verified: bool
+    index_looked_at: trio.Event
+    index_damage: LakeError | None
+
+
+async def keep_index_whole(store: IndexedStore) -> None:
+    """Verify the index behind start-up, and whenever a read met damage in it; rebuild it on a mismatch."""
+    is_suspect = False
+    while True:
+        store.metadata.index_suspect = trio.Event()
+        try:
+            await store.metadata.verify_index()
+        except IndexDamaged as error:
+            _log.error(
+                "the index is damaged: the engine rebuilds it now from checkpoint and journal; what needs the "
+                "damaged records fails until then, all else is served",
+                error=error.message,
+            )
+            await _rebuild_index(store)
+        else:
+            store.index_verified = True
+            store.index_damage = None
+            if is_suspect:
+                _log.warning("every record of the index was checked, because a read failed: it is whole")
+        store.index_looked_at.set()
+        await store.metadata.index_suspect.wait()
+        is_suspect = True
+        store.index_looked_at = trio.Event()
+        store.index_verified = False
+
+
+def index_state(store: IndexedStore) -> dict[str, Any]:
+    """What becomes of the index by itself, for people and scripts; JSON-able."""
+    progress = store.metadata.index_progress
+    if progress.doing:
+        return {"state": progress.doing, "progress": progress.text}
+    if store.index_damage is not None:
+        return {"state": "damaged", "reason": store.index_damage.message}
+    return {"state": "verified" if store.index_verified else "being checked"}
+
+
+def with_what_happens(store: IndexedStore, error: IndexDamaged) -> IndexDamaged:
+    """Have the index checked because a read failed; the error, with what happens now and what to do."""
+    store.metadata.index_suspect.set()
+    if store.index_damage is None:
+        what_next = (
+            "the engine checks its index now, and rebuilds it where it is damaged: try again when "
+            "`lake status` says index.state verified; if it fails again then, run: lake fsck"
+        )
+    elif store.index_damage.message in error.message:
+        return error
+    else:
+        what_next = f"the index cannot be rebuilt: {store.index_damage.message}"
+    return IndexDamaged(f"{error.message}; {what_next}", subject=error.subject)
+
+
+async def _rebuild_index(store: IndexedStore) -> None:
+    store.index_damage = None
+    begun = trio.current_time()
+    try:
+        await store.metadata.rebuild_online()
+    except LakeError as error:
+        store.index_damage = error
+        _log.error(
+            "the index cannot be rebuilt; what it cannot answer stays an error, and nothing is freed; "
+            "stop the engine, and run: lake fsck --data DIR --repair",
+            error=error.message,
+        )
+    else:
+        store.index_verified = True
+        _log.warning("the index has been rebuilt", seconds=round(trio.current_time() - begun, 1))

@@ -1,0 +1,1 @@
+"""Multipart uploads: begun, given parts, completed, aborted, expired."""
