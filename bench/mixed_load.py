@@ -19,7 +19,7 @@ from typing import Final
 
 from bench.content import payload
 from bench.process import EngineProcess
-from lakefs.client.blocking import Lake
+from lakefs.client.blocking.lake import Lake
 from lakefs.errors import KeyNotFound
 
 BUCKET: Final = "mixed"

@@ -20,12 +20,12 @@ from cli.bench_mount import temporary_mount, what_mounting_lacks
 from lakefs.errors import LakeError, LocalFileError
 from lakefs.histogram import Histogram
 from lakefs.names import parse_object_name
-from lakefs.steps import send
+from lakefs.steps.steps import send
 from lakefs.wire.messages import Locate
 
 if TYPE_CHECKING:
     from cli.target import Target
-    from lakefs.client.blocking import Lake
+    from lakefs.client.blocking.lake import Lake
 
 T = TypeVar("T")
 KIB: Final = 1 << 10

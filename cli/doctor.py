@@ -30,7 +30,7 @@ from cli.target import Target, engine_options, target_of
 from lakefs.errors import EngineUnreachable, LakeError
 
 if TYPE_CHECKING:
-    from lakefs.config import Config
+    from lakefs.config.settings import Config
 
 EXIT_UNFIT = 78
 FREE_BYTES_WARN = 1 << 30
@@ -47,12 +47,12 @@ NATIVE_MODULES = (
     "engine.host._io_uring",
     "engine.format._granules",
     "engine.tiers._frequency",
-    "lakefs._hot_table",
-    "lakefs._plain_reads"
+    "lakefs.shared_index._table",
+    "lakefs.grants._batch_plan"
 )  # fmt: skip
 
 
-SPARED_MODULES = {"engine.host._io_uring", "lakefs._plain_reads"}
+SPARED_MODULES = {"engine.host._io_uring", "lakefs.grants._batch_plan"}
 """Threads read instead of the one; clients ask the engine instead of using the other."""
 
 
@@ -94,7 +94,7 @@ def _as_json(finding: Finding) -> dict[str, str]:
 
 
 def _findings(where: Target, file: str | None) -> Iterator[Finding]:
-    from lakefs.config import load
+    from lakefs.config.settings import load
 
     yield _python()
     yield _kernel()

@@ -18,7 +18,7 @@ from cli.target import Target, engine_options, target_of
 from lakefs.errors import CorruptionError, InvalidArgument, LakeError, StoreUnusable, Unchecked
 
 if TYPE_CHECKING:
-    from lakefs.client.blocking import Lake
+    from lakefs.client.blocking.lake import Lake
 
 REPORT_FORMAT: Final = 1
 EXIT_CODES: Final = {"clean": 0, "damaged": 1, "refused": 2, "repaired": 3}

@@ -13,7 +13,7 @@ from lakefs.errors import ConfigError
 from lakefs.limits import GATEWAY_PROCESSES_MAX
 
 if TYPE_CHECKING:
-    from lakefs.config import Address, Config
+    from lakefs.config.settings import Address, Config
 
 DEFAULT_ADMIN = "127.0.0.1:9002"
 
@@ -71,7 +71,7 @@ def gateway(
     from cli.gateway_team import run_team
     from cli.logs import log_to_stderr
     from lakefs.client.address import resolve
-    from lakefs.config import load
+    from lakefs.config.settings import load
 
     target = target_of(context)
     if target.data is not None:

@@ -21,12 +21,12 @@ from gateway.face import S3Face, listen_s3
 from gateway.metrics import Reading, new_registry
 from gateway.s3.call import Lakes
 from gateway.s3.traffic_metrics import TrafficCollector
-from lakefs.client.awaited import AwaitedEngine
-from lakefs.client.trio_lake import TrioLake
-from lakefs.config import Address, Config
-from lakefs.net import PortUse
-from lakefs.offload import ThreadOffload
-from lakefs.verify import Check
+from lakefs.client.trio.awaited import AwaitedEngine
+from lakefs.client.trio.lake import TrioLake
+from lakefs.config.settings import Address, Config
+from lakefs.content.verify import Check
+from lakefs.host.offload import ThreadOffload
+from lakefs.transport.streams import PortUse
 from lakefs.version import VERSION
 from systemd.notify import notifier_from
 from systemd.watchdog import keep_watchdog

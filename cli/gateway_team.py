@@ -36,8 +36,8 @@ from gateway.metrics import Reading, new_registry
 from gateway.s3.traffic import Connections, Snapshot
 from gateway.s3.traffic_metrics import TrafficCollector
 from lakefs.errors import AddressInUse
-from lakefs.net import PortUse, bind_tcp
-from lakefs.net_address import TcpAddress
+from lakefs.transport.address import TcpAddress
+from lakefs.transport.streams import PortUse, bind_tcp
 from lakefs.version import VERSION
 from systemd.notify import notifier_from
 from systemd.watchdog import keep_watchdog

@@ -17,11 +17,11 @@ from lakefs.errors import InvalidArgument, InvalidName, IsAFolder, KeyNotFound, 
 
 if TYPE_CHECKING:
     from cli.transfer import Account
-    from lakefs.client.blocking import Lake
-    from lakefs.file_getting import GetOptions
+    from lakefs.client.blocking.lake import Lake
     from lakefs.names import Name
-    from lakefs.steps import Steps
-    from lakefs.trees import FileOutcome
+    from lakefs.steps.steps import Steps
+    from lakefs.trees.get_file import GetOptions
+    from lakefs.trees.walk import FileOutcome
 
 ALL = 1 << 62
 
@@ -56,8 +56,8 @@ def get(
     what belongs below a link to a folder is not fetched, unless --follow is given.
     """
     from cli.transfer import Account
-    from lakefs.file_getting import GetOptions
     from lakefs.names import parse_name
+    from lakefs.trees.get_file import GetOptions
 
     where = target_of(context)
     to_stdout = target == "-"
@@ -108,7 +108,7 @@ def _get_folder(
     lake: Lake, where: Target, source: Name, target: str, options: GetOptions, account: Account
 ) -> None:
     from lakefs.names import Name
-    from lakefs.tree_getting import get_tree
+    from lakefs.trees.get_tree import get_tree
 
     if where.data is not None and _is_inside(target, str(where.data)):
         raise InvalidArgument(
@@ -124,7 +124,7 @@ def _get_file(lake: Lake, text: str, target: str, replace: bool, account: Accoun
     A link that the user names is followed to what it points to; one that a folder has under the object's name is
     replaced.
     """
-    from lakefs.file_getting import GetOptions, get_to_file
+    from lakefs.trees.get_file import GetOptions, get_to_file
 
     source = _object_name(lake, text)
     path = os.path.realpath(target) if replace else target
@@ -186,13 +186,13 @@ def _is_a_folder(text: str, kind: str) -> IsAFolder:
 
 
 def _failed(source: Name, target: str, error: LakeError) -> FileOutcome:
-    from lakefs.trees import Fate, FileOutcome
+    from lakefs.trees.walk import Fate, FileOutcome
 
     return FileOutcome(target, str(source), Fate.FAILED, error=error)
 
 
 def _get_into_special(lake: Lake, source: Name, target: str) -> FileOutcome:
-    from lakefs.trees import Fate, FileOutcome
+    from lakefs.trees.walk import Fate, FileOutcome
 
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
@@ -226,8 +226,8 @@ def _print(lake: Lake, text: str, offset: int, length: int, write: Callable[[byt
 
 
 def _stream(lake: Lake, source: Name, offset: int, length: int, write: Callable[[bytes], None]) -> Steps[int]:
-    from lakefs.file_getting import stream_range
-    from lakefs.getting import close_object, open_object
+    from lakefs.get.objects import close_object, open_object
+    from lakefs.trees.get_file import stream_range
 
     access = lake.steps.access(None)
     opened = yield from open_object(access, source)

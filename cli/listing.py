@@ -13,7 +13,7 @@ from cli.target import Target, engine_options, target_of
 from lakefs.errors import KeyNotFound, LakeError
 
 if TYPE_CHECKING:
-    from lakefs.client.blocking import Lake
+    from lakefs.client.blocking.lake import Lake
     from lakefs.names import Name
     from lakefs.wire.messages import ListEntry, ObjectStat
 

@@ -59,7 +59,7 @@ def mount(
     DIR must exist and be empty.  lake unmount, umount and fusermount3 -u take the mount away again.
     """
     from cli.logs import log_to_stderr
-    from lakefs.config import load
+    from lakefs.config.settings import load
 
     log_level = load().log_level  # before the process leaves the folder that a path may be relative to
     given = _given(texts, flags)

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from lakefs.config import parse_size
+from lakefs.config.settings import parse_size
 from lakefs.errors import InvalidArgument
 
 KERNEL: Final = frozenset({"noexec", "noatime", "nodiratime", "dirsync"})

@@ -12,9 +12,9 @@ from lakefs.errors import AlreadyExists, FolderNotEmpty, InvalidArgument, IsAFol
 from lakefs.limits import COPY_WINDOW
 
 if TYPE_CHECKING:
-    from lakefs.client.blocking import Lake
+    from lakefs.client.blocking.lake import Lake
     from lakefs.names import Name
-    from lakefs.steps import Steps
+    from lakefs.steps.steps import Steps
     from lakefs.wire.messages import ObjectStat
 
 PAGE = 1000
@@ -132,7 +132,7 @@ def _ends(lake: Lake, source: str, target: str) -> tuple[Name, Name]:
 def _copy_tree(old: Name, new: Name, no_clobber: bool) -> Steps[int]:
     """Copy every object below a folder; how many.  The first failure is raised after its page."""
     from lakefs.names import Name
-    from lakefs.steps import send
+    from lakefs.steps.steps import send
     from lakefs.wire.messages import Listed, ListNames
 
     if old.bucket == new.bucket and new.key.startswith(old.key):
@@ -164,9 +164,9 @@ def _copy_tree(old: Name, new: Name, no_clobber: bool) -> Steps[int]:
 def _copy_batch(pairs: list[tuple[Name, Name]], no_clobber: bool) -> Steps[list[ObjectStat | LakeError]]:
     """Copies in flight together; a stat or an error for each.  AlreadyExists for a taken target with `no_clobber`."""
     from lakefs.errors import PreconditionFailed
-    from lakefs.service import Reply
-    from lakefs.steps import Pipeline, Send
-    from lakefs.uploading import only_result
+    from lakefs.put.upload import only_result
+    from lakefs.steps.steps import Pipeline, Send
+    from lakefs.wire.engine_port import Reply
     from lakefs.wire.messages import Condition, Copy
 
     found: list[ObjectStat | LakeError] = []

@@ -17,9 +17,9 @@ from lakefs.errors import InvalidArgument, LakeError, LocalFileError
 
 if TYPE_CHECKING:
     from cli.transfer import Account
-    from lakefs.client.blocking import Lake
+    from lakefs.client.blocking.lake import Lake
     from lakefs.names import Name
-    from lakefs.tree_putting import PutOptions
+    from lakefs.trees.put_tree import PutOptions
 
 
 @click.command()
@@ -56,7 +56,7 @@ def put(
     A bucket that does not exist is made, and that is reported.
     """
     from cli.transfer import Account
-    from lakefs.tree_putting import PutOptions
+    from lakefs.trees.put_tree import PutOptions
 
     options = PutOptions(
         compare=recursive,
@@ -102,8 +102,8 @@ def _put_files(
     options: PutOptions,
     account: Account,
 ) -> None:
-    from lakefs.tree_putting import put_tree
-    from lakefs.trees import Walk, WalkOptions
+    from lakefs.trees.put_tree import put_tree
+    from lakefs.trees.walk import Walk, WalkOptions
 
     walk_options = WalkOptions(follow, refused)
     walks = [Walk(source, name.key, walk_options) for source, name in places]
@@ -111,7 +111,7 @@ def _put_files(
 
 
 def _put_stdin(lake: Lake, name: Name, options: PutOptions, account: Account) -> None:
-    from lakefs.trees import Fate, FileOutcome
+    from lakefs.trees.walk import Fate, FileOutcome
 
     result = lake.put(
         str(name),

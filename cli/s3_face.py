@@ -23,13 +23,13 @@ from engine.superblock.first_key import keep_first_key
 from gateway.face import S3Face, listen_s3
 from gateway.s3.call import Lakes
 from gateway.s3.traffic_metrics import TrafficCollector
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
+from lakefs.content.verify import Check
 from lakefs.errors import LakeError
-from lakefs.net import PortUse
 from lakefs.ports import Disk
-from lakefs.service import EngineClient
-from lakefs.verify import Check
+from lakefs.transport.streams import PortUse
 from lakefs.wire.access_messages import AccessKeyCreate, AccessKeyList, AccessKeyRemove, AccessKeys
+from lakefs.wire.engine_port import EngineClient
 
 _NO_KEY: Final = "s3 key  none yet; make one with: lake key create"
 _log: Final = structlog.get_logger(__name__)

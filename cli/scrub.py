@@ -10,7 +10,7 @@ from cli.output import escaped, human_bytes, iso_time, json_option, notice, writ
 from cli.target import engine_options, target_of
 
 if TYPE_CHECKING:
-    from lakefs.client.blocking import Lake
+    from lakefs.client.blocking.lake import Lake
 
 EXIT_DAMAGED = 1
 STEP_S = 1.0
@@ -36,7 +36,7 @@ def scrub(context: click.Context, rate: str | None, restart: bool, as_json: bool
     """
     if context.invoked_subcommand is not None:
         return 0
-    from lakefs.config import parse_size
+    from lakefs.config.settings import parse_size
 
     rate_bytes_per_s = None if rate is None else parse_size(rate)
     with target_of(context).open() as lake:

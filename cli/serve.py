@@ -65,7 +65,7 @@ def serve(file: str | None, **settings: str | None) -> None:
     from cli.s3_face import serve_s3_port
     from cli.start_checks import check_first_start
     from engine.process.engine_process import run_engine
-    from lakefs.config import load
+    from lakefs.config.settings import load
 
     config = load(file=file, flags=settings)
     log_to_stderr(config.log_level)

@@ -15,7 +15,7 @@ def config(file: str | None, as_json: bool) -> None:
 
     Settings come from the file, LAKE_* variables and the flags of lake serve, each overriding the one before.
     """
-    from lakefs.config import load
+    from lakefs.config.settings import load
 
     found = load(file=file)
     if as_json:

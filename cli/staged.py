@@ -20,7 +20,7 @@ from lakefs.errors import EngineUnreachable, InvalidArgument, KeyNotFound, LakeE
 if TYPE_CHECKING:
     from fuse.leftovers import Leftover
     from fuse.restoring import Standing
-    from lakefs.client.blocking import Lake
+    from lakefs.client.blocking.lake import Lake
 
 staging_option = click.option(
     "--staging",
@@ -279,7 +279,7 @@ def _to_file(where: Target, leftover: Leftover, path: Path, zeros: bool) -> dict
 def _base_reader(lake: Lake, leftover: Leftover, zeros: bool) -> Iterator[Callable[[int, int], bytes] | None]:
     """What reads the content that the leftover was written over; None for zeros."""
     from fuse.restoring import open_base
-    from lakefs.getting import close_object, read_range
+    from lakefs.get.objects import close_object, read_range
 
     base = lake.run(open_base(lake.steps, leftover, zeros=zeros))
     if base is None:

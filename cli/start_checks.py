@@ -16,10 +16,10 @@ from typing import Final
 from engine.process.folders import group_id
 from gateway.admin import bind_admin
 from gateway.face import certificates_of, listen_s3
-from lakefs.config import SYSTEM_DATA, SYSTEM_SOCKET, Config
+from lakefs.config.settings import SYSTEM_DATA, SYSTEM_SOCKET, Config
 from lakefs.errors import AddressInUse, InvalidArgument, LocalFileError
-from lakefs.net import PortUse, TrioNetwork
-from lakefs.unix_sockets import listens
+from lakefs.transport.streams import PortUse, TrioNetwork
+from lakefs.transport.unix_sockets import listens
 
 OFF: Final = "off"
 S3_HINT: Final = "--s3 off"

@@ -17,8 +17,8 @@ import click
 from lakefs.errors import LocalFileError, StoreUnusable
 
 if TYPE_CHECKING:
-    from lakefs.client.blocking import Lake
-    from lakefs.service import Reply
+    from lakefs.client.blocking.lake import Lake
+    from lakefs.wire.engine_port import Reply
     from lakefs.wire.messages import Request
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -46,12 +46,12 @@ class Target:
     def ask(self, request: Request) -> Reply:
         """One request and its reply, without loading what only transfers need.  Errors as `open`."""
         if self.data is not None:
-            from lakefs.steps import send
+            from lakefs.steps.steps import send
 
             with self.open() as lake:
                 return lake.run(send(request))
         from lakefs.client.address import resolve
-        from lakefs.client.blocking_remote import connect_blocking
+        from lakefs.client.blocking.engine import connect_blocking
 
         address, token = resolve(self.address(), self.token())
         with connect_blocking(address, token=token) as engine:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cli.output import JsonList, escaped, human_bytes, write_line
 from cli.progress import Meter
-from lakefs.trees import Fate, FileOutcome, Observer, Totals
+from lakefs.trees.walk import Fate, FileOutcome, Observer, Totals
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -20,7 +20,7 @@ from pyfuse3 import FileNameT, InodeT
 
 from fuse.inodes import EXPIRED, Inode
 from fuse.mount import Mount
-from lakefs.client.reconnecting import ReconnectingEngine
+from lakefs.client.trio.reconnecting import ReconnectingEngine
 from lakefs.errors import BucketNotFound, InvalidName, KeyNotFound, LakeError
 from lakefs.limits import WATCHES_PER_CONNECTION_MAX
 from lakefs.wire.messages import ObjectStat, WatchEvent

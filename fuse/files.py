@@ -39,11 +39,11 @@ from lakefs.errors import (
     LakeError,
     PreconditionFailed,
 )
-from lakefs.getting import open_object
+from lakefs.get.objects import open_object
+from lakefs.get.opened import Opened, Piece
 from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import BLOB_BYTES_MAX, FILE_BYTES_MAX, SMALL_PAYLOAD_BYTES
 from lakefs.names import Name
-from lakefs.opened import Opened, Piece
 from lakefs.wire.messages import NO_CONDITION, ObjectStat, SetAttributes
 
 _log: Final = structlog.get_logger(__name__)

@@ -18,10 +18,10 @@ from fuse.mounting import MountOptions
 from fuse.reading import ReadBuffers
 from fuse.staging import StagingFolder
 from fuse.unsettled import Unsettled
-from lakefs.client.reconnecting import ReconnectingEngine
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
+from lakefs.client.trio.reconnecting import ReconnectingEngine
 from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError
-from lakefs.getting import close_leases
+from lakefs.get.objects import close_leases
 from lakefs.limits import WRITE_BEHIND_FILES
 from lakefs.names import Name
 from lakefs.ports import Offload

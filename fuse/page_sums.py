@@ -17,7 +17,7 @@ from collections import OrderedDict
 from itertools import accumulate
 from typing import Final
 
-from lakefs.crc import crc32c
+from lakefs.host.crc import crc32c
 from lakefs.ids import ChunkId
 from lakefs.limits import PAGE_BYTES, PAGE_SUMS_MAX
 

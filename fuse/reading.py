@@ -24,14 +24,14 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from fuse.page_sums import PageSums
-from lakefs.client.trio_lake import TrioLake
-from lakefs.crc import crc32c
+from lakefs.client.trio.lake import TrioLake
+from lakefs.content.verify import granules_around
 from lakefs.errors import StaleGrant
-from lakefs.fetching import locate
-from lakefs.getting import read_range
-from lakefs.ids import Buffer, ChunkId
-from lakefs.limits import GRANULE_BYTES, MIB, PAGE_BYTES
-from lakefs.movers import (
+from lakefs.get.fetch import locate
+from lakefs.get.objects import read_range
+from lakefs.get.opened import Access, Opened, Piece
+from lakefs.grants.descriptors import SegmentDescriptors
+from lakefs.grants.grant_reads import (
     BRING_IN_FROM,
     bring_in_granules,
     cached_crcs,
@@ -42,10 +42,10 @@ from lakefs.movers import (
     missing_for,
     read_cached,
 )
-from lakefs.opened import Access, Opened, Piece
+from lakefs.host.crc import crc32c
+from lakefs.ids import Buffer, ChunkId
+from lakefs.limits import GRANULE_BYTES, MIB, PAGE_BYTES
 from lakefs.ports import Offload
-from lakefs.segment_descriptors import SegmentDescriptors
-from lakefs.verify import granules_around
 from lakefs.wire.messages import Grant
 
 _VECTORS_MAX: Final = 1024

@@ -19,12 +19,12 @@ from typing import Final
 from fuse.leftovers import Leftover, reopened
 from fuse.staged_put import store_staged
 from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
-from lakefs.getting import close_object, open_object, read_range
-from lakefs.lake import LakeSteps
+from lakefs.get.objects import close_object, open_object, read_range
+from lakefs.get.opened import Opened
+from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import CHUNK_BYTES
 from lakefs.names import Name, parse_object_name
-from lakefs.opened import Opened
-from lakefs.steps import Steps
+from lakefs.steps.steps import Steps
 from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes, ObjectStat
 
 _OBJECT: Final = 2

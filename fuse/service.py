@@ -22,11 +22,11 @@ from fuse.mount import Mount, now_ns
 from fuse.mounting import MountOptions, mounted
 from fuse.operations import LakeOperations
 from fuse.staging import StagingFolder
-from lakefs.client.reconnecting import connect_reconnecting
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
+from lakefs.client.trio.reconnecting import connect_reconnecting
 from lakefs.errors import LakeError
+from lakefs.host.offload import ThreadOffload
 from lakefs.names import Name
-from lakefs.offload import ThreadOffload
 
 _log: Final = structlog.get_logger(__name__)
 _THREADS: Final = 4

@@ -26,18 +26,16 @@ import msgspec
 from fuse.byte_ranges import RangeSet
 from fuse.staging import Kind, StagedFile
 from fuse.write_behind import WriteBehind
-from lakefs.chunking import fixed_cuts, iter_extents, plan_file
+from lakefs.content.chunking import fixed_cuts, iter_extents, plan_file
+from lakefs.content.manifest import CutKind
 from lakefs.errors import EngineUnreachable, InvalidArgument, SessionLost, SourceChanged
-from lakefs.getting import read_range
+from lakefs.get.objects import read_range
+from lakefs.get.opened import Opened, Piece
 from lakefs.ids import ChunkId, data_chunk_id
-from lakefs.lake import LakeSteps
+from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import BATCH_MAX, CHUNK_BYTES, SMALL_PAYLOAD_BYTES, STORE_REQUEST_CHUNKS, STORE_WINDOW
-from lakefs.manifest import CutKind
 from lakefs.names import Name
-from lakefs.opened import Opened, Piece
-from lakefs.service import Reply
-from lakefs.steps import Completion, Effect, Pipeline, Send, Steps, send, work
-from lakefs.uploading import (
+from lakefs.put.upload import (
     ATTEMPTS,
     Upload,
     abandon_upload,
@@ -50,6 +48,8 @@ from lakefs.uploading import (
     store_manifests,
     store_payloads,
 )
+from lakefs.steps.steps import Completion, Effect, Pipeline, Send, Steps, send, work
+from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import (
     Commit,
     Condition,

@@ -21,15 +21,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from fuse.staged_file import Kind, StagedFile
-from lakefs.chunking import iter_extents, plan_growing
+from lakefs.content.chunking import iter_extents, plan_growing
 from lakefs.errors import InvalidArgument
+from lakefs.get.opened import Piece
 from lakefs.ids import ChunkId, ChunkKind, SessionId, data_chunk_id
-from lakefs.lake import LakeSteps
+from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES, STORE_REQUEST_CHUNKS, WRITE_BEHIND_WINDOW
-from lakefs.opened import Piece
-from lakefs.service import Reply
-from lakefs.steps import Completion, Effect, Pipeline, Send, Steps, Work, send, work
-from lakefs.uploading import forget
+from lakefs.put.upload import forget
+from lakefs.steps.steps import Completion, Effect, Pipeline, Send, Steps, Work, send, work
+from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import (
     Offer,
     Offered,

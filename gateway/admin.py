@@ -32,7 +32,7 @@ from prometheus_client.exposition import generate_latest
 
 from gateway.http.head import check_beginning
 from gateway.http.refusal import HttpRefusal
-from lakefs.config import Address
+from lakefs.config.settings import Address
 from lakefs.errors import AddressInUse, ConfigError, PermissionDenied
 from lakefs.limits import (
     ADMIN_CONNECTIONS_MAX,

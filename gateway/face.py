@@ -18,11 +18,11 @@ from gateway.s3.access_log import AccessLog
 from gateway.s3.call import Lakes
 from gateway.s3.service import S3Options, S3Service
 from gateway.s3.traffic import Connections, Snapshot, Traffic, connections_of
-from lakefs.config import Address, Config
+from lakefs.config.settings import Address, Config
 from lakefs.errors import AddressInUse
 from lakefs.limits import HTTP_CONNECTIONS_MAX
-from lakefs.net import PortUse, TrioNetwork
 from lakefs.ports import Listener
+from lakefs.transport.streams import PortUse, TrioNetwork
 
 _log: Final = structlog.get_logger(__name__)
 

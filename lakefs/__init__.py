@@ -13,23 +13,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lakefs.client.blocking import Lake
+    from lakefs.client.blocking.lake import Lake
     from lakefs.client.connect import connect
     from lakefs.client.connect_trio import connect_trio
-    from lakefs.client.trio_lake import TrioLake
+    from lakefs.client.trio.lake import TrioLake
+    from lakefs.content.verify import Check
     from lakefs.errors import LakeError
-    from lakefs.shared_memory import SharedMemory, Slot
-    from lakefs.verify import Check
+    from lakefs.put.shared_memory import SharedMemory, Slot
 
 __all__ = ["Check", "Lake", "LakeError", "SharedMemory", "Slot", "TrioLake", "connect", "connect_trio"]
 
 _PLACES = {
-    "Check": "lakefs.verify",
-    "Lake": "lakefs.client.blocking",
+    "Check": "lakefs.content.verify",
+    "Lake": "lakefs.client.blocking.lake",
     "LakeError": "lakefs.errors",
-    "SharedMemory": "lakefs.shared_memory",
-    "Slot": "lakefs.shared_memory",
-    "TrioLake": "lakefs.client.trio_lake",
+    "SharedMemory": "lakefs.put.shared_memory",
+    "Slot": "lakefs.put.shared_memory",
+    "TrioLake": "lakefs.client.trio.lake",
     "connect": "lakefs.client.connect",
     "connect_trio": "lakefs.client.connect_trio",
 }

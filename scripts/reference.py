@@ -14,7 +14,7 @@ from typing import Final
 import click
 
 from cli.main import lake
-from lakefs import config
+from lakefs.config import settings as config
 from lakefs.errors import ERROR_TABLE
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference.md"

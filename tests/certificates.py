@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gateway.http.certificates import load_pair
 from gateway.http.tls import TlsListener, TlsStream
-from lakefs.net import TrioNetwork
 from lakefs.ports import Listener, Stream
+from lakefs.transport.streams import TrioNetwork
 
 HOST = "127.0.0.1"
 CA_FILE = "ca.pem"

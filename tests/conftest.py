@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from cli import logs
 from fuse.mount_table import all_mounts, answers, unmount
-from lakefs.config import CLIENT_VARIABLES, SETTING_NAMES
+from lakefs.config.settings import CLIENT_VARIABLES, SETTING_NAMES
 
 settings.register_profile("lake", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("lake"), derandomize=True)

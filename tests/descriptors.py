@@ -1,7 +1,7 @@
 """What this process has open: for tests that nothing is left so.
 
-Descriptors of strangers are closed by a thread of their own (`lakefs.descriptors.let_go`), so both wait until those of
-before have ended: neither counts what is about to be closed.
+Descriptors of strangers are closed by a thread of their own (`lakefs.host.descriptors.let_go`), so both wait until
+those of before have ended: neither counts what is about to be closed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import threading
 from typing import Final
 
-from lakefs.descriptors import CLOSER
+from lakefs.host.descriptors import CLOSER
 
 _CLOSE_SECONDS: Final = 10.0
 

@@ -11,11 +11,11 @@ from unittest import mock
 from fuse.staged_put import store_staged
 from fuse.staging import Base, StagedFile, StagingFolder
 from fuse.write_behind import WriteBehind
-from lakefs.getting import close_object
+from lakefs.get.objects import close_object
+from lakefs.get.opened import Opened
 from lakefs.limits import BLOB_BYTES_MAX
 from lakefs.names import Name
-from lakefs.opened import Opened
-from lakefs.steps import Steps
+from lakefs.steps.steps import Steps
 from lakefs.wire import messages as m
 from tests.contract.engines import Kind
 from tests.contract.test_lake import Driven, run
@@ -29,7 +29,7 @@ def small_chunks(chunk_bytes: int, small_payload_bytes: int) -> Iterator[None]:
     """Contents are cut into shorter chunks than users' are."""
     with (
         mock.patch("fuse.staged_put.CHUNK_BYTES", chunk_bytes),
-        mock.patch("lakefs.chunking.CHUNK_BYTES", chunk_bytes),
+        mock.patch("lakefs.content.chunking.CHUNK_BYTES", chunk_bytes),
         mock.patch("fuse.write_behind.CHUNK_BYTES", chunk_bytes),
         mock.patch("fuse.write_behind.BEGIN_BYTES", 2 * chunk_bytes),
         mock.patch("fuse.staged_put.SMALL_PAYLOAD_BYTES", small_payload_bytes),

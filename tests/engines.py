@@ -12,11 +12,11 @@ import trio.testing
 
 from engine.server.connection import ServerLimits
 from engine.server.listener import Server
-from lakefs.client.remote import RemoteEngine, connect_engine
+from lakefs.client.trio.engine import RemoteEngine, connect_engine
 from lakefs.ids import data_chunk_id
 from lakefs.limits import BODY_BYTES_MAX
-from lakefs.net import TrioNetwork
 from lakefs.ports import Network, Stream
+from lakefs.transport.streams import TrioNetwork
 from lakefs.wire.connection import RequestReceived, ServerConnection
 from lakefs.wire.messages import (
     HelloReply,

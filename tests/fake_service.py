@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import trio
 
 from engine.host.tasks import run_all
-from lakefs.descriptors import close_all
 from lakefs.errors import BucketNotFound, ChunkNotFound, InvalidArgument, KeyNotFound
+from lakefs.host.descriptors import close_all
 from lakefs.ids import Buffer, ChunkKind, chunk_id_of
-from lakefs.service import Body, Reply, ServedClient
+from lakefs.wire.engine_port import Body, Reply, ServedClient
 from lakefs.wire.messages import (
     BucketCreate,
     BucketRemove,

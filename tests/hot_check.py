@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from engine.format.layouts import Table, chunk_id_of_key, unpack_chunk_record
 from engine.store.store import Store
-from lakefs.hot_table_format import (
+from lakefs.ids import ChunkId
+from lakefs.shared_index.table_format import (
     DEAD,
     ENTRIES_OFFSET,
     ENTRY_BYTES,
@@ -14,7 +15,6 @@ from lakefs.hot_table_format import (
     pack_place,
     unpack_entry,
 )
-from lakefs.ids import ChunkId
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 

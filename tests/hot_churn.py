@@ -13,8 +13,8 @@ import select
 import sys
 from typing import Final
 
-from lakefs.hot_table import HotTable
-from lakefs.hot_table_format import Found, table_bytes
+from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table_format import Found, table_bytes
 from tests.oracles.hot_table import TwinTable
 
 TABLES: Final = {kind.__name__: kind for kind in (HotTable, TwinTable)}

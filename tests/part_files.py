@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lakefs.get.opened import Piece
 from lakefs.ids import data_chunk_id
-from lakefs.local_folders import LocalTarget
-from lakefs.opened import Piece
-from lakefs.parts import PartFile
+from lakefs.trees.local_folders import LocalTarget
+from lakefs.trees.part_files import PartFile
 
 
 def opened_part(target: Path) -> PartFile:

@@ -12,11 +12,11 @@ import trio.testing
 from engine.server.connection import ServerLimits
 from engine.server.listener import Server
 from lakefs.errors import EngineUnreachable, LakeError
-from lakefs.frame_receiver import FrameReceiver
 from lakefs.ids import Buffer
 from lakefs.limits import CONNECTIONS_MAX
-from lakefs.net import TrioNetwork
 from lakefs.ports import Network, Stream
+from lakefs.transport.frame_receiver import FrameReceiver
+from lakefs.transport.streams import TrioNetwork
 from lakefs.wire.connection import ClientConnection, ClientEvent, FailureReceived, ReplyReceived
 from lakefs.wire.messages import Hello, HelloReply, Message, Ping, Request
 from tests.fake_service import FakeService

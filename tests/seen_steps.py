@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from lakefs.steps import Send, Start, Step, Steps
+from lakefs.steps.steps import Send, Start, Step, Steps
 from lakefs.wire import messages as m
 
 T = TypeVar("T")

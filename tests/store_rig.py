@@ -18,12 +18,12 @@ from engine.store.opening import open_store
 from engine.store.store import Store
 from engine.tables.views import Transaction
 from engine.tiers.dram_tier import DramTier
+from lakefs.host.offload import InlineOffload
 from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import KIB, MIB
-from lakefs.offload import InlineOffload
 from lakefs.ports import Offload
-from lakefs.service import EngineClient
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient
 from tests.sim.clock import SimClock
 from tests.sim.disk import SimDisk
 

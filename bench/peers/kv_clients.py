@@ -22,9 +22,9 @@ import msgspec
 from crc32c import crc32c
 
 import lakefs
+from lakefs.content.verify import Check
 from lakefs.limits import GRANULE_BYTES
-from lakefs.shared_memory import SharedMemory
-from lakefs.verify import Check
+from lakefs.put.shared_memory import SharedMemory
 
 OPENLAKE_KEY_BYTES: Final = 54
 MOONCAKE_BUFFER_BYTES: Final = 64 << 20

@@ -17,8 +17,8 @@ from crc32c import crc32c
 from bench.content import write_file
 from bench.measure import Bench, Paired, Scenario, Sides, at_least, timed
 from bench.process import EngineProcess
+from lakefs.content.verify import Check
 from lakefs.limits import CHUNK_BYTES, CLIENT_THREADS, GRANULE_BYTES
-from lakefs.verify import Check
 
 FULL: Final = 64 << 20
 QUICK: Final = 8 << 20

@@ -22,7 +22,7 @@ from bench.mounts import forget_pages, forget_pages_below
 from bench.peers.fio import Job, fio
 from bench.process import EngineProcess
 from bench.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
-from lakefs.verify import Check
+from lakefs.content.verify import Check
 
 FULL: Final = 512 << 20
 QUICK: Final = 8 << 20

@@ -20,9 +20,9 @@ from bench.content import renew_file, write_file
 from bench.measure import Bench, Figure, Scenario, Single, at_least, at_most, timed
 from bench.process import EngineProcess, MemoryWatch
 from bench.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
-from lakefs.file_getting import GetOptions, get_to_file
 from lakefs.names import Name
-from lakefs.trees import Observer
+from lakefs.trees.get_file import GetOptions, get_to_file
+from lakefs.trees.walk import Observer
 
 FULL: Final = 4 << 30
 QUICK: Final = 24 << 20

@@ -19,10 +19,10 @@ import lmdb
 from bench.measure import Bench, Scenario, at_most
 from bench.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
 from engine.memory.backing import open_backing
-from lakefs.aligned_mapping import map_aligned
-from lakefs.hot_table import HotTable
-from lakefs.hot_table_format import PLACE, capacity_for, table_bytes
+from lakefs.host.aligned_mapping import map_aligned
 from lakefs.ids import ChunkKind
+from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table_format import PLACE, capacity_for, table_bytes
 
 FULL: Final = 10_000_000
 QUICK: Final = 2_000

@@ -23,9 +23,9 @@ from bench.mounts import forget_pages_below
 from bench.peers.fio import Job, fio
 from bench.process import EngineProcess
 from bench.sampled import ALONE, OURS, CouldNotRun, Entrant, Run, Sampled, Side, Target
+from lakefs.content.verify import Check
 from lakefs.histogram import Histogram
 from lakefs.ids import data_chunk_id
-from lakefs.verify import Check
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20

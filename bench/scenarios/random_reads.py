@@ -27,7 +27,7 @@ from bench.content import payload
 from bench.measure import Bench, Scenario, at_least, at_most
 from bench.process import EngineProcess
 from bench.sampled import OURS, CouldNotRun, Entrant, Run, Sampled, Side, Target
-from lakefs.client.reconnecting import connect_reconnecting
+from lakefs.client.trio.reconnecting import connect_reconnecting
 from lakefs.histogram import Histogram
 from lakefs.ids import data_chunk_id
 from lakefs.wire.messages import ReadChunks, ReadChunksReply

@@ -12,7 +12,7 @@ from bench.content import payload
 from bench.measure import Bench, Scenario, at_most
 from bench.process import EngineProcess
 from bench.sampled import ALONE, OURS, Entrant, Sampled, Side, Target, one_by_one
-from lakefs.steps import send
+from lakefs.steps.steps import send
 from lakefs.wire.messages import CloseLeases, Locate
 
 CHUNKS: Final = 64

@@ -22,7 +22,7 @@ from bench.measure import Bench, Scenario, at_least, at_most
 from bench.process import EngineProcess
 from bench.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
 from lakefs.histogram import Histogram
-from lakefs.shared_memory import SharedMemory, Slot
+from lakefs.put.shared_memory import SharedMemory, Slot
 
 MIB: Final = 1 << 20
 BLOCKS: Final = 16

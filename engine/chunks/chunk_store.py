@@ -25,10 +25,10 @@ from engine.metadata.metadata_store import Metadata
 from engine.segments.segment_store import Segments
 from engine.sessions.references import Holds, Session
 from engine.tables.views import Transaction, View
+from lakefs.content.verify import matches_id
 from lakefs.errors import ChunkDamaged, LakeError, StaleGrant, StoreDamaged
 from lakefs.ids import EMPTY_CHUNK, ChunkId, Sequence, id_text
 from lakefs.ports import Offload
-from lakefs.verify import matches_id
 
 
 @dataclass(frozen=True)

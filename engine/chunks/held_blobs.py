@@ -16,10 +16,10 @@ from engine.chunks.manifests import Manifests
 from engine.format.layouts import ChunkRecord
 from engine.metadata.metadata_store import Metadata
 from engine.sessions.references import Holds, Session
+from lakefs.content.manifest import Manifest, check_child, check_top
 from lakefs.errors import ChunkDamaged, ChunkNotFound, InvalidArgument, RequestTooLarge
 from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, BlobId, ChunkId, ChunkKind, id_text, is_well_formed, kind_of
 from lakefs.limits import BATCH_MAX
-from lakefs.manifest import Manifest, check_child, check_top
 
 CHECK_BATCH: Final = 1024
 """Chunks of a manifest looked up between two checkpoints: about 4 ms."""

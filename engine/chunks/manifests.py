@@ -13,9 +13,9 @@ import trio
 
 from engine.chunks.chunk_store import Chunks, find_chunk
 from engine.metadata.metadata_store import Metadata
+from lakefs.content.manifest import Manifest, check_child, parse
 from lakefs.errors import ChunkDamaged, ChunkNotFound, InvalidArgument, StaleGrant
 from lakefs.ids import ChunkId, id_text
-from lakefs.manifest import Manifest, check_child, parse
 
 CACHE_ENTRIES: Final = 65_536
 """Entries over all cached manifests, about 200 bytes each: 13 MiB."""

@@ -20,11 +20,11 @@ import trio
 
 from engine.chunks.payload import Payload, is_small
 from engine.format.extents import large_extent_bytes
-from lakefs.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
 from lakefs.errors import InvalidArgument, RequestTooLarge
+from lakefs.host.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
 from lakefs.ids import ChunkKind
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, SMALL_MEMORY_BYTES
-from lakefs.service import Body
+from lakefs.wire.engine_port import Body
 
 BUFFERS_PER_REQUEST_MAX = 9
 """Two buffers one behind the other hold more than one buffer's worth, or the second had not been begun: so 16 MiB and

@@ -1,6 +1,6 @@
 """CRC32C of payloads: computed when an extent is written, compared with its record when the engine reads it.
 
-`lakefs.verify` says which checksums there are, and compares them for clients.
+`lakefs.content.verify` says which checksums there are, and compares them for clients.
 
 What these find is rot and torn writes; a hostile writer is found by the chunk's BLAKE3 only.
 """
@@ -14,8 +14,8 @@ from crc32c import crc32c
 from engine.format._granules import granule_crcs
 from engine.format.extents import large_extent_bytes
 from engine.format.layouts import ChunkRecord
+from lakefs.content.verify import vector_bytes
 from lakefs.ids import Buffer
-from lakefs.verify import vector_bytes
 
 
 def vector_of(payload: Buffer) -> bytes:

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from engine.format.layouts import SEGMENT_DATA_OFFSET, SegmentKind
+from lakefs.content.verify import vector_bytes
 from lakefs.ids import SegmentId
 from lakefs.limits import PAGE_BYTES
-from lakefs.verify import vector_bytes
 
 Span = tuple[int, int]
 """(offset, length) in one segment, in bytes."""

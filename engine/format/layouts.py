@@ -19,10 +19,10 @@ from typing import Final
 import msgspec
 from crc32c import crc32c
 
+from lakefs.content.verify import vector_bytes
 from lakefs.errors import IndexDamaged, StoreUnusable
 from lakefs.ids import Birth, BlobId, BootId, ChunkId, DomainIndex, NodeId, SegmentId, Sequence
 from lakefs.layout import Layout
-from lakefs.verify import vector_bytes
 
 FORMAT_VERSION: Final = 1
 PAGE: Final = 4096

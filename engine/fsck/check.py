@@ -42,6 +42,7 @@ from engine.namespace.walk import walk_nodes
 from engine.segments.segment_store import Segments
 from engine.tables.number_set import NumberSet
 from engine.tables.views import View
+from lakefs.content.manifest import Entry, Manifest, check_child
 from lakefs.errors import ChunkDamaged, CorruptionError, IndexDamaged, LakeError, StaleGrant
 from lakefs.ids import (
     EMPTY_CHUNK,
@@ -56,7 +57,6 @@ from lakefs.ids import (
     kind_of,
 )
 from lakefs.limits import GC_BATCH
-from lakefs.manifest import Entry, Manifest, check_child
 
 _LOOKS_FOR_NAMES: Final = 3
 _LOOKS_AT_PAYLOAD: Final = 8

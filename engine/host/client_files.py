@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from lakefs.errors import InvalidArgument, SourceChanged
-from lakefs.file_systems import LOCAL_FILE_SYSTEMS, file_system_of
+from lakefs.host.file_systems import LOCAL_FILE_SYSTEMS, file_system_of
 
 _LOCAL_TYPES: Final = {*LOCAL_FILE_SYSTEMS.values(), "ext2", "ext3", ""}
 _MOUNT_ID: Final = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)

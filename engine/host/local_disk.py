@@ -31,7 +31,6 @@ from typing import Final
 from engine.host.client_files import MEMORY_FILE_SYSTEMS, file_system
 from engine.host.folder_lock import FolderLock
 from engine.host.spare_descriptors import NO_DESCRIPTOR, SpareDescriptors
-from lakefs.descriptors import after
 from lakefs.errors import (
     DiskFailed,
     EngineBusy,
@@ -40,6 +39,7 @@ from lakefs.errors import (
     StoreFull,
     StoreReadOnly,
 )
+from lakefs.host.descriptors import after
 from lakefs.ids import Buffer
 from lakefs.limits import MIB, PAGE_BYTES
 from lakefs.ports import FileStat

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Final
 
 from engine.memory.sealed_memory import SealedMemory
-from lakefs.aligned_mapping import HUGE_BYTES
 from lakefs.errors import ConfigError, DiskFailed, StoreLocked
-from lakefs.hot_table_format import MAGIC
+from lakefs.host.aligned_mapping import HUGE_BYTES
+from lakefs.shared_index.table_format import MAGIC
 
 _FILE_MODE: Final = 0o600
 _COPY_BYTES: Final = 8 << 20

@@ -27,8 +27,8 @@ import trio
 
 from engine.format._granules import read_granules
 from engine.host.client_files import file_system
-from lakefs.descriptors import aside, is_memory, let_go
 from lakefs.errors import EngineBusy, InvalidArgument, SourceChanged
+from lakefs.host.descriptors import aside, is_memory, let_go
 from lakefs.ids import Buffer
 from lakefs.limits import MIB
 

@@ -15,10 +15,10 @@ import mmap
 import os
 from typing import Final
 
-from lakefs.aligned_mapping import HUGE_BYTES, map_aligned
 from lakefs.errors import EngineBusy
-from lakefs.memory_advice import COLLAPSE, POPULATE_WRITE, advise
-from lakefs.slabs import SEALS
+from lakefs.grants.dram_slabs import SEALS
+from lakefs.host.aligned_mapping import HUGE_BYTES, map_aligned
+from lakefs.host.memory_advice import COLLAPSE, POPULATE_WRITE, advise
 
 _MFD_HUGE_2MB: Final = 21 << 26
 

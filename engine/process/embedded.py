@@ -3,8 +3,8 @@
 `EmbeddedEngine` is the `EngineClient` of a service in the same process: requests go to the service as they are,
 without frames, and are held to the same rules.
 
-`open_lake` gives blocking callers the methods of `lakefs.client.blocking.Lake` on a store opened with its exclusive
-lock; the engine runs in a trio loop of a thread of its own, and is stopped cleanly at the end.
+`open_lake` gives blocking callers the methods of `lakefs.client.blocking.lake.Lake` on a store opened with its
+exclusive lock; the engine runs in a trio loop of a thread of its own, and is stopped cleanly at the end.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from engine.requests.table import Service
 from engine.server.watches import close_events
 from engine.store.local_store import open_local_store
 from engine.store.store import Store
-from lakefs.client.blocking import Lake
-from lakefs.descriptors import duplicates
+from lakefs.client.blocking.lake import Lake
 from lakefs.errors import EngineUnreachable, InvalidArgument
+from lakefs.host.descriptors import duplicates
 from lakefs.ids import Buffer
-from lakefs.service import Body, EngineService, Reply
+from lakefs.wire.engine_port import Body, EngineService, Reply
 from lakefs.wire.messages import PutObjects, Request, StoreChunks, Watch, WatchEvent
 
 _ENDED = "the engine in this process has ended; open the store again"

@@ -31,11 +31,11 @@ from engine.store.local_store import open_local_store
 from engine.store.store import Store
 from engine.superblock.native_token import native_token
 from engine.tiers.dram_size import tier_bytes
-from lakefs.config import Config
+from lakefs.config.settings import Config
 from lakefs.errors import LakeError
+from lakefs.grants.dram_slabs import SLAB_BYTES
 from lakefs.limits import CONNECTIONS_MAX, SCRUB_STEP_S_MAX, STRANGERS_MAX
-from lakefs.net import TrioNetwork
-from lakefs.slabs import SLAB_BYTES
+from lakefs.transport.streams import TrioNetwork
 
 DRAIN_TIMEOUT_S: Final = 20.0
 GC_INTERVAL_S: Final = 600.0

@@ -20,7 +20,7 @@ from typing import Final
 import structlog
 
 from engine.host.local_disk import make_folders
-from lakefs.config import Config
+from lakefs.config.settings import Config
 from lakefs.errors import ConfigError, LocalFileError
 
 _SOCKET_FOLDER: Final = "socket folder"

@@ -22,7 +22,7 @@ import structlog
 
 from engine.superblock.first_key import FIRST_KEY_FILE
 from engine.superblock.native_token import TOKEN_FILE
-from lakefs.config import Config
+from lakefs.config.settings import Config
 from lakefs.errors import ConfigError
 
 _ALL: Final = 0o777

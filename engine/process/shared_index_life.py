@@ -16,9 +16,9 @@ from engine.store.store import Store
 from engine.tiers.dram_entries import joined
 from engine.tiers.shared_index import WATCHED, HotIndex, capacity_allowed
 from lakefs.errors import LakeError
-from lakefs.hot_table import HotTable
-from lakefs.hot_table_format import capacity_for, entries_max, table_bytes
 from lakefs.limits import HOT_INDEX_ENTRIES_MIN
+from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table_format import capacity_for, entries_max, table_bytes
 
 OFF: Final = "off"
 BY_ITSELF: Final = ("auto", "memory")

@@ -19,8 +19,8 @@ from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.tables.views import Transaction, View
-from lakefs.service import Reply
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 
 
 class AccessKeyRequests:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from lakefs.errors import InvalidArgument, LakeError
 from lakefs.ids import ChunkId
-from lakefs.service import Reply
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 
 
 def failed(error: LakeError) -> m.NameResult:

@@ -12,8 +12,8 @@ from engine.store.store import Store
 from lakefs.errors import PermissionDenied, RequestTooLarge
 from lakefs.ids import ChunkId
 from lakefs.limits import SLABS_PER_REQUEST_MAX
-from lakefs.service import Reply
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 
 
 class SlabRequests:

@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 
 from engine.sessions.references import Client
 from lakefs.errors import BugError
-from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Body, Reply
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Reply]])
 Handler = Callable[[Client, Any, Body, Sequence[int]], Awaitable[Reply]]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from engine.store.store import Store
-from lakefs.descriptors import duplicates
 from lakefs.errors import InvalidArgument, PermissionDenied
-from lakefs.service import Reply
+from lakefs.host.descriptors import duplicates
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 
 
 class MemoryRequests:

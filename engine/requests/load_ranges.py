@@ -41,11 +41,11 @@ from lakefs.errors import (
     StaleGrant,
     UserError,
 )
-from lakefs.hot_table_format import Found
 from lakefs.ids import EMPTY_CHUNK, ChunkId, SegmentId, id_text
 from lakefs.limits import GRANULE_BYTES, KIB, MIB, PAGE_BYTES, SMALL_PAYLOAD_BYTES
-from lakefs.service import Reply
+from lakefs.shared_index.table_format import Found
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 from lakefs.wire.grants import MEDIUM_SEGMENT
 
 AT_ONCE_BYTES: Final = 512 * KIB

@@ -37,8 +37,8 @@ from engine.store.store import Store
 from engine.tables.views import Transaction, View
 from lakefs.errors import InvalidArgument, RequestTooLarge, UserError
 from lakefs.limits import BATCH_MAX, DELETE_BATCH
-from lakefs.service import Reply
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 
 
 class NameRequests:

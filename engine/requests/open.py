@@ -61,8 +61,8 @@ from lakefs.limits import (
     LEASES_PER_CONNECTION_MAX,
     SMALL_PAYLOAD_BYTES,
 )
-from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Body, Reply
 from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_SEGMENT
 
 SEGMENTS_PER_REQUEST_MAX = 64

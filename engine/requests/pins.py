@@ -11,8 +11,8 @@ from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.tiers.shared_index import NO_GRANT
 from lakefs.errors import PermissionDenied
-from lakefs.service import Reply
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 
 
 class PinRequests:

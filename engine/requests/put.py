@@ -29,7 +29,6 @@ from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.tables.views import Transaction
-from lakefs.descriptors import duplicates, let_go
 from lakefs.errors import (
     ChunkNotFound,
     EngineBusy,
@@ -39,6 +38,7 @@ from lakefs.errors import (
     SessionLost,
     UserError,
 )
+from lakefs.host.descriptors import duplicates, let_go
 from lakefs.ids import (
     EMPTY_CHUNK,
     BlobId,
@@ -47,8 +47,8 @@ from lakefs.ids import (
     SessionId,
 )
 from lakefs.limits import BATCH_MAX, BLOB_BYTES_MAX, SOURCES_PER_CONNECTION_MAX
-from lakefs.service import Body, Reply
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Body, Reply
 
 
 class _Vanished(Exception):

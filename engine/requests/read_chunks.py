@@ -22,13 +22,13 @@ from engine.segments.batch_reader import Range
 from engine.segments.reader import READ_AT_ONCE_BYTES, RangeRead
 from engine.store.store import Store
 from engine.tiers.shared_index import record_at
+from lakefs.content.verify import granules_around
 from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError, RequestTooLarge, StaleGrant
-from lakefs.hot_table_format import Found
 from lakefs.ids import ChunkId, Sequence, id_text
 from lakefs.limits import BODY_BYTES_MAX, DRAM_PAYLOAD_BYTES_MIN, GRANULE_BYTES
-from lakefs.service import Body, Reply
-from lakefs.verify import granules_around
+from lakefs.shared_index.table_format import Found
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Body, Reply
 from lakefs.wire.grants import MEDIUM_SEGMENT
 
 READ_ATTEMPTS: Final = 4

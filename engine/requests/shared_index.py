@@ -6,9 +6,9 @@ from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from engine.store.store import Store
 from lakefs.errors import PermissionDenied, UnsupportedVersion
-from lakefs.hot_table_format import entries_max
-from lakefs.service import Reply
+from lakefs.shared_index.table_format import entries_max
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 
 
 class HotIndexRequests:

@@ -21,8 +21,8 @@ from engine.sessions.references import Client
 from engine.store.store import Store
 from lakefs.errors import InvalidArgument, SessionLost
 from lakefs.ids import ChunkKind, SessionId
-from lakefs.service import Reply
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 
 
 class SlotRequests:

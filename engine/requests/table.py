@@ -36,15 +36,15 @@ from engine.requests.uploads import UploadRequests
 from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.upkeep.index_upkeep import with_what_happens
-from lakefs.descriptors import close_all, let_go
 from lakefs.errors import IndexDamaged, InvalidArgument, UnsupportedVersion
+from lakefs.host.descriptors import close_all, let_go
 from lakefs.limits import COMPACT_SHARE, COMPACT_SHARE_MOST, SCRUB_STEP_S_MAX
-from lakefs.service import Body, Reply, ServedClient
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Body, Reply, ServedClient
 
 
 class Service:
-    """Implements `lakefs.service.EngineService` on a store."""
+    """Implements `lakefs.wire.engine_port.EngineService` on a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -40,8 +40,8 @@ from engine.uploads.object_parts import find_parts
 from lakefs.errors import ChunkNotFound, InvalidArgument, SessionLost
 from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SessionId, kind_of, new_id16
 from lakefs.limits import LIST_PAGE_MAX, PART_CHUNKS_MAX, PART_NUMBER_MAX
-from lakefs.service import Reply
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 
 _LOOKS_FOR_LAYOUT = 3
 _Named = m.UploadPut | m.UploadParts | m.UploadComplete | m.UploadAbort

@@ -24,12 +24,12 @@ from engine.format.checksums import check_vector, vector_of
 from engine.format.layouts import ChunkRecord
 from engine.segments.files import HeldFiles, ReadFiles
 from engine.segments.reader import READ_AT_ONCE_BYTES, RangeRead, SegmentReader
+from lakefs.content.verify import crcs_between, granules_around
 from lakefs.errors import LakeError, OperationalError, StoreDamaged
-from lakefs.hot_table_format import Found
 from lakefs.ids import SegmentId
 from lakefs.limits import GRANULE_BYTES
 from lakefs.ports import DiskFile, FilePlace, FileRead, IoQueue, Offload
-from lakefs.verify import crcs_between, granules_around
+from lakefs.shared_index.table_format import Found
 
 FEW: Final = 4
 """Up to so many reads, one system call for each costs no more than the way through a queue."""

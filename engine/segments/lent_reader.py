@@ -26,9 +26,9 @@ from engine.host.tasks import run_all
 from engine.memory.lent_memory import copy_into, exhausted, memory_of_our_own
 from engine.segments.files import ReadFile, ReadFiles
 from lakefs.errors import CorruptionError, LakeError, OperationalError, StoreDamaged
+from lakefs.host.page_cache import is_cached
 from lakefs.ids import SegmentId
 from lakefs.limits import CHUNK_BYTES, PAGE_BYTES
-from lakefs.page_cache import is_cached
 from lakefs.ports import DiskFile, FileRead, IoQueue, Offload
 
 LOADS_PER_ROUND: Final = 64

@@ -20,10 +20,10 @@ from engine.format.checksums import check_payload, check_vector, vector_of
 from engine.format.extents import Place, page_down, page_up
 from engine.format.layouts import ChunkRecord
 from engine.segments.files import ReadFiles, SegmentRegister
+from lakefs.content.verify import crcs_between, granules_around
 from lakefs.errors import ChunkDamaged, CorruptionError, DiskFailed, LakeError, OperationalError, StoreDamaged
 from lakefs.ids import Buffer, SegmentId
 from lakefs.ports import Disk, DiskFile, Offload
-from lakefs.verify import crcs_between, granules_around
 
 T = TypeVar("T")
 

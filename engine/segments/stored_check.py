@@ -25,11 +25,11 @@ from engine.format.checksums import check_payload
 from engine.format.extents import Place, page_down, page_up
 from engine.format.layouts import ChunkRecord
 from engine.segments.files import SegmentRegister
+from lakefs.content.verify import matches_id
 from lakefs.errors import ChunkDamaged, LakeError, StoreDamaged
 from lakefs.ids import Buffer, ChunkId, SegmentId, id_text
 from lakefs.limits import CHUNK_BYTES, KIB, PAGE_BYTES
 from lakefs.ports import Disk, DiskFile, Offload
-from lakefs.verify import matches_id
 
 AREA_BYTES: Final = CHUNK_BYTES + 2 * PAGE_BYTES
 """The longest run: a chunk of 4 MiB with its vector, in whole pages."""

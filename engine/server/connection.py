@@ -27,7 +27,6 @@ import trio
 
 from engine.server.leader_followers import Team, Worker
 from engine.server.watches import ServedWatches
-from lakefs.descriptors import close_all, duplicates, let_go
 from lakefs.errors import (
     DeadlineExceeded,
     EngineBusy,
@@ -36,8 +35,7 @@ from lakefs.errors import (
     LakeError,
     ProtocolError,
 )
-from lakefs.frame_receiver import FrameReceiver
-from lakefs.frame_sender import FrameSender
+from lakefs.host.descriptors import close_all, duplicates, let_go
 from lakefs.limits import (
     BODY_BYTES_MAX,
     FRAME_TIMEOUT_S,
@@ -45,7 +43,8 @@ from lakefs.limits import (
     INFLIGHT_PER_CONNECTION,
 )
 from lakefs.ports import Stream
-from lakefs.service import Body, EngineService, Reply, ServedClient
+from lakefs.transport.frame_receiver import FrameReceiver
+from lakefs.transport.frame_sender import FrameSender
 from lakefs.wire.connection import (
     CancelReceived,
     RequestReceived,
@@ -55,6 +54,7 @@ from lakefs.wire.connection import (
     farewell,
     goodbye,
 )
+from lakefs.wire.engine_port import Body, EngineService, Reply, ServedClient
 from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import (
     Hello,

@@ -24,10 +24,10 @@ from engine.host.user_shares import Shares, user_of
 from engine.server.connection import ServedConnection, ServerLimits
 from lakefs.errors import EngineBusy, EngineUnreachable
 from lakefs.limits import CONNECTIONS_MAX, STRANGERS_MAX
-from lakefs.net_address import UnixAddress, parse_address
 from lakefs.ports import Listener, Network, Stream
-from lakefs.service import EngineService
+from lakefs.transport.address import UnixAddress, parse_address
 from lakefs.wire.connection import farewell
+from lakefs.wire.engine_port import EngineService
 
 _log: Final = structlog.get_logger(__name__)
 

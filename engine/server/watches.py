@@ -13,10 +13,10 @@ from typing import Final, Protocol, runtime_checkable
 import trio
 
 from lakefs.errors import EngineBusy, LakeError
-from lakefs.frame_sender import FrameSender
 from lakefs.limits import WATCHES_PER_CONNECTION_MAX
-from lakefs.service import EngineService, ServedClient
+from lakefs.transport.frame_sender import FrameSender
 from lakefs.wire.connection import ServerConnection
+from lakefs.wire.engine_port import EngineService, ServedClient
 from lakefs.wire.messages import Done, Request, Watch, WatchEvent
 
 _DONE: Final = Done()

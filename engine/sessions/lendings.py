@@ -18,8 +18,8 @@ import trio
 from engine.memory.lent_memory import LentMemory
 from engine.sessions.references import Client
 from lakefs.errors import EngineBusy, InvalidArgument, SessionLost
+from lakefs.host.new_memory import check_lendable
 from lakefs.limits import GIB, LENT_MEMORIES_MAX, LENT_MEMORIES_PER_CONNECTION_MAX, LENT_MEMORY_BYTES_MAX
-from lakefs.new_memory import check_lendable
 from lakefs.ports import Offload
 
 

@@ -17,9 +17,9 @@ from engine.superblock.superblock import LOCK_PATH, STORE_FOLDERS, SUPERBLOCK_PA
 from engine.tiers.arena import Arena
 from engine.tiers.dram_tier import DramTier
 from lakefs.errors import LakeError
+from lakefs.grants.dram_slabs import SLAB_BYTES
+from lakefs.host.offload import ThreadOffload
 from lakefs.limits import GC_GRACE_S
-from lakefs.offload import ThreadOffload
-from lakefs.slabs import SLAB_BYTES
 
 ENGINE_THREADS = 6
 """Two cores' worth of hashing, and calls that wait for the disk."""

@@ -43,8 +43,8 @@ from engine.upkeep.gc import Collector
 from engine.upkeep.index_upkeep import keep_index_whole
 from engine.upkeep.scrub import Scrubber
 from engine.uploads.expiry import UploadExpiry
-from lakefs.buffers import BufferPool
 from lakefs.errors import LakeError, StoreReadOnly
+from lakefs.host.buffers import BufferPool
 from lakefs.limits import GC_GRACE_S
 from lakefs.ports import Clock, Disk, IoQueue, Offload
 

@@ -42,8 +42,8 @@ from engine.upkeep.gc import Collector
 from engine.upkeep.index_upkeep import index_state
 from engine.upkeep.report import CollectReport, CollectTotals
 from engine.upkeep.scrub import Scrubber
-from lakefs.buffers import BufferPool
 from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
+from lakefs.host.buffers import BufferPool
 from lakefs.ids import Sequence
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Clock, Disk, Offload

@@ -26,9 +26,9 @@ from typing import Final, Protocol
 import msgspec
 
 from engine.memory.sealed_memory import SealedMemory
+from lakefs.grants.dram_slabs import GENERATION_BYTES, SLAB_BYTES, UNIT_BYTES, generation_number
 from lakefs.ids import ChunkId
 from lakefs.limits import KIB, MIB, PAGE_BYTES
-from lakefs.slabs import GENERATION_BYTES, SLAB_BYTES, UNIT_BYTES, generation_number
 
 SLOT_SIZES: Final = (
     UNIT_BYTES,

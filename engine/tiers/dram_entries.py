@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 from engine.tiers.dram_tier import DramTier
 from engine.tiers.shared_index import HotIndex
-from lakefs.hot_table_format import Found, pack_place
 from lakefs.ids import ChunkId
+from lakefs.shared_index.table_format import Found, pack_place
 from lakefs.wire.grants import MEDIUM_DRAM
 
 

@@ -28,8 +28,8 @@ from engine.format.layouts import ChunkRecord
 from engine.metadata.metadata_store import Metadata
 from engine.segments.segment_store import Segments
 from engine.tiers.dram_tier import DramTier, Placement
+from lakefs.content.verify import crcs_between, granules_around
 from lakefs.errors import EngineBusy, LakeError
-from lakefs.hot_table_format import Found
 from lakefs.ids import Buffer, ChunkId, Sequence, id_text
 from lakefs.limits import (
     DRAM_FILLERS,
@@ -39,7 +39,7 @@ from lakefs.limits import (
     GRANULE_BYTES,
 )
 from lakefs.ports import Offload
-from lakefs.verify import crcs_between, granules_around
+from lakefs.shared_index.table_format import Found
 from lakefs.wire.messages import Grant
 
 _CHECKED_AT_ONCE_BYTES: Final = 256 << 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lakefs.errors import ConfigError
+from lakefs.grants.dram_slabs import SLAB_BYTES
 from lakefs.limits import (
     DRAM_BYTES_AUTO_MAX,
     DRAM_BYTES_AUTO_MIN,
@@ -10,7 +11,6 @@ from lakefs.limits import (
     DRAM_SHARE_MOST,
     MIB,
 )
-from lakefs.slabs import SLAB_BYTES
 
 
 def tier_bytes(asked: int | None, memory: int) -> tuple[int, str]:

@@ -25,9 +25,9 @@ from typing import Any, Final, NamedTuple, cast
 
 from engine.tiers.admission import READS_FOR_ADMISSION, Admission
 from engine.tiers.arena import Arena, Slab, SlabMemory, Slot, SlotClass
+from lakefs.content.verify import vector_bytes
 from lakefs.ids import ChunkId
 from lakefs.limits import DRAM_PAYLOAD_BYTES_MIN, KIB
-from lakefs.verify import vector_bytes
 from lakefs.wire.grants import MEDIUM_DRAM
 from lakefs.wire.messages import Grant
 

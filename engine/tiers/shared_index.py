@@ -43,8 +43,11 @@ from engine.memory.backing import Backing, open_backing
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pace, Writers
 from lakefs.errors import EngineBusy, LakeError, StoreDamaged
-from lakefs.hot_table import HotTable
-from lakefs.hot_table_format import (
+from lakefs.ids import Birth, BootId, ChunkId, SegmentId, Sequence
+from lakefs.limits import GC_BATCH, HOT_INDEX_MEMORY_SHARE, HOT_INDEX_SLOTS_MIN, MIB
+from lakefs.ports import Offload
+from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table_format import (
     HEADER_PAGE_BYTES,
     NOT_CLEAN,
     SUPERSEDED,
@@ -54,9 +57,6 @@ from lakefs.hot_table_format import (
     table_bytes,
     unpack_header,
 )
-from lakefs.ids import Birth, BootId, ChunkId, SegmentId, Sequence
-from lakefs.limits import GC_BATCH, HOT_INDEX_MEMORY_SHARE, HOT_INDEX_SLOTS_MIN, MIB
-from lakefs.ports import Offload
 from lakefs.wire.grants import MEDIUM_NONE, MEDIUM_SEGMENT, Grant
 
 NO_GRANT: Final = Grant(MEDIUM_NONE)

@@ -13,8 +13,8 @@ import trio
 from gateway.s3.errors import S3Error
 from gateway.s3.signing import AccessKey
 from gateway.s3.targets import Operation, Target
-from lakefs.service import EngineClient
 from lakefs.wire.access_messages import AccessKeyList, AccessKeys
+from lakefs.wire.engine_port import EngineClient
 from lakefs.wire.messages import BucketList, Buckets
 
 _FRESH_S: Final = 1.0

@@ -12,12 +12,12 @@ from gateway.s3.errors import S3Error, from_lake, no_such_key
 from gateway.s3.receiving import ReceiveMemory
 from gateway.s3.signing import Signature
 from gateway.s3.targets import Target
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.limits import S3_RECEIVE_BYTES
 from lakefs.ports import Offload
-from lakefs.service import EngineClient
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient
 
 M = TypeVar("M", bound=m.Message)
 XML: Final = (b"Content-Type", b"application/xml")

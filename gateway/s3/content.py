@@ -24,9 +24,13 @@ import trio
 
 from gateway.http.messages import ResponseSender
 from gateway.http.ranges import ByteRange
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
+from lakefs.content.verify import Check, damaged, granules_around, matches
 from lakefs.errors import EngineUnreachable, LakeError, StaleGrant
-from lakefs.getting import open_object, read_range
+from lakefs.get.objects import open_object, read_range
+from lakefs.get.opened import Access, Opened, Piece, opened_at
+from lakefs.grants.descriptors import SegmentDescriptors
+from lakefs.grants.grant_reads import cached_crcs, cached_granules
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import (
     BLOB_BYTES_MAX,
@@ -36,12 +40,8 @@ from lakefs.limits import (
     S3_SEND_BYTES,
     SMALL_PAYLOAD_BYTES,
 )
-from lakefs.movers import cached_crcs, cached_granules
 from lakefs.names import Name
-from lakefs.opened import Access, Opened, Piece, opened_at
-from lakefs.segment_descriptors import SegmentDescriptors
-from lakefs.service import EngineClient, Reply
-from lakefs.verify import Check, damaged, granules_around, matches
+from lakefs.wire.engine_port import EngineClient, Reply
 from lakefs.wire.grants import MEDIUM_INLINE
 from lakefs.wire.messages import CloseLeases, Grant, OpenedObject, OpenObjects, OpenResults
 

@@ -28,10 +28,9 @@ from gateway.s3.stated_whole import ALGORITHM, TYPE, check_size, checked_whole, 
 from gateway.s3.storing import store_chunks
 from gateway.s3.versions import version_headers
 from gateway.s3.xml import document, element, url_encoded
-from lakefs.chunking import CutPlan
+from lakefs.content.chunking import CutPlan
 from lakefs.errors import InvalidArgument
-from lakefs.limits import S3_PARTS_MAX
-from lakefs.multipart import (
+from lakefs.lake.multipart import (
     ListedPart,
     UploadName,
     commit_part,
@@ -40,8 +39,9 @@ from lakefs.multipart import (
     create_upload,
     list_parts,
 )
+from lakefs.limits import S3_PARTS_MAX
 from lakefs.names import Name
-from lakefs.uploading import abandon_upload, open_upload
+from lakefs.put.upload import abandon_upload, open_upload
 from lakefs.wire.messages import Done, PartStat, UploadAbort, UploadList, Uploads
 
 PART_BYTES_MAX: Final = 5 << 30

@@ -24,8 +24,8 @@ from gateway.s3.call import Call
 from gateway.s3.errors import S3Error, no_such_key, precondition_failed
 from gateway.s3.object_parts import AskedPart, asked_part
 from gateway.s3.versions import asked_stat, asked_version
+from lakefs.get.opened import Opened
 from lakefs.names import Name
-from lakefs.opened import Opened
 from lakefs.wire.messages import ObjectStat
 
 _NS: Final = 1_000_000_000

@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from gateway.http.messages import RequestBody
-from lakefs.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
+from lakefs.host.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
 
 STALLED_S: Final = 5.0
 _LOOK_AGAIN_S: Final = 1.0

@@ -19,7 +19,7 @@ from gateway.s3.call import Call
 from gateway.s3.checksums import HEADERS, Algorithm
 from gateway.s3.errors import S3Error, invalid_argument
 from lakefs.errors import UploadNotFound
-from lakefs.multipart import UploadName, list_parts
+from lakefs.lake.multipart import UploadName, list_parts
 from lakefs.wire.messages import PartStat
 
 ALGORITHM: Final = "checksum-algorithm"

@@ -20,11 +20,11 @@ from gateway.s3.errors import S3Error
 from gateway.s3.payload import Incoming
 from gateway.s3.receiving import Received
 from gateway.s3.versions import version_headers
-from lakefs.chunking import CutPlan, plan
+from lakefs.content.chunking import CutPlan, plan
+from lakefs.content.safetensors import SMALLEST_FILE_BYTES, header_bytes
 from lakefs.ids import Buffer, ChunkKind
 from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES, S3_STORE_WINDOW
-from lakefs.safetensors import SMALLEST_FILE_BYTES, header_bytes
-from lakefs.uploading import Upload, abandon_upload, commit_upload, open_upload
+from lakefs.put.upload import Upload, abandon_upload, commit_upload, open_upload
 from lakefs.wire.messages import (
     Condition,
     NameChange,

@@ -23,7 +23,7 @@ def resolve(address: str | None, token: str | None) -> tuple[str, str]:
 
 def _found() -> str:
     # Imported only here: a command whose engine is named starts sooner without it.
-    from lakefs.config import SYSTEM_SOCKET, load  # noqa: PLC0415
+    from lakefs.config.settings import SYSTEM_SOCKET, load  # noqa: PLC0415
 
     config = load()
     if config.origins["socket"] != "default" or config.socket == SYSTEM_SOCKET:
@@ -35,7 +35,7 @@ def _found() -> str:
 
 def _first_that_listens(places: dict[str, str]) -> str:
     from lakefs.errors import EngineUnreachable, PermissionDenied  # noqa: PLC0415
-    from lakefs.unix_sockets import REFUSED, connect_code, why_not  # noqa: PLC0415
+    from lakefs.transport.unix_sockets import REFUSED, connect_code, why_not  # noqa: PLC0415
 
     tried: list[str] = []
     is_refused = False

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 
 from lakefs.client.address import resolve
-from lakefs.client.blocking import Lake
-from lakefs.client.blocking_remote import connect_blocking
-from lakefs.verify import Check
+from lakefs.client.blocking.engine import connect_blocking
+from lakefs.client.blocking.lake import Lake
+from lakefs.content.verify import Check
 
 
 def connect(address: str | None = None, *, token: str | None = None, check: Check = Check.BLAKE3) -> Lake:

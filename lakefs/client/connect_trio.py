@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from lakefs.client.address import resolve
-from lakefs.client.reconnecting import connect_reconnecting
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
+from lakefs.client.trio.reconnecting import connect_reconnecting
+from lakefs.content.verify import Check
+from lakefs.host.offload import ThreadOffload
 from lakefs.limits import CLIENT_THREADS
-from lakefs.offload import ThreadOffload
-from lakefs.verify import Check
 
 
 @asynccontextmanager

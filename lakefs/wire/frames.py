@@ -19,8 +19,8 @@ from typing import Final
 
 import msgspec
 
-from lakefs.crc import crc32c
 from lakefs.errors import InvalidArgument, ProtocolError, RequestTooLarge
+from lakefs.host.crc import crc32c
 from lakefs.ids import Buffer
 from lakefs.layout import Layout
 from lakefs.limits import (

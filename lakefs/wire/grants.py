@@ -10,11 +10,11 @@ from lakefs.wire.base import Done, Message, Request
 MEDIUM_NONE: Final = 0
 """Not at all: the store does not have the chunk."""
 MEDIUM_SEGMENT: Final = 1
-"""Read from the segment's file, whose descriptor the engine sends (`lakefs.segment_descriptors`)."""
+"""Read from the segment's file, whose descriptor the engine sends (`lakefs.grants.descriptors`)."""
 MEDIUM_INLINE: Final = 2
 """Taken out of this frame's body, at `offset`."""
 MEDIUM_DRAM: Final = 3
-"""Copied from the DRAM tier: `segment` is the slab, `epoch` the slot's generation (`lakefs.slabs`)."""
+"""Copied from the DRAM tier: `segment` is the slab, `epoch` the slot's generation (`lakefs.grants.dram_slabs`)."""
 MEDIA_DRAM: Final = 1
 """Bit of a request's `media`: grants of `MEDIUM_DRAM` are understood."""
 
@@ -23,7 +23,7 @@ class Grant(Message, frozen=True, gc=False):
     """Where a chunk's bytes are; `medium` is one of those above.
 
     `crc` is the payload's (one granule) or its vector's, which lies behind the payload.  `epoch` lets a reader
-    notice a moved chunk; correctness rests on the check of the bytes (`lakefs.verify`).
+    notice a moved chunk; correctness rests on the check of the bytes (`lakefs.content.verify`).
     """
 
     medium: int

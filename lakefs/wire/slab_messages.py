@@ -16,7 +16,7 @@ class SlabsOpened(Message, frozen=True):
 
 
 class OpenSlabs(Request, frozen=True):
-    """Get descriptors of slabs, at most 63 a request; on the Unix socket only.  See `lakefs.slabs`."""
+    """Get descriptors of slabs, at most 63 a request; on the Unix socket only.  See `lakefs.grants.dram_slabs`."""
 
     OP = 48
     REPLY = SlabsOpened

@@ -20,13 +20,13 @@ from engine.requests.table import Service
 from engine.server.listener import Server
 from engine.store.opening import open_store
 from engine.store.store import Store
-from lakefs.client.blocking_remote import connect_blocking
-from lakefs.client.remote import connect_engine
+from lakefs.client.blocking.engine import connect_blocking
+from lakefs.client.trio.engine import connect_engine
+from lakefs.host.offload import ThreadOffload
 from lakefs.ids import Buffer
-from lakefs.net import TrioNetwork
-from lakefs.offload import ThreadOffload
 from lakefs.ports import Clock, Network
-from lakefs.service import BlockingEngineClient, EngineClient, Reply
+from lakefs.transport.streams import TrioNetwork
+from lakefs.wire.engine_port import BlockingEngineClient, EngineClient, Reply
 from lakefs.wire.messages import Request
 from tests.descriptors import open_descriptors
 from tests.sim.network import SimulatedNetwork

@@ -10,19 +10,19 @@ from unittest import mock
 import pytest
 import trio
 
-from lakefs.client import blocking_chunks
-from lakefs.client.blocking import Lake
-from lakefs.client.blocking_driver import BlockingDriver
-from lakefs.client.trio_driver import TrioDriver
+from lakefs.client.blocking import chunks as blocking_chunks
+from lakefs.client.blocking.driver import BlockingDriver
+from lakefs.client.blocking.lake import Lake
+from lakefs.client.trio.driver import TrioDriver
+from lakefs.content.verify import Check
+from lakefs.direct.batch_reads import HotBatch
+from lakefs.direct.chunk_reads import NOT_READ, HotReads
 from lakefs.errors import ChunkNotFound, InvalidArgument
-from lakefs.hot_batch import HotBatch
-from lakefs.hot_reads import NOT_READ, HotReads
-from lakefs.hot_table import HotTable
-from lakefs.hot_table_format import capacity_for, table_bytes
 from lakefs.ids import EMPTY_CHUNK, ChunkId, data_chunk_id
 from lakefs.limits import CLIENT_THREADS
-from lakefs.steps import send
-from lakefs.verify import Check
+from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table_format import capacity_for, table_bytes
+from lakefs.steps.steps import send
 from lakefs.wire import messages as m
 from tests.contract.engines import Kind
 from tests.contract.test_lake import Driven, content_of, run

@@ -25,14 +25,14 @@ from engine.store.opening import open_store
 from engine.store.store import Store
 from engine.tiers.arena import Arena
 from engine.tiers.dram_tier import DramTier
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
+from lakefs.content.verify import Check
 from lakefs.errors import ChunkDamaged, EngineBusy, InvalidArgument, LakeError, PermissionDenied
+from lakefs.host.offload import ThreadOffload
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.offload import ThreadOffload
-from lakefs.service import Reply
-from lakefs.verify import Check
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.store_rig import SMALL_SIZES, read, session_of, store_chunks
 

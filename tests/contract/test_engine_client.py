@@ -15,16 +15,16 @@ import trio.testing
 
 from engine.process.embedded import EmbeddedEngine
 from engine.server.listener import Server
-from lakefs.client.blocking_remote import connect_blocking
-from lakefs.client.reconnecting import connect_reconnecting
-from lakefs.client.remote import connect_engine
-from lakefs.descriptors import close_all
+from lakefs.client.blocking.engine import connect_blocking
+from lakefs.client.trio.engine import connect_engine
+from lakefs.client.trio.reconnecting import connect_reconnecting
 from lakefs.errors import BucketNotFound, ChunkNotFound, InternalError, InvalidArgument
+from lakefs.host.descriptors import close_all
 from lakefs.ids import Buffer, data_chunk_id
 from lakefs.limits import INFLIGHT_PER_CONNECTION
-from lakefs.net import TrioNetwork
 from lakefs.ports import Network
-from lakefs.service import EngineClient
+from lakefs.transport.streams import TrioNetwork
+from lakefs.wire.engine_port import EngineClient
 from lakefs.wire.messages import (
     BucketRemove,
     Done,

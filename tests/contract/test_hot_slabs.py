@@ -16,14 +16,14 @@ from engine.chunks.chunk_store import find_chunk
 from engine.process.embedded import EmbeddedEngine
 from engine.process.shared_index_life import run_hot_index
 from engine.tiers.shared_index import HotIndex
-from lakefs.client.trio_driver import TrioDriver
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.driver import TrioDriver
+from lakefs.client.trio.lake import TrioLake
+from lakefs.content.verify import Check
+from lakefs.direct.batch_reads import HotBatch
+from lakefs.direct.chunk_reads import NOT_READ
 from lakefs.errors import ChunkDamaged
-from lakefs.hot_batch import HotBatch
-from lakefs.hot_reads import NOT_READ
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.verify import Check
 from lakefs.wire import messages as m
 from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_SEGMENT
 from tests.contract.test_dram import World, punch_everything, run as run_with_tier

@@ -15,8 +15,8 @@ from engine.host.io_queue import OffloadQueue
 from engine.host.io_uring import opened_ring, running_ring_queue
 from engine.host.local_disk import LocalDisk
 from lakefs.errors import DiskFailed
+from lakefs.host.offload import InlineOffload, ThreadOffload
 from lakefs.limits import PAGE_BYTES, RING_ENTRIES
-from lakefs.offload import InlineOffload, ThreadOffload
 from lakefs.ports import Disk, DiskFile, FileRead, IoQueue
 from tests.sim.disk import SimDisk
 

@@ -17,8 +17,8 @@ import pytest
 import trio
 
 from engine.segments.files import SEGMENTS_FOLDER
-from lakefs.client.blocking import Lake
-from lakefs.client.trio_lake import OpenedObject, TrioLake
+from lakefs.client.blocking.lake import Lake
+from lakefs.client.trio.lake import OpenedObject, TrioLake
 from lakefs.errors import (
     ChunkDamaged,
     InvalidArgument,
@@ -30,12 +30,12 @@ from lakefs.errors import (
     SessionLost,
     SourceChanged,
 )
-from lakefs.lake import LakeSteps
+from lakefs.get.opened import Opened
+from lakefs.host.offload import InlineOffload, ThreadOffload
+from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import CHUNK_BYTES
-from lakefs.offload import InlineOffload, ThreadOffload
-from lakefs.opened import Opened
 from lakefs.ports import Offload
-from lakefs.steps import Send, Start, Step, Steps, send
+from lakefs.steps.steps import Send, Start, Step, Steps, send
 from lakefs.wire import messages as m
 from tests.contract.engines import KINDS, Engine, InThreads, Kind
 from tests.descriptors import open_descriptors

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from lakefs.errors import AlreadyExists, BucketNotFound, InvalidName
-from lakefs.lake import LakeSteps
+from lakefs.lake.lake_steps import LakeSteps
 from lakefs.names import Name
-from lakefs.steps import Steps
+from lakefs.steps.steps import Steps
 from lakefs.wire import messages as m
 from tests.contract.engines import Kind
 from tests.contract.test_lake import MANY, Driven, run

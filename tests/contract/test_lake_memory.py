@@ -9,11 +9,11 @@ import pytest
 import trio
 
 from engine.sessions import lendings
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import InvalidArgument, InvalidName, KeyNotFound, PreconditionFailed
 from lakefs.limits import CHUNK_BYTES
-from lakefs.shared_memory import SharedMemory, Slot
-from lakefs.steps import Step
+from lakefs.put.shared_memory import SharedMemory, Slot
+from lakefs.steps.steps import Step
 from lakefs.wire import messages as m
 from tests.contract.engines import Kind
 from tests.contract.test_lake import Driven, content_of, run, safetensors

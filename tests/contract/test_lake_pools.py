@@ -13,9 +13,9 @@ import pytest
 import trio
 
 from engine.segments.files import SEGMENTS_FOLDER
-from lakefs import loading
-from lakefs.client.blocking import Lake
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.blocking.lake import Lake
+from lakefs.client.trio.lake import TrioLake
+from lakefs.content.verify import Check
 from lakefs.errors import (
     ChunkDamaged,
     ChunkNotFound,
@@ -25,11 +25,11 @@ from lakefs.errors import (
     LocalFileError,
     SourceChanged,
 )
+from lakefs.get import load as loading
+from lakefs.get.pools import Pool
 from lakefs.ids import EMPTY_CHUNK, data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.pools import Pool
-from lakefs.steps import Start, Step, Wait
-from lakefs.verify import Check
+from lakefs.steps.steps import Start, Step, Wait
 from lakefs.wire import messages as m
 from tests.contract.engines import KINDS, InThreads, Kind
 from tests.contract.test_lake import MANY, Driven, content_of, run
@@ -303,7 +303,7 @@ def test_memory_that_is_shorter_than_told_is_refused(tmp_path: Path) -> None:
 
 
 def test_memory_that_the_machine_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakefs.new_memory.os.sysconf", lambda name: 1)
+    monkeypatch.setattr("lakefs.host.new_memory.os.sysconf", lambda name: 1)
     with pytest.raises(LocalFileError, match="the machine has less"):
         Pool(size_bytes=4096)
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from lakefs import lookahead
 from lakefs.errors import LakeError
+from lakefs.get import lookahead
+from lakefs.get.opened import Opened
+from lakefs.grants.read_ahead import ReadAhead
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import CHUNK_BYTES, KIB, MIB, TABLE_HEADER_BYTES_MAX
-from lakefs.opened import Opened
-from lakefs.read_ahead import ReadAhead
 from tests.contract.engines import KINDS, Kind
 from tests.contract.test_lake import Driven, content_of, run, safetensors
 
@@ -146,7 +146,7 @@ def test_a_table_that_cannot_be_read_is_nobody_s_error(
         asked.append(arguments)
         raise LakeError("no table")
 
-    monkeypatch.setattr("lakefs.prefetching.tensor_table", fails)
+    monkeypatch.setattr("lakefs.get.prefetch.tensor_table", fails)
 
     async def body(lake: Driven) -> None:
         await lake.run(lake.steps.put("bkt/model", content))

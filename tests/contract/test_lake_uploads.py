@@ -18,10 +18,10 @@ from lakefs.errors import (
     SessionLost,
     UploadNotFound,
 )
-from lakefs.lake import PutData
+from lakefs.lake.lake_steps import PutData
+from lakefs.lake.multipart import UploadName
 from lakefs.limits import CHUNK_BYTES, MIB, PART_BYTES_MIN
-from lakefs.multipart import UploadName
-from lakefs.steps import Send, Start, Steps, send
+from lakefs.steps.steps import Send, Start, Steps, send
 from lakefs.wire import messages as m
 from tests.contract.engines import Kind
 from tests.contract.test_lake import Driven, content_of, run

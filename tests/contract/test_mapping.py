@@ -15,15 +15,15 @@ import pytest
 import trio
 
 from engine.segments.files import SEGMENTS_FOLDER
-from lakefs.client.blocking import Lake
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.blocking.lake import Lake
+from lakefs.client.trio.lake import TrioLake
+from lakefs.content.verify import Check
 from lakefs.errors import ChunkDamaged, EngineUnreachable, InvalidArgument, KeyNotFound
+from lakefs.get.mapping import MAP_ATTEMPTS, MappedObject, _pin
+from lakefs.get.opened import Opened
 from lakefs.ids import ChunkId
 from lakefs.limits import BATCH_MAX, CHUNK_BYTES
-from lakefs.mapping import MAP_ATTEMPTS, MappedObject, _pin
-from lakefs.opened import Opened
-from lakefs.service import Reply
-from lakefs.verify import Check
+from lakefs.wire.engine_port import Reply
 from lakefs.wire.grants import MEDIUM_SEGMENT
 from lakefs.wire.messages import Done, Grant, PinChunks, Pinned, UnpinChunks
 from tests.contract.engines import Kind

@@ -16,8 +16,8 @@ import trio.testing
 
 from lakefs.errors import AddressInUse, EngineUnreachable
 from lakefs.ids import Buffer
-from lakefs.net import TrioNetwork
 from lakefs.ports import Network, Stream
+from lakefs.transport.streams import TrioNetwork
 from tests.certificates import TlsNetwork
 from tests.sim.network import SimulatedNetwork
 from tests.stream_pairs import Kind, receive_exactly, with_pair

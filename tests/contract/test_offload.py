@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from lakefs.offload import InlineOffload, ThreadOffload
+from lakefs.host.offload import InlineOffload, ThreadOffload
 from lakefs.ports import Offload
 
 KINDS = ["threads", "inline"]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from engine.segments.files import SEGMENTS_FOLDER
+from lakefs.content.verify import Check
 from lakefs.errors import ChunkDamaged, InvalidArgument, KeyNotFound
-from lakefs.getting import GET_MANY_BATCH
+from lakefs.get.objects import GET_MANY_BATCH
+from lakefs.host.writable_memory import writable_memory
 from lakefs.limits import CHUNK_BYTES
-from lakefs.verify import Check
-from lakefs.writable_memory import writable_memory
 from tests.contract.engines import Kind
 from tests.contract.test_lake import Driven, content_of, run
 

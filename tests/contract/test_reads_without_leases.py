@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import pytest
 
-from lakefs.lake import LakeSteps
+from lakefs.content.verify import Check
+from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import UNLEASED_BELOW_BYTES
-from lakefs.service import Reply
-from lakefs.steps import Step, Steps
-from lakefs.verify import Check
+from lakefs.steps.steps import Step, Steps
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 from tests.contract.engines import Kind
 from tests.contract.test_lake import Driven, content_of, run
 from tests.seen_steps import seen

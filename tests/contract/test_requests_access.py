@@ -8,8 +8,8 @@ import pytest
 
 from lakefs.errors import AccessKeyNotFound, BucketNotFound, InvalidArgument, InvalidName
 from lakefs.limits import ACCESS_KEY_BUCKETS_MAX
-from lakefs.service import EngineClient
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused
 from tests.store_rig import ask, fsck

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import pytest
 import trio
 
-from lakefs.descriptors import close_all
 from lakefs.errors import (
     EngineBusy,
     InvalidArgument,
@@ -18,10 +17,11 @@ from lakefs.errors import (
     SessionLost,
     SourceChanged,
 )
+from lakefs.host.descriptors import close_all
 from lakefs.ids import EMPTY_CHUNK, data_chunk_id, manifest_chunk_id
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, SESSION_LINGER_S, SOURCES_PER_CONNECTION_MAX
-from lakefs.service import EngineClient
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient
 from tests.contract.engines import Engine, Kind
 from tests.store_rig import ask, change, gc, good, put, read, session_of, store_chunks
 

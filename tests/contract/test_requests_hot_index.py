@@ -10,10 +10,10 @@ import trio
 
 from engine.process.shared_index_life import run_hot_index
 from engine.tiers.shared_index import HotIndex
-from lakefs.descriptors import close_all
 from lakefs.errors import InvalidArgument, PermissionDenied, UnsupportedVersion
-from lakefs.hot_index import HotIndexReader
+from lakefs.host.descriptors import close_all
 from lakefs.ids import data_chunk_id
+from lakefs.shared_index.reader import HotIndexReader
 from lakefs.wire import messages as m
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused

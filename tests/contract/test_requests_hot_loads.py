@@ -15,9 +15,9 @@ from engine.segments.lent_reader import SlotReader
 from engine.store.store import Store
 from engine.tables.views import View
 from lakefs.errors import InvalidArgument, SourceChanged
-from lakefs.hot_table_format import Found
 from lakefs.ids import ChunkId
 from lakefs.limits import KIB, MIB
+from lakefs.shared_index.table_format import Found
 from lakefs.wire import messages as m
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_loads import BLANK, POOL, errors_of, payload_of, pool_of

@@ -34,8 +34,8 @@ from lakefs.errors import (
 )
 from lakefs.ids import EMPTY_CHUNK, ChunkId, data_chunk_id
 from lakefs.limits import BATCH_MAX, CHUNK_BYTES, KIB, MIB
-from lakefs.service import EngineClient
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused
 from tests.contract.test_requests_memory import lent, memory_of, on_a_socket

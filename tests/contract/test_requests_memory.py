@@ -19,11 +19,11 @@ from engine.memory import lent_memory
 from engine.memory.lent_memory import LentMemory, put_into, read_into
 from engine.sessions import lendings
 from engine.sessions.references import Client
-from lakefs.descriptors import close_all
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, SessionLost, SourceChanged
+from lakefs.host.descriptors import close_all
 from lakefs.limits import LENT_MEMORIES_PER_CONNECTION_MAX, LENT_MEMORY_BYTES_MAX
-from lakefs.service import EngineClient
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient
 from tests.contract.engines import MEMORY_FOLDER, Body, Engine, Kind
 from tests.contract.test_requests_chunks import refused
 from tests.store_rig import ask

@@ -21,8 +21,8 @@ from lakefs.errors import (
 )
 from lakefs.ids import EMPTY_BLOB, data_chunk_id
 from lakefs.limits import ATTRIBUTES_BYTES_MAX, CHUNK_BYTES
-from lakefs.service import EngineClient
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused
 from tests.store_rig import PLAIN, ask, change, delete, fsck, gc, good, put, session_of

@@ -21,8 +21,8 @@ from lakefs.errors import (
 )
 from lakefs.ids import data_chunk_id
 from lakefs.limits import ATTRIBUTES_BYTES_MAX, SYMLINK_TARGET_BYTES_MAX
-from lakefs.service import EngineClient
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused
 from tests.contract.test_requests_names import keys_of, kinds_of, stat

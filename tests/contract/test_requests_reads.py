@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from lakefs.descriptors import close_all
+from lakefs.content.manifest import CutKind, build
+from lakefs.content.verify import Check, granule_crcs
 from lakefs.errors import (
     BucketNotFound,
     ChunkNotFound,
@@ -20,6 +21,9 @@ from lakefs.errors import (
     RequestTooLarge,
     from_wire,
 )
+from lakefs.grants.descriptors import SegmentDescriptors
+from lakefs.grants.grant_reads import fetch_into
+from lakefs.host.descriptors import close_all
 from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, ChunkId, data_chunk_id
 from lakefs.limits import (
     BATCH_MAX,
@@ -28,12 +32,8 @@ from lakefs.limits import (
     GRANULE_BYTES,
     LEASES_PER_CONNECTION_MAX,
 )
-from lakefs.manifest import CutKind, build
-from lakefs.movers import fetch_into
-from lakefs.segment_descriptors import SegmentDescriptors
-from lakefs.service import EngineClient
-from lakefs.verify import Check, granule_crcs
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient
 from lakefs.wire.grants import MEDIUM_INLINE, MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused

@@ -10,6 +10,7 @@ import hashlib
 import msgspec
 import pytest
 
+from lakefs.content.manifest import CutKind, build
 from lakefs.errors import (
     BucketNotFound,
     ChunkNotFound,
@@ -32,9 +33,8 @@ from lakefs.limits import (
     PART_NUMBER_MAX,
     UPLOAD_DETAILS_BYTES_MAX,
 )
-from lakefs.manifest import CutKind, build
-from lakefs.service import EngineClient
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused
 from tests.contract.test_requests_names import stat

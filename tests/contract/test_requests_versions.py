@@ -13,8 +13,8 @@ from lakefs.errors import (
     VersionIsMarker,
     VersionNotFound,
 )
-from lakefs.service import EngineClient
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused
 from tests.contract.test_requests_names import kinds_of

@@ -11,14 +11,14 @@ import pytest
 import trio
 import trio.testing
 
-from lakefs import net as net_module
-from lakefs.client import blocking_socket
+from lakefs.client.blocking import socket as blocking_socket
 from lakefs.errors import AddressInUse, InvalidArgument, LakeError, PermissionDenied
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX
-from lakefs.net import SocketStream, TrioNetwork
-from lakefs.net_address import UnixAddress
 from lakefs.ports import Listener, Stream
-from lakefs.sockets import receive_with_descriptors
+from lakefs.transport import streams as net_module
+from lakefs.transport.address import UnixAddress
+from lakefs.transport.sockets import receive_with_descriptors
+from lakefs.transport.streams import SocketStream, TrioNetwork
 from lakefs.wire.connection import ClientConnection
 from tests.descriptors import descriptor_count
 from tests.stream_pairs import receive_exactly, with_pair
@@ -263,7 +263,7 @@ def test_the_blocking_client_waits_while_a_listeners_backlog_is_full(tmp_path: P
         accepting.start()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(blocking_socket, "_CONNECT_RETRY_S", 0.0)
-            patch.setattr("lakefs.client.blocking_socket.time.sleep", lambda _: began.set())
+            patch.setattr("lakefs.client.blocking.socket.time.sleep", lambda _: began.set())
             blocking_socket.connected_socket(UnixAddress(path)).close()
         accepting.join()
     for sock in waiting:

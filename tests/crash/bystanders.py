@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from lakefs.client.blocking import Lake
+from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
 from lakefs.errors import BucketNotFound, KeyNotFound, OperationalError
 from tests.crash.s3_hand import S3Hand

@@ -27,7 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 
-from lakefs.client.blocking import Lake
+from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
 from lakefs.errors import CorruptionError, KeyNotFound, OperationalError
 from tests.crash.fire_contents import BUCKET, POOL, content_of, content_of_name

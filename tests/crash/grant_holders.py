@@ -3,8 +3,8 @@
 A descriptor cannot be taken back.  So whatever the engine does behind a holder's back (free, compact, remove, write
 new content), the place that a chunk was granted at shows, page by page, that chunk's bytes or zeros, for ever: nobody
 else's.  Whoever copies from a mapping may be stopped within a page that is freed then: of such a one the rest is zeros.
-What a holder reads through the checks of `lakefs.movers` is the chunk's content, or an error that can be tried again.
-What it has a lease on is readable.
+What a holder reads through the checks of `lakefs.grants.grant_reads` is the chunk's content, or an error that can be
+tried again. What it has a lease on is readable.
 
 A holder has a child, forked with the descriptors, that looks at the same places after every round, and once more when
 the holder has closed its connection.
@@ -20,17 +20,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from lakefs.client.blocking import Lake
+from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
+from lakefs.content.verify import Check
 from lakefs.errors import BucketNotFound, KeyNotFound, OperationalError, StaleGrant
-from lakefs.fetching import locate
-from lakefs.getting import open_object
+from lakefs.get.fetch import locate
+from lakefs.get.objects import open_object
+from lakefs.get.opened import Piece
+from lakefs.grants.grant_reads import fetch_into, fetch_range
 from lakefs.ids import SegmentId
 from lakefs.limits import PAGE_BYTES, SMALL_PAYLOAD_BYTES
-from lakefs.movers import fetch_into, fetch_range
 from lakefs.names import parse_object_name
-from lakefs.opened import Piece
-from lakefs.verify import Check
 from lakefs.wire.messages import Grant
 from tests.crash.fire_contents import BUCKET, content_of_name
 

@@ -12,7 +12,7 @@ from engine.host.clock import SystemClock
 from engine.host.local_disk import LocalDisk
 from engine.store.opening import open_store
 from engine.upkeep.gc import GcReport
-from lakefs.offload import ThreadOffload
+from lakefs.host.offload import ThreadOffload
 
 PAGE = 4096
 

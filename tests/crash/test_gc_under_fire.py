@@ -55,9 +55,9 @@ def test_a_planted_bug_is_noticed(bug: str, seen: str) -> None:
 
 def test_a_reader_that_skips_its_checks_is_noticed() -> None:
     with (
-        mock.patch("lakefs.movers.matches", return_value=True),
-        mock.patch("lakefs.movers.granule_crcs", return_value=mock.ANY),
-        mock.patch("lakefs.movers.crcs_of", return_value=b""),
+        mock.patch("lakefs.grants.grant_reads.matches", return_value=True),
+        mock.patch("lakefs.grants.grant_reads.granule_crcs", return_value=mock.ANY),
+        mock.patch("lakefs.grants.grant_reads.crcs_of", return_value=b""),
         fire() as burning,
         pytest.raises(AssertionError, match=r"not its own passed|has other bytes|a leased object changed"),
     ):

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from gateway import admin
 from gateway.admin import bind_admin, serve_admin
 from gateway.metrics import Reading, new_registry
-from lakefs.config import Address
+from lakefs.config.settings import Address
 from lakefs.errors import AddressInUse, ConfigError
 from lakefs.limits import ADMIN_CONNECTIONS_MAX, ADMIN_HEAD_BYTES_MAX, ADMIN_REQUEST_TIMEOUT_S
 

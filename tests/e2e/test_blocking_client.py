@@ -13,9 +13,8 @@ from contextlib import suppress
 import pytest
 
 from engine.server.connection import ServerLimits
-from lakefs import sockets
-from lakefs.client.blocking_link import Link
-from lakefs.client.blocking_remote import BlockingEngine, connect_blocking
+from lakefs.client.blocking.engine import BlockingEngine, connect_blocking
+from lakefs.client.blocking.link import Link
 from lakefs.errors import (
     EngineUnreachable,
     InvalidArgument,
@@ -23,6 +22,7 @@ from lakefs.errors import (
     ProtocolError,
 )
 from lakefs.ids import data_chunk_id
+from lakefs.transport import sockets
 from lakefs.wire.messages import (
     BucketCreate,
     Buckets,
@@ -142,7 +142,7 @@ def test_a_blocking_client_waits_for_an_engine_that_restarts(unix: str) -> None:
 def test_an_idle_blocking_client_notices_a_restart_before_it_asks(
     unix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lakefs.client.blocking_link._IDLE_S", -1.0)
+    monkeypatch.setattr("lakefs.client.blocking.link._IDLE_S", -1.0)
     with connect_blocking_to_first(unix) as client:
         successor = InThread(unix)
         successor.start()
@@ -217,7 +217,7 @@ def test_a_cancelled_ticket_leaves_its_memory_alone(engine_thread: InThread) -> 
 def test_an_interruption_breaks_the_connection_and_not_the_order_of_bytes(
     engine_thread: InThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lakefs.client import blocking_link
+    from lakefs.client.blocking import link as blocking_link
 
     receive = sockets.receive_with_descriptors
 
@@ -277,7 +277,7 @@ def test_a_blocking_client_finds_out_what_is_no_engine(
     unix: str, payload: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not payload:
-        monkeypatch.setattr("lakefs.client.blocking_link.HELLO_TIMEOUT_S", 0.05)
+        monkeypatch.setattr("lakefs.client.blocking.link.HELLO_TIMEOUT_S", 0.05)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(unix.removeprefix("unix:"))
         listener.listen()
@@ -297,5 +297,5 @@ def test_a_blocking_client_finds_out_what_is_no_engine(
 
 
 def test_the_blocking_client_starts_without_trio() -> None:
-    program = "import sys, lakefs.client.blocking_remote; sys.exit('trio' in sys.modules or 'asyncio' in sys.modules)"
+    program = "import sys, lakefs.client.blocking.engine; sys.exit('trio' in sys.modules or 'asyncio' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

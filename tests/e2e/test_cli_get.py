@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import lakefs
-from lakefs.parts import part_names
-from lakefs.steps import send
+from lakefs.steps.steps import send
+from lakefs.trees.part_files import part_names
 from lakefs.wire.messages import MakeSymlink, ObjectAttributes
 from tests.e2e.served import Finished, Served
 

@@ -21,8 +21,8 @@ from engine.store.store import Store
 from lakefs.errors import ChunkDamaged, InvalidArgument, StoreLocked
 from lakefs.ids import Buffer, ChunkId, data_chunk_id
 from lakefs.limits import GRANULE_BYTES
-from lakefs.service import Body
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Body
 
 KIB = 1 << 10
 SIZES = [1, 100, 4 * KIB, 30 * KIB, 63 * KIB] * 8

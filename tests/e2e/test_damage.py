@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lakefs.client.blocking import Lake
+from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
 from lakefs.errors import ChunkDamaged, CorruptionError, EngineUnreachable
 from tests.e2e.served import Finished, Served, lake, serving

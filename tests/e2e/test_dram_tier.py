@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lakefs.client.blocking_remote import connect_blocking
+from lakefs.client.blocking.engine import connect_blocking
 from lakefs.client.connect import connect
+from lakefs.content.verify import Check
 from lakefs.ids import data_chunk_id
-from lakefs.verify import Check
 from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_DRAM
 from lakefs.wire.messages import Locate, Located
 from tests.e2e.served import WAIT_S, Served, lake, serving

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 import lakefs
-from lakefs.client.blocking import Lake
+from lakefs.client.blocking.lake import Lake
 from lakefs.limits import CHUNK_BYTES, KIB, MIB
 from tests.e2e.served import Served
 

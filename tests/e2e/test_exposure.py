@@ -14,7 +14,7 @@ import trio
 from engine.process.embedded import EmbeddedEngine, open_lake
 from engine.requests.table import Service
 from engine.store.local_store import open_local_store
-from lakefs import config
+from lakefs.config import settings as config
 from lakefs.errors import PermissionDenied
 from lakefs.ids import data_chunk_id
 from lakefs.wire import messages as m

@@ -24,8 +24,8 @@ from lakefs.limits import (
     SESSIONS_PER_CONNECTION_MAX,
     STRANGERS_MAX,
 )
-from lakefs.net import TrioNetwork
-from lakefs.net_address import TcpAddress, parse_address
+from lakefs.transport.address import TcpAddress, parse_address
+from lakefs.transport.streams import TrioNetwork
 from lakefs.wire import messages as m
 from tests.e2e.served import Served, serving
 from tests.raw_client import RawClient, raw_client

@@ -22,9 +22,9 @@ from engine.process.embedded import EmbeddedEngine
 from engine.requests.table import Service
 from engine.store.opening import open_store
 from engine.store.store import Store
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import ChunkDamaged, DiskFailed, LakeError, StoreReadOnly
-from lakefs.offload import ThreadOffload
+from lakefs.host.offload import ThreadOffload
 from lakefs.ports import Clock, Disk
 
 KIB = 1 << 10

@@ -8,7 +8,7 @@ import subprocess
 import msgspec
 import pytest
 
-from lakefs.client.blocking_remote import connect_blocking
+from lakefs.client.blocking.engine import connect_blocking
 from lakefs.client.connect import connect
 from lakefs.errors import InvalidName, KeyNotFound, LakeError, ProtocolError
 from lakefs.wire import messages as m

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lakefs.client.blocking_remote import connect_blocking
+from lakefs.client.blocking.engine import connect_blocking
 from lakefs.client.connect import connect
 from lakefs.errors import UnsupportedVersion
 from lakefs.wire.connection import ClientConnection, ClientEvent, FailureReceived, ReplyReceived

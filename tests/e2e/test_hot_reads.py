@@ -12,11 +12,11 @@ from unittest import mock
 import pytest
 
 import lakefs
-from lakefs.client.blocking_driver import BlockingDriver
+from lakefs.client.blocking.driver import BlockingDriver
 from lakefs.errors import ChunkNotFound, InvalidArgument, SourceChanged
+from lakefs.get.pools import Pool
+from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.ids import ChunkId, data_chunk_id
-from lakefs.pools import Pool
-from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.wire.grants import MEDIUM_DRAM
 from tests.e2e.served import WAIT_S, Served, serving
 
@@ -86,7 +86,10 @@ def test_what_is_read_without_the_engine_is_told_to_it_and_then_read_from_its_me
                 lake.chunks.get(chunk)
         assert [lake.chunks.get(chunk) for chunk in chunks] == contents  # the slabs have come
         buffers = [bytearray(len(content)) for content in contents]
-        with no_requests(), mock.patch("lakefs.hot_reads.os.preadv", side_effect=AssertionError("a segment")):
+        with (
+            no_requests(),
+            mock.patch("lakefs.direct.chunk_reads.os.preadv", side_effect=AssertionError("a segment")),
+        ):
             assert [lake.chunks.get(chunk) for chunk in chunks] == contents
             assert lake.chunks.get_many_into(chunks, buffers) == [len(content) for content in contents]
         assert buffers == contents

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from lakefs.client.blocking import Lake
+from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
 from lakefs.errors import LakeError
 from tests.crash.quiet_store import inspect

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from engine.segments.files import SEGMENTS_FOLDER
-from lakefs.client.blocking_remote import connect_blocking
+from lakefs.client.blocking.engine import connect_blocking
 from lakefs.client.connect import connect
+from lakefs.content.verify import Check
 from lakefs.errors import ChunkNotFound, SessionLost
 from lakefs.limits import MIB
-from lakefs.verify import Check
 from lakefs.wire import messages as m
 from tests.e2e.served import Served, serving
 

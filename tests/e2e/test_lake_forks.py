@@ -22,11 +22,11 @@ import pytest
 
 import lakefs
 from engine.process.embedded import open_lake
+from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.shared_memory import SharedMemory
-from lakefs.verify import Check
+from lakefs.put.shared_memory import SharedMemory
 from tests.descriptors import open_descriptors
 from tests.e2e.served import WAIT_S, Served, environment, serving
 

@@ -16,8 +16,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from lakefs.client.blocking_remote import BlockingEngine, connect_blocking
+from lakefs.client.blocking.engine import BlockingEngine, connect_blocking
 from lakefs.client.connect import connect
+from lakefs.content.manifest import CutKind, Entry, Manifest, build, encode
 from lakefs.errors import (
     ChunkDamaged,
     ChunkNotFound,
@@ -27,7 +28,6 @@ from lakefs.errors import (
     SourceChanged,
 )
 from lakefs.ids import ChunkId, ChunkKind, chunk_id_of, data_chunk_id
-from lakefs.manifest import CutKind, Entry, Manifest, build, encode
 from lakefs.wire import messages as m
 from tests.e2e.served import ROOT, Served, environment, serving
 
@@ -285,7 +285,7 @@ def test_a_source_that_shrinks_or_changes_is_not_stored(
 
 SLEEPER = """
 import mmap, os, signal, sys
-from lakefs.client.blocking_remote import connect_blocking
+from lakefs.client.blocking.engine import connect_blocking
 from lakefs.wire import messages as m
 
 address, fork = sys.argv[1:]

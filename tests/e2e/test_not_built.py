@@ -43,7 +43,7 @@ trio.run(main)
 )
 
 
-@pytest.mark.parametrize("names", ["lakefs._hot_table", "lakefs._plain_reads"])
+@pytest.mark.parametrize("names", ["lakefs.shared_index._table", "lakefs.grants._batch_plan"])
 def test_a_client_without_native_modules_asks_the_engine(served: Served, names: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CLIENT, names],
@@ -55,7 +55,9 @@ def test_a_client_without_native_modules_asks_the_engine(served: Served, names: 
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["engine.format._granules", "engine.tiers._frequency", "lakefs._hot_table"])
+@pytest.mark.parametrize(
+    "name", ["engine.format._granules", "engine.tiers._frequency", "lakefs.shared_index._table"]
+)
 def test_an_engine_does_not_start_without_its_native_modules_and_says_what_to_do(
     tmp_path: Path, name: str
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lakefs.client.blocking import Lake
+from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
 from lakefs.errors import StoreFull
 from lakefs.limits import SMALL_FILL_BYTES

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from lakefs.client.connect_trio import connect_trio
-from lakefs.client.reconnecting import ReconnectingEngine, connect_reconnecting
+from lakefs.client.trio.reconnecting import ReconnectingEngine, connect_reconnecting
 from lakefs.errors import (
     EngineUnreachable,
     LakeError,

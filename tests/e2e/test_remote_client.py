@@ -10,10 +10,10 @@ import trio
 import trio.testing
 
 from engine.server.connection import ServerLimits
-from lakefs.client import remote
-from lakefs.client.blocking_remote import connect_blocking
-from lakefs.client.reconnecting import connect_reconnecting
-from lakefs.client.remote import RemoteEngine, connect_engine
+from lakefs.client.blocking.engine import connect_blocking
+from lakefs.client.trio import engine as remote
+from lakefs.client.trio.engine import RemoteEngine, connect_engine
+from lakefs.client.trio.reconnecting import connect_reconnecting
 from lakefs.errors import (
     BucketNotFound,
     EngineUnreachable,
@@ -23,8 +23,8 @@ from lakefs.errors import (
     UnsupportedVersion,
 )
 from lakefs.limits import BODY_BYTES_MAX
-from lakefs.net import TrioNetwork
 from lakefs.ports import Stream
+from lakefs.transport.streams import TrioNetwork
 from lakefs.wire.messages import (
     Done,
     Ping,

@@ -17,10 +17,10 @@ from typing import Final
 import pytest
 import trio
 
-from lakefs.client.reconnecting import connect_reconnecting
+from lakefs.client.trio.reconnecting import connect_reconnecting
+from lakefs.content.manifest import CutKind, build
 from lakefs.ids import ChunkId
 from lakefs.limits import PART_BYTES_MIN, S3_PARTS_MAX
-from lakefs.manifest import CutKind, build
 from lakefs.wire import messages as m
 from tests.e2e.s3_raw import Signer, signer_of
 from tests.e2e.served import Served, serving

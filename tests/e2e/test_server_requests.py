@@ -21,7 +21,7 @@ from lakefs.errors import (
 )
 from lakefs.ids import data_chunk_id
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX, WATCHES_PER_CONNECTION_MAX
-from lakefs.net import TrioNetwork
+from lakefs.transport.streams import TrioNetwork
 from lakefs.wire.connection import (
     EventReceived,
     FailureReceived,

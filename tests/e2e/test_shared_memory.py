@@ -14,7 +14,7 @@ import lakefs
 from lakefs.client.connect_trio import connect_trio
 from lakefs.ids import data_chunk_id
 from lakefs.limits import CHUNK_BYTES
-from lakefs.shared_memory import SharedMemory
+from lakefs.put.shared_memory import SharedMemory
 from tests.e2e.served import ROOT, Served, environment
 
 HOLDER = """

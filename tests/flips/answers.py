@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from engine.process.embedded import EmbeddedEngine
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import LakeError, UserError
-from lakefs.multipart import UploadName
+from lakefs.lake.multipart import UploadName
 from lakefs.wire import messages as m
 from lakefs.wire.grants import MEDIUM_INLINE
 from tests.flips.samples import BUCKETS, KEPT

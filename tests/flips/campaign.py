@@ -38,7 +38,7 @@ from engine.process.embedded import EmbeddedEngine
 from engine.store.store import Store
 from engine.superblock.reserve import RESERVE_PATH
 from engine.superblock.superblock import SUPERBLOCK_PATH
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.wire import messages as m
 from tests.flips.answers import NEW, WRITTEN, Answers, ask_everything, but_for_writing, names_of, problem_of

@@ -22,9 +22,9 @@ from engine.process.embedded import EmbeddedEngine
 from engine.requests.table import Service
 from engine.store.opening import open_store
 from engine.store.store import Store
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
+from lakefs.host.offload import InlineOffload
 from lakefs.limits import KIB, MIB
-from lakefs.offload import InlineOffload
 from lakefs.wire import messages as m
 
 SIZES = StoreSizes(

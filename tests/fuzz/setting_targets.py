@@ -14,10 +14,10 @@ from typing import Final
 from cli.mount_options import parse_mount_options
 from engine.namespace.keys import check_bucket_name, check_key, lookup_path, split_key
 from engine.namespace.versions import checked_version
-from lakefs import config
+from lakefs.config import settings as config
 from lakefs.errors import LakeError
 from lakefs.names import parse_name, parse_object_name
-from lakefs.net_address import parse_address
+from lakefs.transport.address import parse_address
 from tests.fuzz.target import Target
 
 _FILE: Final = Path(f"/proc/self/fd/{os.memfd_create('lake-fuzz')}")

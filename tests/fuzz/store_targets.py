@@ -61,11 +61,11 @@ from engine.segments.files import check_segment_header, pack_segment_header
 from engine.superblock.superblock import Superblock, parse_superblock
 from engine.uploads.lifecycle import unpack_part, unpack_upload
 from engine.uploads.object_parts import unpack_header as unpack_parts_header
-from lakefs import manifest, safetensors
+from lakefs.content import manifest, safetensors
+from lakefs.content.manifest import CutKind
 from lakefs.errors import InvalidArgument, LakeError
 from lakefs.ids import Birth, BlobId, BootId, ChunkId, EngineId, NodeId, SegmentId, Sequence, StoreId
 from lakefs.limits import CHUNK_BYTES, GROUP_BYTES_MAX
-from lakefs.manifest import CutKind
 from lakefs.ports import Disk
 from tests.fuzz.target import Target
 

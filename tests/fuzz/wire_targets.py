@@ -12,8 +12,8 @@ from typing import Any, Final, cast, get_args
 
 import msgspec
 
-from lakefs.crc import crc32c
 from lakefs.errors import LakeError, PermissionDenied, ProtocolError, RequestTooLarge, UnsupportedVersion
+from lakefs.host.crc import crc32c
 from lakefs.limits import CONTROL_BYTES_MAX
 from lakefs.wire.connection import (
     CancelReceived,

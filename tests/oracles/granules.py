@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from lakefs.verify import granule_crcs as twin_granule_crcs
+from lakefs.content.verify import granule_crcs as twin_granule_crcs
 
 __all__ = ["twin_granule_crcs", "twin_read_granules"]
 

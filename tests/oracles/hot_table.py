@@ -1,4 +1,4 @@
-"""The table of chunk places in Python: the same bytes of the same calls as `lakefs.hot_table.HotTable`."""
+"""The table of chunk places in Python: the same bytes of the same calls as `lakefs.shared_index.table.HotTable`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Final
 
 import msgspec
 
-from lakefs.crc import crc32c
-from lakefs.hot_table_format import (
+from lakefs.host.crc import crc32c
+from lakefs.ids import ID_BYTES, is_well_formed
+from lakefs.limits import HOT_INDEX_ATTEMPTS
+from lakefs.shared_index.table_format import (
     CHECKED_BYTES,
     DEAD,
     ENTRIES_OFFSET,
@@ -32,8 +34,6 @@ from lakefs.hot_table_format import (
     unpack_entry,
     unpack_place,
 )
-from lakefs.ids import ID_BYTES, is_well_formed
-from lakefs.limits import HOT_INDEX_ATTEMPTS
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 Memory = mmap | memoryview | bytearray

@@ -1,4 +1,4 @@
-"""The plan of reads in Python: the same runs, reads and copies as `lakefs.plain_reads.ReadPlan`."""
+"""The plan of reads in Python: the same runs, reads and copies as `lakefs.grants.batch_plan.ReadPlan`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeGuard
 
-from lakefs.hot_table_format import PLACE, unpack_place
-from lakefs.ids import ChunkKind
-from lakefs.limits import GRANULE_BYTES
-from lakefs.page_cache import is_cached
-from lakefs.plain_reads import (
+from lakefs.grants.batch_plan import (
     ASK_FROM_BYTES,
     RUN_BYTES_MAX,
     RUN_CHUNKS_MAX,
@@ -18,7 +14,11 @@ from lakefs.plain_reads import (
     Arrived,
     Descriptor,
 )
-from lakefs.slabs import generation_number
+from lakefs.grants.dram_slabs import generation_number
+from lakefs.host.page_cache import is_cached
+from lakefs.ids import ChunkKind
+from lakefs.limits import GRANULE_BYTES
+from lakefs.shared_index.table_format import PLACE, unpack_place
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 _DATA: Final = bytes([ChunkKind.DATA])
@@ -101,7 +101,8 @@ class TwinPlan:
     ) -> list[Arrived]:
         """Copy those of the chunks [first, stop) that are in slots; what a slot held before and after is told.
 
-        `generations` and `slabs` as `lakefs.slabs.Slabs` has them.  What is in a slab that is not there is left out.
+        `generations` and `slabs` as `lakefs.grants.dram_slabs.Slabs` has them.  What is in a slab that is not there
+        is left out.
         """
         arrived: list[Arrived] = []
         for number in self._in_slots:

@@ -14,7 +14,7 @@ from unittest import mock
 import trio
 
 from engine.format.layouts import ChunkRecord
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
 from tests.flips.answers import Answers, ask_everything, names_of
 from tests.flips.places import spans_of
 from tests.flips.samples import BUCKETS, opened

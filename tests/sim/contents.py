@@ -10,10 +10,10 @@ import hashlib
 import json
 import random
 
-from lakefs.chunking import iter_extents, plan_file
+from lakefs.content.chunking import iter_extents, plan_file
+from lakefs.content.manifest import CutKind, ManifestTree, build, derived_etag
 from lakefs.ids import EMPTY_BLOB, BlobId, ChunkId, data_chunk_id
 from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES
-from lakefs.manifest import CutKind, ManifestTree, build, derived_etag
 
 _EDGES = (GRANULE_BYTES - 1, GRANULE_BYTES, GRANULE_BYTES + 1)
 _RECENT = 24

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import trio
 
-from lakefs.client.trio_lake import OpenedObject, TrioLake
+from lakefs.client.trio.lake import OpenedObject, TrioLake
 from lakefs.errors import (
     BugError,
     ChunkNotFound,

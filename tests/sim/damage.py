@@ -11,7 +11,7 @@ from engine.format.layouts import SegmentKind, Table, unpack_chunk_record
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.table import Service
 from engine.store.store import Store
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import CorruptionError, LakeError
 from lakefs.names import Name
 from lakefs.ports import Disk

@@ -10,11 +10,11 @@ import trio
 
 from engine.process.embedded import EmbeddedEngine
 from engine.server.listener import Server
-from lakefs.client.reconnecting import connect_reconnecting
-from lakefs.client.remote import connect_engine
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.engine import connect_engine
+from lakefs.client.trio.lake import TrioLake
+from lakefs.client.trio.reconnecting import connect_reconnecting
 from lakefs.ports import Offload
-from lakefs.service import EngineService
+from lakefs.wire.engine_port import EngineService
 from tests.sim.network import SimulatedNetwork
 
 _ADDRESS = "unix:/simulated"

@@ -12,11 +12,11 @@ from engine.process.embedded import EmbeddedEngine
 from engine.requests.table import Service
 from engine.store.store import Store
 from engine.tables.views import View
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.ids import NodeId
+from lakefs.lake.multipart import UploadName
 from lakefs.limits import PAGE_BYTES
-from lakefs.multipart import UploadName
 from lakefs.names import Name
 from lakefs.wire.messages import ListVersions, ObjectStat
 from tests.sim.disk import SimDisk

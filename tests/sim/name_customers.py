@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import random
 
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
 from lakefs.names import parse_object_name
-from lakefs.steps import send
+from lakefs.steps.steps import send
 from lakefs.wire.messages import (
     DeleteNames,
     MakeFolder,

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import trio
 
-from lakefs.descriptors import after
 from lakefs.errors import AddressInUse, EngineUnreachable
+from lakefs.host.descriptors import after
 from lakefs.ids import Buffer
 from lakefs.ports import Listener, Stream
 from tests.sim.sim_time import pause

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from engine.format.layouts import SegmentKind
 from engine.segments.files import segment_path
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.ids import BlobId, SegmentId
-from lakefs.steps import send
+from lakefs.steps.steps import send
 from lakefs.wire.grants import MEDIUM_NONE
 from lakefs.wire.messages import Grant, PinChunks, Pinned, UnpinChunks
 from tests.sim.contents import Contents

@@ -90,9 +90,9 @@ def _skip_payload_checksums() -> Iterator[None]:
     """Neither by the engine that reads nor by the client that is answered: one of them would be enough."""
     with (
         mock.patch("engine.segments.reader.check_payload", return_value=True),
-        mock.patch("lakefs.getting.matches_id", return_value=True),
-        mock.patch("lakefs.fetching.matches_id", return_value=True),
-        mock.patch("lakefs.fetching.granule_crcs", return_value=mock.ANY),
+        mock.patch("lakefs.get.objects.matches_id", return_value=True),
+        mock.patch("lakefs.get.fetch.matches_id", return_value=True),
+        mock.patch("lakefs.get.fetch.granule_crcs", return_value=mock.ANY),
     ):
         yield
 

@@ -19,10 +19,10 @@ from engine.format.layouts import ChunkRecord, SegmentKind, StoreIdentity
 from engine.format.sizes import SegmentSizes
 from engine.segments.large import IsLast, not_last
 from engine.segments.segment_store import Segments
-from lakefs.buffers import BufferPool
+from lakefs.host.buffers import BufferPool
+from lakefs.host.offload import InlineOffload, ThreadOffload
 from lakefs.ids import Birth, BootId, SegmentId
 from lakefs.limits import KIB, MIB
-from lakefs.offload import InlineOffload, ThreadOffload
 from lakefs.ports import Disk, Offload
 from tests.sim.determinism import run_seeded
 from tests.sim.disk import SimDisk

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
+from lakefs.content.manifest import CutKind, build
 from lakefs.errors import LakeError
 from lakefs.ids import BlobId, ChunkKind, data_chunk_id
-from lakefs.manifest import CutKind, build
 from lakefs.names import parse_object_name
-from lakefs.steps import send
+from lakefs.steps.steps import send
 from lakefs.wire.messages import (
     Commit,
     NameChange,

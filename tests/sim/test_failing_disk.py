@@ -13,11 +13,11 @@ from engine.process.embedded import EmbeddedEngine
 from engine.requests.table import Service
 from engine.store.opening import open_store
 from engine.store.store import Store
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import DiskFailed, StoreReadOnly
+from lakefs.host.offload import InlineOffload
 from lakefs.limits import KIB, MIB
 from lakefs.names import Name
-from lakefs.offload import InlineOffload
 from tests.sim.clock import SimClock
 from tests.sim.disk import SimCrashed, SimDisk
 

@@ -8,8 +8,8 @@ import trio
 from engine.format.sizes import MetadataSizes, StoreSizes
 from engine.store.opening import open_store
 from lakefs.errors import DiskFailed, LakeError
+from lakefs.host.offload import InlineOffload
 from lakefs.limits import KIB, MIB
-from lakefs.offload import InlineOffload
 from tests.sim.clock import SimClock
 from tests.sim.disk import SimDisk
 

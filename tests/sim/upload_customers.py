@@ -11,9 +11,9 @@ import random
 
 import trio
 
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import LakeError, UploadNotFound, UserError
-from lakefs.multipart import ListedPart, UploadName
+from lakefs.lake.multipart import ListedPart, UploadName
 from tests.sim.contents import Contents
 
 

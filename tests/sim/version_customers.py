@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
 from lakefs.ids import BlobId
-from lakefs.steps import send
+from lakefs.steps.steps import send
 from lakefs.wire.messages import (
     Copy,
     DeleteNames,

@@ -25,11 +25,11 @@ from engine.namespace.versions import node_of, old_versions
 from engine.store.store import Store
 from engine.tables.views import Transaction, View
 from engine.uploads.lifecycle import whole_etag
+from lakefs.content.manifest import derived_etag
 from lakefs.errors import InvalidArgument, LakeError, UploadNotFound, UserError, VersionIsMarker
 from lakefs.ids import BlobId, Sequence as GroupSequence, data_chunk_id
-from lakefs.manifest import derived_etag
-from lakefs.service import Body, EngineService, Reply, ServedClient
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Body, EngineService, Reply, ServedClient
 from tests.sim.contents import Contents
 from tests.sim.history import History, SimFailure
 from tests.sim.model import NO_BUCKETS, Model, look_open, look_up, look_up_version, page_of

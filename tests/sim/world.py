@@ -262,7 +262,7 @@ class World:
             mock.patch("engine.superblock.superblock.new_id16", self._new_id16),
             mock.patch("engine.sessions.references.new_id16", self._new_id16),
             mock.patch("engine.requests.uploads.new_id16", self._new_id16),
-            mock.patch("lakefs.lake.time", SimpleNamespace(time_ns=self.clock.wall_ns)),
+            mock.patch("lakefs.lake.lake_steps.time", SimpleNamespace(time_ns=self.clock.wall_ns)),
         ):
             yield
 

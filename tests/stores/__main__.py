@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from engine.process.embedded import open_lake
-from lakefs.client.blocking import Lake
+from lakefs.client.blocking.lake import Lake
 from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES, MIB
-from lakefs.steps import send
+from lakefs.steps.steps import send
 from lakefs.wire import messages as m
 from tests.stores.contents import contents_of
 

@@ -7,10 +7,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 from blake3 import blake3
 
-from lakefs.client.blocking import Lake
-from lakefs.getting import open_object
+from lakefs.client.blocking.lake import Lake
+from lakefs.get.objects import open_object
 from lakefs.names import Name
-from lakefs.steps import send
+from lakefs.steps.steps import send
 from lakefs.wire import messages as m
 
 M = TypeVar("M", bound=m.Message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lakefs.config import SETTING_NAMES
+from lakefs.config.settings import SETTING_NAMES
 from scripts.reference import PAGE, SETTINGS, reference
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from lakefs import limits
-from lakefs.buffers import BUFFER_BYTES
+from lakefs.host.buffers import BUFFER_BYTES
 from tests.style.source_tree import ROOT, parsed, product_files
 
 WINDOWED: Final = {"Pipeline", "Semaphore", "CapacityLimiter"}

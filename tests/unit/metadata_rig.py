@@ -15,8 +15,8 @@ from engine.host.clock import SystemClock
 from engine.metadata.metadata_store import Metadata, open_metadata
 from engine.superblock.superblock import open_store, write_superblock
 from engine.tables.views import Transaction, View
+from lakefs.host.offload import InlineOffload
 from lakefs.ids import Sequence
-from lakefs.offload import InlineOffload
 from lakefs.ports import Disk, Offload
 from tests.sim.clock import SimClock
 from tests.sim.determinism import run_seeded

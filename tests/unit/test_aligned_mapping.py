@@ -13,7 +13,7 @@ import pytest
 
 from engine.memory.backing import open_backing
 from engine.memory.sealed_memory import SealedMemory
-from lakefs.aligned_mapping import HUGE_BYTES, map_aligned
+from lakefs.host.aligned_mapping import HUGE_BYTES, map_aligned
 
 _MAP_NORESERVE: Final = 0x4000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from lakefs.client.awaited import AwaitedEngine
+from lakefs.client.trio.awaited import AwaitedEngine
 from lakefs.errors import EngineUnreachable, PermissionDenied
 from lakefs.limits import ENGINE_WAIT_S
 from lakefs.wire.messages import Ping

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine.process.embedded import open_lake
-from lakefs.client.blocking_driver import unwind
+from lakefs.client.blocking.driver import unwind
 from lakefs.errors import EngineUnreachable
-from lakefs.steps import Steps, send, work
+from lakefs.steps.steps import Steps, send, work
 from lakefs.wire.messages import Ping
 
 

@@ -10,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from lakefs import buffers
-from lakefs.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
+from lakefs.host import buffers
+from lakefs.host.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
 from lakefs.limits import BUFFER_POOL_BYTES, CHUNK_BYTES, PAGE_BYTES
 
 

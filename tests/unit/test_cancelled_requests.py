@@ -15,12 +15,12 @@ from engine.format.layouts import Table, chunk_key
 from engine.process.embedded import EmbeddedEngine
 from engine.store.store import Store
 from engine.tables.merged_tables import TableView
+from lakefs.content.manifest import CutKind, build
 from lakefs.errors import DiskFailed, IndexDamaged, SourceChanged, StoreReadOnly
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB
-from lakefs.manifest import CutKind, build
-from lakefs.service import Reply
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 from tests.descriptors import open_descriptors
 from tests.sim.determinism import run_seeded
 from tests.sim.disk import SimDisk

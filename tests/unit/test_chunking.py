@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 from hypothesis import given, strategies as st
 
-from lakefs.chunking import (
+from lakefs.content.chunking import (
     LARGE_TENSOR_BYTES,
     CutPlan,
     fixed_cuts,
@@ -18,10 +18,10 @@ from lakefs.chunking import (
     plan_file,
     plan_growing,
 )
+from lakefs.content.manifest import CutKind
+from lakefs.content.safetensors import SafetensorsHeader, parse_header
 from lakefs.errors import SourceChanged
 from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES, KIB, MIB
-from lakefs.manifest import CutKind
-from lakefs.safetensors import SafetensorsHeader, parse_header
 
 small_lengths = st.one_of(
     st.integers(0, LARGE_TENSOR_BYTES - 1), st.integers(0, 100), st.just(0), st.just(LARGE_TENSOR_BYTES - 1)

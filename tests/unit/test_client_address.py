@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from lakefs import config
 from lakefs.client.address import resolve
+from lakefs.config import settings as config
 from lakefs.errors import EngineUnreachable
-from lakefs.unix_sockets import listens
+from lakefs.transport.unix_sockets import listens
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from lakefs.errors import (
     StoreFull,
     StoreReadOnly,
 )
+from lakefs.host.offload import ThreadOffload
 from lakefs.ids import Sequence
 from lakefs.limits import GROUP_BYTES_MAX
-from lakefs.offload import ThreadOffload
 from tests.sim.disk import SimDisk
 from tests.unit.metadata_rig import SMALL, contents, opened, put, run, wait_applied
 

@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from lakefs import config
-from lakefs.config import Address, default_data_folder, default_socket, load, parse_address, parse_size
+from lakefs.config import settings as config
+from lakefs.config.settings import (
+    Address,
+    default_data_folder,
+    default_socket,
+    load,
+    parse_address,
+    parse_size,
+)
 from lakefs.errors import ConfigError, InvalidArgument
 
 
@@ -306,7 +313,7 @@ def test_any_text_is_an_address_and_a_size_or_refused_as_one(text: str) -> None:
 
 
 def test_importing_the_configuration_loads_neither_trio_nor_the_parser_of_files() -> None:
-    probe = "import sys, lakefs.config; print(*{'trio', 'tomllib', 'difflib', 'msgspec'} & set(sys.modules))"
+    probe = "import sys, lakefs.config.settings; print(*{'trio', 'tomllib', 'difflib', 'msgspec'} & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert loaded.stdout.split() == []
 

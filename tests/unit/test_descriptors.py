@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from lakefs import descriptors
+from lakefs.host import descriptors
 
 
 def test_what_is_no_memory_is_closed_beside_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,10 @@ def test_it_looks_for_every_dependency_and_every_native_module() -> None:
 @pytest.mark.parametrize(
     ("module", "verdict", "effect"),
     [
-        ("lakefs._plain_reads", "warn", "reads are slower"),
+        ("lakefs.grants._batch_plan", "warn", "reads are slower"),
         ("engine.host._io_uring", "warn", "reads are slower"),
         ("engine.format._granules", "fail", "the engine does not start"),
-        ("lakefs._hot_table", "fail", "the engine does not start"),
+        ("lakefs.shared_index._table", "fail", "the engine does not start"),
     ],
 )
 def test_a_native_module_that_was_not_built_is_named_with_what_follows(

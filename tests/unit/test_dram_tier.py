@@ -17,9 +17,9 @@ from engine.format.checksums import seal_payload
 from engine.format.extents import large_extent_bytes
 from engine.tiers.arena import SLOT_SIZES, Arena, Slot
 from engine.tiers.dram_tier import DramTier, Placement
+from lakefs.content.verify import vector_bytes
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.verify import vector_bytes
 from lakefs.wire.grants import MEDIUM_SEGMENT, Grant
 
 SLAB = 1 * MIB

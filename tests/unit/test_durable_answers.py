@@ -15,9 +15,9 @@ from engine.requests.table import Service
 from engine.tiers.arena import Arena
 from engine.tiers.dram_tier import DramTier
 from lakefs.errors import AlreadyExists, DiskFailed, LakeError, StoreReadOnly
+from lakefs.host.offload import InlineOffload
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.offload import InlineOffload
 from lakefs.wire import messages as m
 from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_DRAM
 from tests.sim.disk import SimDisk

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from engine.format import records
-from lakefs import manifest
-from lakefs.crc import crc32c
+from lakefs.content import manifest
+from lakefs.host.crc import crc32c
 from lakefs.wire import connection, frames
 from tests.fuzz.held import INPUTS, reads_what_is_good, survives_changed_inputs
 from tests.fuzz.inputs import Inputs

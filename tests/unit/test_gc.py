@@ -15,10 +15,10 @@ from engine.process.embedded import EmbeddedEngine
 from engine.segments.files import segment_path
 from engine.store.store import Store
 from engine.upkeep import gc as gc_module
+from lakefs.content.manifest import CutKind, build
 from lakefs.errors import ChunkDamaged, ChunkNotFound, DiskFailed, SessionLost
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import CHUNK_BYTES, KIB, SESSION_LINGER_S
-from lakefs.manifest import CutKind, build
 from lakefs.wire import messages as m
 from tests.sim.determinism import run_seeded
 from tests.sim.disk import SimDisk

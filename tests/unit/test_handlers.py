@@ -8,9 +8,9 @@ from engine.requests import handlers
 from engine.requests.handlers import handles, require_handlers, table_of
 from engine.sessions.references import Client
 from lakefs.errors import BugError
-from lakefs.service import Reply
 from lakefs.wire import messages as m
 from lakefs.wire.base import Request
+from lakefs.wire.engine_port import Reply
 
 
 class Unheard(Request, frozen=True):

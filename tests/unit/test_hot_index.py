@@ -15,15 +15,15 @@ from typing import Any, Final, cast
 
 import pytest
 
-from lakefs.client.blocking_chunks import Chunks
+from lakefs.client.blocking.chunks import Chunks
+from lakefs.content.verify import Check
+from lakefs.direct.opening import open_hot_index
 from lakefs.errors import EngineBusy, EngineUnreachable, PermissionDenied, StoreDamaged
-from lakefs.hot_index import HotIndexReader
-from lakefs.hot_index_opening import open_hot_index
-from lakefs.hot_table import HotTable
-from lakefs.hot_table_format import TableHeader, table_bytes
-from lakefs.service import Reply
-from lakefs.steps import Start
-from lakefs.verify import Check
+from lakefs.shared_index.reader import HotIndexReader
+from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table_format import TableHeader, table_bytes
+from lakefs.steps.steps import Start
+from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import HotIndexOpened
 
 CAPACITY: Final = 1024

@@ -21,9 +21,9 @@ from engine.process.shared_index_life import run_hot_index
 from engine.store.store import Store
 from engine.tiers.shared_index import WATCHED, HotIndex
 from lakefs.errors import ChunkDamaged, ConfigError, StoreLocked
-from lakefs.hot_index import HotIndexReader
-from lakefs.hot_table_format import HEADER_PAGE_BYTES, table_bytes, unpack_header
 from lakefs.ids import ChunkId, data_chunk_id
+from lakefs.shared_index.reader import HotIndexReader
+from lakefs.shared_index.table_format import HEADER_PAGE_BYTES, table_bytes, unpack_header
 from lakefs.wire import messages as m
 from lakefs.wire.grants import MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.descriptors import descriptor_count

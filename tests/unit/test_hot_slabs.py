@@ -21,15 +21,15 @@ from engine.tiers.arena import Arena
 from engine.tiers.dram_entries import joined
 from engine.tiers.dram_tier import DramTier
 from engine.tiers.shared_index import HotIndex
-from lakefs.crc import crc32c
-from lakefs.hot_reads import NOT_READ, HotReads
-from lakefs.hot_table import HotTable
-from lakefs.hot_table_format import PLACE_GENERATION_BITS, Found, pack_place, table_bytes
+from lakefs.content.verify import Check, vector_bytes
+from lakefs.direct.chunk_reads import NOT_READ, HotReads
+from lakefs.grants.descriptors import SegmentDescriptors
+from lakefs.grants.dram_slabs import Slabs
+from lakefs.host.crc import crc32c
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import HOT_INDEX_SLOTS_MIN, KIB, MIB
-from lakefs.segment_descriptors import SegmentDescriptors
-from lakefs.slabs import Slabs
-from lakefs.verify import Check, vector_bytes
+from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table_format import PLACE_GENERATION_BITS, Found, pack_place, table_bytes
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 SLAB = 1 * MIB

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lakefs.errors import StoreDamaged
-from lakefs.hot_table import HotTable
-from lakefs.hot_table_format import (
+from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table_format import (
     DEAD,
     ENTRIES_OFFSET,
     ENTRY_BYTES,

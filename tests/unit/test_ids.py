@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from lakefs.content.manifest import CutKind, build
 from lakefs.ids import (
     EMPTY_BLOB,
     ID_BYTES,
@@ -20,7 +21,6 @@ from lakefs.ids import (
     manifest_chunk_id,
     new_id16,
 )
-from lakefs.manifest import CutKind, build
 
 
 def test_a_data_chunk_is_named_by_its_kind_and_plain_blake3() -> None:

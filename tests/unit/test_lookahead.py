@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from lakefs.get.lookahead import Lookahead
+from lakefs.get.range_orders import RangeTable
 from lakefs.limits import KIB, MIB, TABLE_OBJECT_BYTES_MIN
-from lakefs.lookahead import Lookahead
-from lakefs.range_orders import RangeTable
 
 SIZE = 256 * MIB
 TENSORS = 20

@@ -10,21 +10,8 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from lakefs import manifest as manifest_module
-from lakefs.errors import InvalidArgument
-from lakefs.ids import (
-    EMPTY_BLOB,
-    BlobId,
-    ChunkId,
-    ChunkKind,
-    blob_of,
-    chunk_of,
-    data_chunk_id,
-    kind_of,
-    manifest_chunk_id,
-)
-from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES, MANIFEST_FANOUT
-from lakefs.manifest import (
+from lakefs.content import manifest as manifest_module
+from lakefs.content.manifest import (
     MANIFEST_BYTES_MAX,
     MANIFEST_ENTRY,
     MANIFEST_HEADER,
@@ -41,6 +28,19 @@ from lakefs.manifest import (
     encode,
     parse,
 )
+from lakefs.errors import InvalidArgument
+from lakefs.ids import (
+    EMPTY_BLOB,
+    BlobId,
+    ChunkId,
+    ChunkKind,
+    blob_of,
+    chunk_of,
+    data_chunk_id,
+    kind_of,
+    manifest_chunk_id,
+)
+from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES, MANIFEST_FANOUT
 
 A = data_chunk_id(b"a")
 B = data_chunk_id(b"b")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lakefs.memory_advice import populate
-from lakefs.page_cache import is_cached
+from lakefs.host.memory_advice import populate
+from lakefs.host.page_cache import is_cached
 
 MIB = 1 << 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lakefs.errors import InvalidArgument
-from lakefs.net_address import TcpAddress, UnixAddress, parse_address
+from lakefs.transport.address import TcpAddress, UnixAddress, parse_address
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lakefs.errors import AlreadyExists, LocalFileError
-from lakefs.local_folders import LocalTarget
-from lakefs.parts import PartFile, is_part, part_names, write_whole
+from lakefs.trees.local_folders import LocalTarget
+from lakefs.trees.part_files import PartFile, is_part, part_names, write_whole
 from tests.part_files import left_part, opened_part, piece_of
 
 

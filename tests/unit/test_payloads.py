@@ -11,8 +11,8 @@ import trio.testing
 
 from engine.chunks.payload_memory import BUFFERS_PER_REQUEST_MAX, PayloadMemory, ReceivedBody
 from engine.format.extents import large_extent_bytes
-from lakefs.buffers import BUFFER_BYTES, BufferPool
 from lakefs.errors import InvalidArgument
+from lakefs.host.buffers import BUFFER_BYTES, BufferPool
 from lakefs.ids import ChunkKind
 from lakefs.limits import BODY_BYTES_MAX, BUFFER_POOL_BYTES, CHUNK_BYTES, KIB, MIB, PAGE_BYTES
 

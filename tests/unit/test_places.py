@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.process.folders import places_made
-from lakefs.config import Config, load
+from lakefs.config.settings import Config, load
 from lakefs.errors import LocalFileError
 
 GROUP = grp.getgrgid(os.getegid()).gr_name

@@ -10,16 +10,16 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from lakefs import plain_reads
-from lakefs.hot_table_format import PLACE, pack_place
-from lakefs.limits import GRANULE_BYTES, KIB
-from lakefs.plain_reads import (
+from lakefs.grants import batch_plan as plain_reads
+from lakefs.grants.batch_plan import (
     ASK_FROM_BYTES,
     RUN_BYTES_MAX,
     RUN_CHUNKS_MAX,
     SEGMENTS_MAX,
 )
-from lakefs.slabs import UNIT_BYTES, generation_number
+from lakefs.grants.dram_slabs import UNIT_BYTES, generation_number
+from lakefs.limits import GRANULE_BYTES, KIB
+from lakefs.shared_index.table_format import PLACE, pack_place
 from lakefs.wire.grants import MEDIUM_DRAM
 from tests.oracles.plain_reads import TwinPlan, twin_are_bytes
 

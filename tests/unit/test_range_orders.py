@@ -8,8 +8,8 @@ from itertools import accumulate
 
 from hypothesis import assume, given, strategies as st
 
+from lakefs.get.range_orders import MISSES_MAX, NEAR_BYTES, STEPS_MIN, Extent, OrderFollower, RangeTable
 from lakefs.limits import GRANULE_BYTES, KIB, MIB, READ_AHEAD_WINDOW_BYTES_MAX, TABLE_RANGES_AHEAD_MAX
-from lakefs.range_orders import MISSES_MAX, NEAR_BYTES, STEPS_MIN, Extent, OrderFollower, RangeTable
 
 HEADER = 10 * KIB
 FIRST = MIB

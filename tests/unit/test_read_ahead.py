@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lakefs.errors import StaleGrant
+from lakefs.grants.read_ahead import ReadAhead, ReadAheadWindow
+from lakefs.host.page_cache import is_cached
 from lakefs.ids import SegmentId
 from lakefs.limits import (
     MIB,
@@ -20,8 +22,6 @@ from lakefs.limits import (
     READ_AHEAD_WINDOW_BYTES_MAX,
     READ_AHEAD_WINDOW_BYTES_MIN,
 )
-from lakefs.page_cache import is_cached
-from lakefs.read_ahead import ReadAhead, ReadAheadWindow
 
 SEGMENT = SegmentId(1)
 SIZE = 1024 * MIB

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+from lakefs.direct.read_notes import TELL_FULL_S, TELL_S, ReadNotes
 from lakefs.limits import READ_NOTES_EVERY, READ_NOTES_MAX
-from lakefs.read_notes import TELL_FULL_S, TELL_S, ReadNotes
 
 CHUNKS = [bytes([number]) * 33 for number in range(16)]
 

@@ -14,16 +14,16 @@ from hypothesis import given, settings, strategies as st
 from engine.tiers.arena import Arena
 from fuse.page_sums import PageSums
 from fuse.reading import BlobReader, ReadBuffers
-from lakefs.client.trio_lake import TrioLake
-from lakefs.crc import crc32c
+from lakefs.client.trio.lake import TrioLake
+from lakefs.get.opened import Access, Opened, Piece
+from lakefs.grants.descriptors import SegmentDescriptors
+from lakefs.grants.grant_reads import bring_in
+from lakefs.host.crc import crc32c
+from lakefs.host.offload import InlineOffload
+from lakefs.host.page_cache import is_cached
 from lakefs.ids import ChunkId, ChunkKind, SegmentId, chunk_id_of
 from lakefs.limits import GRANULE_BYTES, KIB, MIB
-from lakefs.movers import bring_in
 from lakefs.names import Name
-from lakefs.offload import InlineOffload
-from lakefs.opened import Access, Opened, Piece
-from lakefs.page_cache import is_cached
-from lakefs.segment_descriptors import SegmentDescriptors
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 from lakefs.wire.messages import Grant, ObjectStat
 

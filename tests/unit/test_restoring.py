@@ -11,7 +11,7 @@ from engine.process.embedded import open_lake
 from fuse.leftovers import Leftover, claimed, find_leftovers, forget, is_in_use
 from fuse.restoring import Standing, restore_to_store, standing
 from fuse.staging import Base, StagingFolder
-from lakefs.client.blocking import Lake
+from lakefs.client.blocking.lake import Lake
 from lakefs.errors import (
     BucketNotFound,
     EngineUnreachable,
@@ -21,7 +21,7 @@ from lakefs.errors import (
     StoreLocked,
 )
 from lakefs.names import Name
-from lakefs.steps import Step, Steps
+from lakefs.steps.steps import Step, Steps
 from lakefs.wire.messages import ObjectStat
 
 LIMIT = 1 << 30

@@ -21,7 +21,7 @@ from engine.host.io_queue import SWITCHED_OFF, OffloadQueue, open_io_queue
 from engine.host.io_uring import opened_ring, running_ring_queue
 from engine.host.local_disk import LocalDisk
 from lakefs.errors import LakeError
-from lakefs.offload import InlineOffload
+from lakefs.host.offload import InlineOffload
 from lakefs.ports import FileRead
 
 _ring = pytest.importorskip("engine.host._io_uring", reason="engine.host._io_uring is not built here")

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from gateway.s3.receiving import STALLED_S, Received, ReceiveMemory
-from lakefs.buffers import BUFFER_BYTES
+from lakefs.host.buffers import BUFFER_BYTES
 from lakefs.limits import CHUNK_BYTES
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from lakefs import safetensors
+from lakefs.content import safetensors
+from lakefs.content.safetensors import DTYPE_BITS, SafetensorsHeader, header_bytes, parse_header
 from lakefs.limits import BLOB_BYTES_MAX, MIB, SAFETENSORS_HEADER_BYTES_MAX
-from lakefs.safetensors import DTYPE_BITS, SafetensorsHeader, header_bytes, parse_header
 
 SOUND = b'{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"F32","shape":[],"data_offsets":[3,7]}}'
 

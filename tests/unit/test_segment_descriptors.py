@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.ids import SegmentId
-from lakefs.segment_descriptors import SegmentDescriptors
 
 
 def test_an_interrupt_while_all_are_closed_closes_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,7 @@ def test_an_interrupt_while_all_are_closed_closes_none_twice(monkeypatch: pytest
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("lakefs.segment_descriptors.os.close", interrupted)
+    monkeypatch.setattr("lakefs.grants.descriptors.os.close", interrupted)
     with pytest.raises(KeyboardInterrupt):
         descriptors.close()
     somebodys = os.open(os.devnull, os.O_RDONLY)  # it has the number that was given back

@@ -12,7 +12,7 @@ import trio.testing
 
 from engine.format.extents import Place
 from lakefs.errors import StoreFull, StoreReadOnly
-from lakefs.offload import InlineOffload
+from lakefs.host.offload import InlineOffload
 from tests.sim.disk import SimDisk
 from tests.sim.segment_world import World, drive
 

@@ -11,9 +11,9 @@ import numpy
 import pytest
 
 from lakefs.errors import InvalidArgument, LocalFileError
+from lakefs.get.pools import Pool
 from lakefs.limits import LENT_MEMORY_BYTES_MAX, PAGE_BYTES
-from lakefs.pools import Pool
-from lakefs.shared_memory import SharedMemory, Slot
+from lakefs.put.shared_memory import SharedMemory, Slot
 from tests.descriptors import descriptor_count
 
 
@@ -82,7 +82,7 @@ def test_memory_of_no_length_is_refused(size: int) -> None:
 
 def test_memory_that_is_not_to_be_had_is_an_error_and_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     before = descriptor_count()
-    monkeypatch.setattr("lakefs.new_memory.os.sysconf", lambda name: 1)
+    monkeypatch.setattr("lakefs.host.new_memory.os.sysconf", lambda name: 1)
     with pytest.raises(LocalFileError, match="the machine has less"):
         SharedMemory(PAGE_BYTES)
     assert descriptor_count() == before

@@ -12,9 +12,9 @@ import pytest
 
 from engine.tiers.arena import Arena, Slot
 from lakefs.errors import StaleGrant
+from lakefs.grants.dram_slabs import Slabs
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.slabs import Slabs
 from lakefs.wire.grants import MEDIUM_DRAM
 from lakefs.wire.messages import Grant
 
@@ -150,7 +150,7 @@ _READER = """
 import os, struct, sys
 from lakefs.errors import StaleGrant
 from lakefs.ids import data_chunk_id
-from lakefs.slabs import Slabs, generation_number
+from lakefs.grants.dram_slabs import Slabs, generation_number
 from lakefs.wire.grants import MEDIUM_DRAM, Grant
 slab, generations, slab_bytes, slot_bytes = map(int, sys.argv[1:])
 slabs = Slabs()

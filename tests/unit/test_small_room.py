@@ -10,8 +10,8 @@ import trio
 
 from engine.segments import small as small_segments
 from lakefs.errors import DiskFailed, StoreReadOnly
+from lakefs.host.offload import InlineOffload
 from lakefs.limits import KIB
-from lakefs.offload import InlineOffload
 from lakefs.wire import messages as m
 from tests.sim.disk import SimDisk
 from tests.store_rig import ask, change, client_of, put, run, simulated_store

@@ -10,9 +10,9 @@ from hypothesis import given, settings, strategies as st
 
 from fuse.byte_ranges import RangeSet
 from fuse.staged_put import Cut, Keep, Store, plan_cuts
+from lakefs.get.opened import Piece
 from lakefs.ids import ChunkId
 from lakefs.limits import CHUNK_BYTES
-from lakefs.opened import Piece
 from tests.edited_file import small_chunks
 
 SMALL_CHUNK = 100

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from lakefs import errors
-from lakefs.getting import close_object
+from lakefs.get.objects import close_object
 from lakefs.limits import CHUNK_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.wire import messages as m
 from tests.contract.engines import KINDS, Kind

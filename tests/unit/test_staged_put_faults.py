@@ -12,9 +12,9 @@ import pytest
 
 from lakefs import errors
 from lakefs.limits import CHUNK_BYTES
-from lakefs.service import Reply
-from lakefs.steps import Send, Start, Steps, Wait, send
+from lakefs.steps.steps import Send, Start, Steps, Wait, send
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 from tests.contract.engines import KINDS, Kind
 from tests.edited_file import NAME, Edited, edit
 

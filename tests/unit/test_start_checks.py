@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from cli.start_checks import CHECKS, check_first_start
-from lakefs import config
-from lakefs.config import load
+from lakefs.config import settings as config
+from lakefs.config.settings import load
 from lakefs.errors import AddressInUse, ConfigError, InvalidArgument, LakeError, LocalFileError
 
 GOOD = {"s3": "off", "admin": "off"}

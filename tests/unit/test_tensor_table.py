@@ -9,8 +9,8 @@ import struct
 import pytest
 from hypothesis import given, strategies as st
 
-from lakefs.safetensors import header_bytes, parse_header
-from lakefs.tensor_table import natural_key, tensor_table
+from lakefs.content.safetensors import header_bytes, parse_header
+from lakefs.get.tensor_table import natural_key, tensor_table
 
 LENGTH = 100
 

@@ -15,8 +15,8 @@ import trio.testing
 from gateway.http.certificates import Certificates, load_pair
 from gateway.http.tls import TlsStream
 from lakefs.errors import ConfigError, EngineUnreachable
-from lakefs.net import TrioNetwork
 from lakefs.ports import Network, Stream
+from lakefs.transport.streams import TrioNetwork
 from tests.certificates import CA_FILE, HOST, Authority, encrypt
 from tests.sim.network import SimulatedNetwork
 from tests.stream_pairs import receive_exactly

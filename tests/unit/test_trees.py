@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.process.embedded import open_lake
-from lakefs.client.blocking import Lake
+from lakefs.client.blocking.lake import Lake
 from lakefs.errors import (
     AlreadyExists,
     BucketNotFound,
@@ -21,16 +21,16 @@ from lakefs.errors import (
     LakeError,
     LocalFileError,
 )
-from lakefs.file_getting import GetOptions, get_to_file, stream_range
-from lakefs.getting import close_object, open_object
-from lakefs.local_folders import LocalTarget
+from lakefs.get.objects import close_object, open_object
+from lakefs.get.opened import Opened
 from lakefs.names import Name
-from lakefs.opened import Opened
-from lakefs.parts import PartFile, is_part, part_names, write_whole
-from lakefs.steps import Steps
-from lakefs.tree_getting import get_tree, local_target
-from lakefs.tree_putting import PutOptions, put_tree
-from lakefs.trees import Fate, FileOutcome, Observer, Totals, Walk, WalkOptions
+from lakefs.steps.steps import Steps
+from lakefs.trees.get_file import GetOptions, get_to_file, stream_range
+from lakefs.trees.get_tree import get_tree, local_target
+from lakefs.trees.local_folders import LocalTarget
+from lakefs.trees.part_files import PartFile, is_part, part_names, write_whole
+from lakefs.trees.put_tree import PutOptions, put_tree
+from lakefs.trees.walk import Fate, FileOutcome, Observer, Totals, Walk, WalkOptions
 from tests.part_files import left_part, opened_part, piece_of
 
 MIB = 1 << 20

@@ -10,14 +10,14 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from lakefs.client.trio_driver import CLEANUP_S
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.driver import CLEANUP_S
+from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import EngineUnreachable
+from lakefs.host.offload import InlineOffload
 from lakefs.ids import Buffer
 from lakefs.limits import CHUNK_BYTES
-from lakefs.offload import InlineOffload
-from lakefs.service import Reply
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 
 
 class StuckEngine:

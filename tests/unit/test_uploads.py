@@ -22,12 +22,12 @@ from engine.superblock.superblock import read_superblock
 from engine.tables.views import Transaction
 from engine.uploads.keys import object_parts_key, part_key, upload_key
 from engine.uploads.lifecycle import UploadRef, put_part as decide_part
-from lakefs.client.trio_lake import TrioLake
+from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import ChunkNotFound, StoreReadOnly, UploadNotFound
+from lakefs.host.offload import InlineOffload
 from lakefs.ids import BlobId, ChunkId, data_chunk_id
+from lakefs.lake.multipart import UploadName
 from lakefs.limits import MANIFEST_FANOUT, PART_NUMBER_MAX
-from lakefs.multipart import UploadName
-from lakefs.offload import InlineOffload
 from lakefs.wire import messages as m
 from tests.sim.clock import SimClock
 from tests.sim.disk import SimCrashed, SimDisk

@@ -12,10 +12,7 @@ from hypothesis import example, given, settings, strategies as st
 from engine.format.checksums import check_payload, seal_payload
 from engine.format.extents import large_extent_bytes
 from engine.format.layouts import ChunkRecord
-from lakefs.errors import StaleGrant
-from lakefs.ids import Birth, ChunkId, ChunkKind, SegmentId, chunk_id_of, id_text
-from lakefs.limits import GRANULE_BYTES
-from lakefs.verify import (
+from lakefs.content.verify import (
     NO_VECTOR,
     Check,
     crcs_between,
@@ -28,6 +25,9 @@ from lakefs.verify import (
     room_for_vector,
     vector_bytes,
 )
+from lakefs.errors import StaleGrant
+from lakefs.ids import Birth, ChunkId, ChunkKind, SegmentId, chunk_id_of, id_text
+from lakefs.limits import GRANULE_BYTES
 
 G = GRANULE_BYTES
 BORDERS = (1, 2, G - 1, G, G + 1, 2 * G, 3 * G + 5)

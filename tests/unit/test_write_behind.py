@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fuse.write_behind import WriteBehind
+from lakefs.get.opened import Piece
 from lakefs.ids import data_chunk_id
 from lakefs.limits import CHUNK_BYTES, SMALL_PAYLOAD_BYTES
-from lakefs.opened import Piece
-from lakefs.steps import Send, Start, Steps
+from lakefs.steps.steps import Send, Start, Steps
 from lakefs.wire import messages as m
 from tests.contract.engines import KINDS, Kind
 from tests.contract.test_lake import safetensors

@@ -1,0 +1,1 @@
+"""The blocking client: link, engine, driver, `Lake`.  Imports no trio."""

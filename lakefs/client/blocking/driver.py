@@ -1,0 +1,230 @@
+"""What drives operations on a blocking connection: `BlockingDriver`, the base of `lakefs.client.blocking.lake.Lake`.
+
+Requests are pipelined, and local reading and checking runs in a few threads.  One operation runs at a time; a second
+thread waits.
+
+When the operation is interrupted (Ctrl-C) the connection is closed, for a frame may be half received; the engine
+drops the unfinished put with it, and the next operation connects anew.
+
+So it is in a child of `os.fork`: there the lake begins with a connection, descriptors and threads of its own, at its
+first operation.  What was held on the parent's connection (leases, pins, lendings) stays the parent's.  Of a fork that
+Python does not see, by a library in C, the lake is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+from lakefs.content.verify import Check
+from lakefs.errors import EngineUnreachable, InvalidArgument
+from lakefs.grants.descriptors import SegmentDescriptors
+from lakefs.host.forks import follow_forks
+from lakefs.lake.lake_steps import LakeSteps
+from lakefs.limits import CLIENT_THREADS, MIB
+from lakefs.put.shared_memory import LentMemories
+from lakefs.steps.steps import Send, Start, Step, Steps, Ticket, Wait
+from lakefs.wire.engine_port import BlockingEngineClient
+from lakefs.wire.messages import Request
+
+T = TypeVar("T")
+AT_ONCE_BYTES = 2 * MIB
+"""Cached content that the caller's thread reads itself; nobody waits for it as for a loop.  Of more, threads share."""
+UNWIND_STEPS_MAX = 100
+"""Far more than any cleanup has steps."""
+
+
+@dataclass
+class _Flight:
+    """What one operation has started and not finished."""
+
+    engine: BlockingEngineClient
+    """Whom it asks; a child that was forked in its midst asks another."""
+    sends: dict[int, Ticket] = field(default_factory=dict)
+    works: set[Future[Any]] = field(default_factory=set)
+
+
+class BlockingDriver:
+    """One engine's connection, descriptors and threads, and `run`."""
+
+    def __init__(self, engine: BlockingEngineClient, *, check: Check = Check.BLAKE3) -> None:
+        self._engine = engine
+        self._descriptors = SegmentDescriptors()
+        self._threads: ThreadPoolExecutor | None = None
+        self._lock = threading.RLock()
+        self._epoch = engine.epoch
+        self._closed = False
+        self._process = os.getpid()
+        """Another one has the same connection, and would take the answers of this; and it has no threads."""
+        self.steps = LakeSteps(
+            self._descriptors,
+            engine.carries_descriptors,
+            network=engine.address.startswith("tcp"),
+            check=check,
+            at_once_bytes=AT_ONCE_BYTES,
+            is_held=self.is_held,
+        )
+        follow_forks(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; unfinished puts and leases end with it.  Nothing of another process's."""
+        if not self.is_own:
+            return
+        with self._lock:
+            self._closed = True
+            if self._threads is not None:
+                self._threads.shutdown(wait=True, cancel_futures=True)
+                self._threads = None
+            self._engine.close()
+            self._descriptors.close()
+
+    def run(self, steps: Steps[T]) -> T:
+        """Drive an operation of `LakeSteps` (or of your own making) to its end."""
+        if not self.is_own:
+            steps.close()
+            raise InvalidArgument("this lake was connected by another process; connect anew in this one")
+        with self._lock:
+            if self._closed:
+                steps.close()
+                raise EngineUnreachable("this lake was closed")
+            flight = _Flight(self._engine)
+            try:
+                self._forget_old_descriptors()
+                return self._drive(steps, flight)
+            except BaseException as error:
+                unwind(steps, error)
+                raise
+            finally:
+                if self._engine is flight.engine:
+                    for ticket in flight.sends.values():
+                        self._engine.cancel(ticket)
+                    for future in flight.works:
+                        future.cancel() or future.exception()
+
+    def tell(self, request: Request) -> bool:
+        """Send a request whose answer does not matter, when no operation runs and it need not wait; whether it was."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return not self._closed and self._engine.tell(request)
+        finally:
+            self._lock.release()
+
+    def _drive(self, steps: Steps[T], flight: _Flight) -> T:
+        answer: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                step = steps.throw(error) if error is not None else steps.send(answer)
+            except StopIteration as end:
+                return cast(T, end.value)
+            answer, error = None, None
+            try:
+                answer = self._take(step, flight)
+            except BaseException as raised:  # noqa: BLE001 - thrown into the operation, which raises it
+                if isinstance(raised, KeyboardInterrupt):
+                    self._engine.close()
+                error = raised
+
+    def _take(self, step: Step, flight: _Flight) -> Any:
+        """The answer to one step of an operation."""
+        if self._engine is not flight.engine:
+            raise EngineUnreachable(
+                "this process was forked in the midst of the operation, which is the parent's"
+            )
+        if isinstance(step, Wait):
+            return self._wait(step.ticket, flight)
+        if isinstance(step, Start):
+            return self._start(step, flight)
+        return self._engine.forget(self._engine.start(step.request))
+
+    def _start(self, step: Start, flight: _Flight) -> Ticket:
+        effect = step.effect
+        if isinstance(effect, Send):
+            ticket = self._engine.start(effect.request, effect.body, effect.descriptors, into=effect.into)
+            flight.sends[id(ticket)] = ticket
+            return ticket
+        future = self.work_threads().submit(effect.call, *effect.args)
+        flight.works.add(future)
+        return future
+
+    def _wait(self, ticket: Ticket, flight: _Flight) -> Any:
+        if isinstance(ticket, Future):
+            flight.works.discard(ticket)
+            return ticket.result()
+        del flight.sends[id(ticket)]
+        return self._engine.finish(ticket)
+
+    def _forget_old_descriptors(self) -> None:
+        """Another connection may be another store, with segments of the same numbers."""
+        if self._engine.epoch != self._epoch:
+            self._descriptors.close()
+            self._epoch = self._engine.epoch
+
+    @property
+    def address(self) -> str:
+        """Where the engine is: `unix:PATH` or `tcp://HOST:PORT`."""
+        return self._engine.address
+
+    @property
+    def epoch(self) -> int:
+        """Counts connections: what the engine gave on an earlier one is void."""
+        return self._engine.epoch
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process connects it, and no other that Python has not seen forking."""
+        return os.getpid() == self._process
+
+    def is_connected(self) -> bool:
+        """Whether the connection of this epoch is still there; see `EngineClient.is_connected`."""
+        return self.is_own and self._engine.is_connected()
+
+    def is_held(self, epoch: int) -> bool:
+        """Whether the connection of that epoch is still there, and what it holds of the engine."""
+        # In this order: another thread may have made its successor meanwhile, which would be what is connected.
+        return self.is_connected() and self.epoch == epoch
+
+    def begin_anew(self) -> None:
+        """See `lakefs.host.forks`.  Until its end the lake is another process's, also for what is let go meanwhile."""
+        self._lock = threading.RLock()
+        self._threads = None
+        self._engine = self._engine.forked()
+        self._descriptors.leave_all()
+        self._descriptors = SegmentDescriptors()
+        self.steps = replace(self.steps, descriptors=self._descriptors, lent=LentMemories())
+        self._process = os.getpid()
+
+    def work_threads(self) -> ThreadPoolExecutor:
+        """The threads that read and check; of a lake that is not closed."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(CLIENT_THREADS, thread_name_prefix="lake-work")
+        return self._threads
+
+
+def unwind(steps: Steps[T], error: BaseException) -> None:
+    """Let an operation clean up that an interrupt left between two steps; what it asks for then is refused.
+
+    Nothing happens to one that has ended.  Closing it would not do: its cleanup asks the engine, too.
+    """
+    try:
+        steps.throw(error)
+        for _ in range(UNWIND_STEPS_MAX):
+            steps.throw(EngineUnreachable("the operation was interrupted"))
+    except (StopIteration, EngineUnreachable):
+        return
+    except BaseException as ended:  # noqa: BLE001 - the caller raises `error`, which began all this
+        if ended is not error:
+            error.add_note(f"while the operation cleaned up: {ended!r}")

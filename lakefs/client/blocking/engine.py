@@ -1,0 +1,210 @@
+"""The blocking client of one engine: plain sockets, pipelined requests, no trio.
+
+`start` sends a request and gives a ticket, `finish` waits for its reply; `call` is both.  Replies that come for other
+tickets meanwhile are kept, their bodies already where they belong.
+
+Rules kept here:
+- May be used by several threads.  One at a time connects and sends; one at a time receives, for all of them.
+- `start` never waits for an engine that waits for us: while a request does not go out, replies are taken in.
+- A lost engine is waited for, at most 5 s, by whoever needs it next; requests that may be repeated are sent again by
+  `finish`, the others raise.  An engine that was never there is not waited for.  After `close` the next `start`
+  connects anew.
+
+One connection is `lakefs.client.blocking.link.Link`; this module replaces it when it is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final
+
+from lakefs.client.blocking.link import Link, Ticket
+from lakefs.errors import EngineUnreachable, InvalidArgument, LakeError
+from lakefs.ids import Buffer
+from lakefs.limits import ENGINE_WAIT_S
+from lakefs.wire.engine_port import Reply
+from lakefs.wire.messages import HelloReply, Request, Watch
+from lakefs.wire.repeat import ATTEMPTS_MAX, REPEATABLE, SessionKeeper, loss_error
+
+_RETRY_S: Final = 0.05
+
+
+def connect_blocking(address: str, *, token: str = "") -> BlockingEngine:
+    """Connect to an engine.  EngineUnreachable, PermissionDenied, UnsupportedVersion, InvalidArgument."""
+    engine = BlockingEngine(address, token=token)
+    engine.connect()
+    return engine
+
+
+class BlockingEngine:
+    """One engine, asked by blocking calls.  Use as a context manager, or `close()`."""
+
+    def __init__(self, address: str, *, token: str = "") -> None:
+        self.address = address
+        self.epoch = 0
+        """Counts connections: descriptors, leases and sources of an earlier epoch are void."""
+        self._token = token
+        self._link: Link | None = None
+        self._sessions = SessionKeeper()
+        self._sending = threading.RLock()
+        self._process: Final = os.getpid()
+        """A fork has the same connection, to which only one may write."""
+
+    def __enter__(self) -> BlockingEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def hello(self) -> HelloReply:
+        """What the engine said of itself at the last connect: store id, boot id, limits."""
+        return self._usable_link().hello
+
+    @property
+    def carries_descriptors(self) -> bool:
+        """Whether OpenSegments and SourceOpen can work here."""
+        return self._usable_link().carries_descriptors
+
+    def is_connected(self) -> bool:
+        """See `BlockingEngineClient.is_connected`; a system call now and then.  From any thread."""
+        link = self._link
+        return link is not None and link.is_there()
+
+    def connect(self) -> None:
+        """Connect, unless connected."""
+        self._usable_link()
+
+    def close(self) -> None:
+        """Close the connection; tickets that are open raise EngineUnreachable.  Safe from a signal's handler."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.lose(EngineUnreachable(f"the connection to {self.address} was closed", subject=self.address))
+
+    def forked(self) -> BlockingEngine:
+        """In a child that was forked just now: another client of the engine, which connects when it is asked.
+
+        Of this one nothing is sent or waited for; its epoch is over.
+        """
+        link, self._link = self._link, None
+        if link is not None:
+            link.leave(EngineUnreachable(f"the connection to {self.address} is the parent's"))
+        other = BlockingEngine(self.address, token=self._token)
+        other.epoch = self.epoch + 1
+        return other
+
+    def call(
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        into: Sequence[memoryview] = (),
+        deadline_s: float = 0.0,
+    ) -> Reply:
+        """`start` and `finish`."""
+        return self.finish(self.start(request, body, descriptors, into=into, deadline_s=deadline_s))
+
+    def start(
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        into: Sequence[memoryview] = (),
+        deadline_s: float = 0.0,
+    ) -> Ticket:
+        """Send a request.  `body`, `descriptors` and `into` belong to it until `finish` has returned.
+
+        `into` as in `EngineClient.call`.  Errors: those of connecting, RequestTooLarge, InvalidArgument.
+        """
+        if isinstance(request, Watch):
+            raise InvalidArgument("a blocking connection cannot watch; use the trio client")
+        ticket = Ticket(request, body, descriptors, into, deadline_s)
+        self._submit(ticket)
+        return ticket
+
+    def finish(self, ticket: Ticket) -> Reply:
+        """Wait for the reply.  Raises the engine's error, or EngineUnreachable."""
+        while True:
+            assert ticket.link is not None, "a ticket was started"
+            reply = ticket.link.wait(ticket)
+            if ticket.link is not self._link and not ticket.link.open_count:
+                ticket.link.lose(
+                    EngineUnreachable(f"{self.address} was shut down")
+                )  # drained, and this was the last
+            if reply is not None:
+                self._sessions.note(ticket.request, reply.message)
+                reply.epoch = ticket.link.epoch
+                return reply
+            assert ticket.error is not None, "a ticket ends with a reply or an error"
+            if not ticket.lost:
+                raise ticket.error
+            self._recover(ticket, ticket.error)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Nobody will finish this ticket: tell the engine, drop the reply, and leave `into` alone."""
+        with self._sending:
+            if ticket.link is not None:
+                ticket.link.cancel(ticket)
+
+    def forget(self, ticket: Ticket) -> None:
+        """Nobody will finish this ticket: its reply is dropped, when it comes; the request is done all the same."""
+        ticket.dropped = True
+
+    def tell(self, request: Request) -> bool:
+        """See `BlockingEngineClient.tell`.  Never connects, never waits; nothing is raised."""
+        if os.getpid() != self._process or not self._sending.acquire(blocking=False):
+            return False
+        try:
+            return self._link is not None and self._link.tell(Ticket(request))
+        finally:
+            self._sending.release()
+
+    def _recover(self, ticket: Ticket, error: LakeError) -> None:
+        """Send a request again whose connection was lost, or raise."""
+        repeatable = type(ticket.request) in REPEATABLE and ticket.attempts < ATTEMPTS_MAX
+        if not repeatable or self._link is None:
+            raise loss_error(ticket.request, error)
+        self._submit(ticket)
+
+    def _submit(self, ticket: Ticket) -> None:
+        with self._sending:
+            if self._link is not None:
+                self._link.look()
+            self._usable_link().submit(ticket)
+
+    def _usable_link(self) -> Link:
+        link = self._link
+        if link is not None and link.error is None and not link.draining:
+            return link
+        with self._sending:
+            if self._link is link:
+                self._link = self._connected(patience_s=ENGINE_WAIT_S if link is not None else 0.0)
+            assert self._link is not None, "connecting gives a link or raises"
+            return self._link
+
+    def _connected(self, patience_s: float) -> Link:
+        give_up_at = time.monotonic() + patience_s
+        while True:
+            try:
+                link = Link(self.address, self._token)
+                break
+            except EngineUnreachable:
+                if time.monotonic() >= give_up_at:
+                    raise
+            time.sleep(_RETRY_S)
+        self.epoch += 1
+        link.epoch = self.epoch
+        for join in self._sessions.joins():
+            ticket = Ticket(join)
+            link.submit(ticket)
+            if link.wait(ticket) is None:
+                self._sessions.forget(join.session)
+        return link

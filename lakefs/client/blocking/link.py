@@ -1,0 +1,422 @@
+"""One blocking connection to an engine: sends requests, takes replies in, ends once.
+
+Rules kept here:
+- `submit` is called by one thread at a time.  Any number may `wait`: one of them receives for all, the others wait
+  until something has come.
+- Requests are sent without blocking while other tickets are open; what does not go out makes room for replies.
+- An error or an interruption (Ctrl-C) in the middle of sending or receiving ends the link: bytes never get out of
+  order.  Every open ticket is then `lost`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from lakefs.client.blocking.socket import connected_socket
+from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError, ProtocolError
+from lakefs.host.descriptors import after, close_all
+from lakefs.ids import Buffer
+from lakefs.limits import HELLO_TIMEOUT_S
+from lakefs.transport.address import parse_address
+from lakefs.transport.sockets import lost_error, receive_with_descriptors, send_some
+from lakefs.wire.connection import (
+    ClientConnection,
+    ClientEvent,
+    FailureReceived,
+    FrameIgnored,
+    GoodbyeReceived,
+    ReplyReceived,
+    StreamEnded,
+    check_hello_reply,
+    reply_memory,
+)
+from lakefs.wire.engine_port import Body, Reply
+from lakefs.wire.frames import DEADLINE_MS_MAX, PROTOCOL_VERSION
+from lakefs.wire.messages import Hello, HelloReply, Request
+
+CLIENT_NAME: Final = "lakefs-python"
+_IDLE_S: Final = 0.02
+"""An engine that answered so recently is taken to be there still: looking costs 5 us."""
+LOOK_EVERY_S: Final = 0.001
+"""No engine starts, and gives up a place, in so short a time after another was killed."""
+_LOOK_AGAIN_MS: Final = 20
+_DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
+
+
+class Ticket:
+    """A request that was started.  Ends with `reply`, or with `error`; `lost`: its connection broke."""
+
+    __slots__ = (
+        "attempts",
+        "body",
+        "deadline_s",
+        "descriptors",
+        "dropped",
+        "error",
+        "into",
+        "link",
+        "lost",
+        "reply",
+        "request",
+        "stream_id",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        into: Sequence[memoryview] = (),
+        deadline_s: float = 0.0,
+    ) -> None:
+        self.request = request
+        self.body = body
+        self.descriptors = descriptors
+        self.into = into
+        self.deadline_s = deadline_s
+        self.link: Link | None = None
+        self.stream_id = 0
+        self.attempts = 0
+        self.reply: Reply | None = None
+        self.error: LakeError | None = None
+        self.lost = False
+        self.dropped = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        return self.reply is not None or self.error is not None
+
+
+class Link:
+    """A connection that has been greeted.  The constructor connects: EngineUnreachable, PermissionDenied, ..."""
+
+    def __init__(self, address: str, token: str) -> None:
+        self.address = address
+        self.epoch = 0
+        """Which connection of its owner's this is."""
+        self.error: LakeError | None = None
+        self.draining = False
+        self._sock = connected_socket(parse_address(address))
+        self._unix = self._sock.family == socket.AF_UNIX
+        self._wire = ClientConnection()
+        self._tickets: dict[int, Ticket] = {}
+        self._descriptors: list[int] = []
+        self._lock = threading.Lock()
+        self._received = threading.Condition(self._lock)
+        self._receiver_at_work = False
+        self._others_waiting = 0
+        self._heard_at = 0.0
+        self._looked_at = 0.0
+        self._hello: HelloReply | None = None
+        self._greet(token)
+
+    @property
+    def hello(self) -> HelloReply:
+        """What the engine said of itself."""
+        assert self._hello is not None, "the constructor has greeted the engine"
+        return self._hello
+
+    @property
+    def carries_descriptors(self) -> bool:
+        """Whether descriptors can be sent along."""
+        return self._unix and self.hello.descriptors
+
+    @property
+    def open_count(self) -> int:
+        """Tickets that have not ended."""
+        return len(self._tickets)
+
+    def submit(self, ticket: Ticket) -> None:
+        """Send a request.  When the connection breaks meanwhile, the ticket is lost; that is told by `wait`."""
+        if ticket.descriptors and not self.carries_descriptors:
+            raise InvalidArgument(f"descriptors cannot be sent to {self.address}", subject=self.address)
+        while not self._has_room():
+            self._receive(self._take_in_one, self._has_room)
+        body = ticket.body
+        stream_id, frame = self._wire.request(
+            ticket.request,
+            sum(map(len, body)) if body else 0,
+            len(ticket.descriptors),
+            deadline_ms=min(math.ceil(ticket.deadline_s * 1000), DEADLINE_MS_MAX),
+        )
+        ticket.link, ticket.stream_id = self, stream_id
+        ticket.attempts += 1
+        ticket.error, ticket.lost = None, False
+        self._tickets[stream_id] = ticket
+        if self.error is not None:  # lost since the caller looked
+            self._lose_tickets(self.error)
+            return
+        self._send([frame, *body] if body else [frame], ticket.descriptors)
+
+    def tell(self, ticket: Ticket) -> bool:
+        """Send a short request of which nobody awaits the answer, when nothing is under way; whether it was sent."""
+        if self._tickets:  # the answer to what was told before may have come
+            self._receive(self._take_in_arrived, self._is_awaited)
+        if self._tickets or self._receiver_at_work or self.draining or self.error is not None:
+            return False
+        poll = select.poll()
+        poll.register(self._sock, select.POLLOUT)
+        if not poll.poll(0):
+            return False
+        ticket.dropped = True
+        self.submit(ticket)
+        return True
+
+    def wait(self, ticket: Ticket) -> Reply | None:
+        """The ticket's reply; None when it has ended with an error."""
+        while not ticket.ended:
+            self._receive(self._take_in_one, lambda: ticket.ended)
+        return ticket.reply
+
+    def look(self) -> None:
+        """When nothing was awaited for a while: notice a goodbye or an end that came meanwhile."""
+        if not self._is_awaited() and time.monotonic() - self._heard_at > _IDLE_S:
+            self._receive(self._take_in_arrived, self._is_awaited)
+
+    def is_there(self) -> bool:
+        """Whether the connection lives: its end is looked for, once in `LOOK_EVERY_S`.  From any thread."""
+        now = time.monotonic()
+        if self.error is None and now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            try:
+                is_at_end = not self._sock.recv(1, socket.MSG_PEEK | _DONT_WAIT)
+            except BlockingIOError:
+                return True
+            except OSError:
+                is_at_end = True
+            if is_at_end:
+                self.lose(lost_error(self.address))
+            elif not self._is_awaited():  # the end may be behind what nobody has taken in
+                self._receive(self._take_in_arrived, self._is_awaited)
+        return self.error is None
+
+    def _is_awaited(self) -> bool:
+        tickets = list(self._tickets.values()) if self._tickets else ()
+        return any(not ticket.dropped for ticket in tickets)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Drop a ticket's reply when it comes."""
+        ticket.dropped = True
+        if self.error is None and ticket.stream_id in self._tickets:
+            self._send([self._wire.cancel(ticket.stream_id)], ())
+
+    def lose(self, error: LakeError) -> None:
+        """End the connection; open tickets are lost.  Does nothing the second time."""
+        if self.error is not None:
+            return
+        if self._hello is not None and not isinstance(error, EngineUnreachable):
+            error = EngineUnreachable(f"the connection to {self.address} had to end: {error.message}")
+        self.error = error
+        with contextlib.suppress(OSError):  # the peer was first
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that receives
+        if not self._receiver_at_work:
+            self._release_if_lost()
+        self._lose_tickets(error)
+
+    def leave(self, error: LakeError) -> None:
+        """`lose` in a child that was forked just now: the connection lives on in the parent, and is not shut down."""
+        self.error = error
+        self._sock.close()
+        close_all(self._claim(len(self._descriptors)))
+        self._lose_tickets(error)
+
+    # --- sending -----------------------------------------------------------------------------------
+
+    def _send(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> None:
+        try:
+            while parts and self.error is None:
+                alone = len(self._tickets) <= 1
+                try:
+                    count = send_some(self._sock, parts, descriptors, 0 if alone else _DONT_WAIT)
+                except BlockingIOError:
+                    self._make_way()
+                    continue
+                parts = after(parts, count)
+                descriptors = ()
+        except OSError as error:
+            self._find_out(lost_error(self.address, error))
+        except BaseException:
+            self.lose(lost_error(self.address))
+            raise
+
+    def _make_way(self) -> None:
+        """Wait until more can be sent, taking replies in meanwhile."""
+        others_receive = self._receiver_at_work
+        poll = select.poll()
+        poll.register(self._sock, select.POLLOUT if others_receive else select.POLLOUT | select.POLLIN)
+        # A thread that receives may leave when it has what it wants: then it is our turn.
+        for _, events in poll.poll(_LOOK_AGAIN_MS if others_receive else None):
+            if events & select.POLLIN and not events & select.POLLOUT:
+                self._receive(self._take_in_arrived, lambda: False)
+
+    def _find_out(self, error: LakeError) -> None:
+        """Sending failed: the engine may have said why before it closed."""
+        while not self._is_lost() and not self._receiver_at_work:
+            self._receive(self._take_in_one, self._is_lost)
+        self.lose(error)
+
+    # --- receiving ---------------------------------------------------------------------------------
+
+    def _receive(self, step: Callable[[], None], enough: Callable[[], bool]) -> None:
+        """Do a step of receiving; or, when another thread is at it, wait until it has done one.
+
+        `enough` is asked with nobody receiving: what a caller waits for may have come since it looked.
+        """
+        is_mine = False
+        try:
+            with self._lock:
+                if enough() or self.error is not None:
+                    return
+                if self._receiver_at_work:
+                    self._others_waiting += 1
+                    try:
+                        self._received.wait()
+                    finally:
+                        self._others_waiting -= 1
+                    return
+                self._receiver_at_work = is_mine = True  # an interruption from here on is one of receiving
+            step()
+            self._heard_at = time.monotonic()
+        except LakeError as error:
+            self.lose(error)
+        except OSError as error:
+            self.lose(lost_error(self.address, error))
+        except BaseException:
+            if is_mine:
+                self.lose(lost_error(self.address))
+            raise
+        finally:
+            if is_mine:
+                with self._lock:
+                    self._receiver_at_work = False
+                    self._release_if_lost()
+                    if self._others_waiting:
+                        self._received.notify_all()
+
+    def _take_in_one(self) -> None:
+        while (event := self._wire.next_event()) is None:
+            self._receive_more()
+        self._handle(event)
+
+    def _take_in_arrived(self) -> None:
+        """Take in what has arrived, possibly the rest of a body that nobody wants, and wait for nothing else."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                while (event := self._wire.next_event()) is not None:
+                    self._handle(event)
+                self._receive_more(_DONT_WAIT)
+
+    def _has_room(self) -> bool:
+        """Whether another request may be sent, or will not be because the connection is no more."""
+        return self._is_lost() or self._hello is None or len(self._tickets) < self._hello.inflight_max
+
+    def _is_lost(self) -> bool:
+        return self.error is not None
+
+    def _release_if_lost(self) -> None:
+        if self.error is not None:
+            self._sock.close()
+            close_all(self._claim(len(self._descriptors)))
+
+    def _receive_more(self, flags: int = 0) -> None:
+        reader = self._wire.reader
+        if self._descriptors and not reader.mid_frame:
+            close_all(self._claim(len(self._descriptors)))  # nobody announced them
+        reader.received(self._receive_into(reader.space(), flags))
+
+    def _receive_into(self, buffer: memoryview, flags: int = 0) -> int:
+        if self._unix:
+            count = receive_with_descriptors(self._sock, buffer, self._descriptors, flags)
+        else:
+            count = self._sock.recv_into(buffer, 0, flags)
+        if not count:
+            raise lost_error(self.address)
+        return count
+
+    def _handle(self, event: ClientEvent) -> None:
+        if isinstance(event, ReplyReceived):
+            self._replied(event)
+        elif isinstance(event, FailureReceived):
+            self._ended(event.stream_id).error = event.error
+        elif isinstance(event, StreamEnded):
+            self._ended(event.stream_id).error = _cancelled()
+        elif isinstance(event, GoodbyeReceived):
+            self.draining = True
+        elif isinstance(event, FrameIgnored):
+            close_all(self._claim(event.descriptor_count))
+        else:
+            raise ProtocolError("the engine sent an event and nothing is watched here")
+
+    def _replied(self, event: ReplyReceived) -> None:
+        ticket = self._tickets.get(event.stream_id)
+        if ticket is None:  # another thread has closed the connection
+            raise lost_error(self.address)
+        descriptors = self._claim(event.descriptor_count)
+        parts: Sequence[Buffer] = ()
+        if event.body_bytes and ticket.dropped:
+            self._wire.reader.skip_body()
+        elif event.body_bytes:
+            _, parts = reply_memory(ticket.into, event.body_bytes)
+            for view in self._wire.reader.take_body(parts):
+                while len(view):
+                    view = view[self._receive_into(view) :]
+        self._tickets.pop(event.stream_id, None)
+        if ticket.dropped:
+            close_all(descriptors)
+            ticket.error = _cancelled()
+        elif len(descriptors) < event.descriptor_count:
+            close_all(descriptors)
+            ticket.error = EngineBusy(
+                "descriptors that the engine sent did not arrive; raise the limit of open files"
+            )
+        else:
+            ticket.reply = Reply(event.message, Body(parts), descriptors)
+
+    def _ended(self, stream_id: int) -> Ticket:
+        ticket = self._tickets.pop(stream_id, None)
+        if ticket is None:  # another thread has closed the connection
+            raise lost_error(self.address)
+        return ticket
+
+    def _claim(self, count: int) -> list[int]:
+        claimed = self._descriptors[:count]
+        del self._descriptors[:count]
+        return claimed
+
+    def _lose_tickets(self, error: LakeError) -> None:
+        tickets = list(self._tickets.values())
+        self._tickets.clear()
+        for ticket in tickets:
+            ticket.lost = True
+            ticket.error = error
+
+    # --- hello -------------------------------------------------------------------------------------
+
+    def _greet(self, token: str) -> None:
+        ticket = Ticket(Hello(PROTOCOL_VERSION, CLIENT_NAME, 0, token))
+        self._sock.settimeout(HELLO_TIMEOUT_S)
+        try:
+            self.submit(ticket)
+            reply = self.wait(ticket)
+            if reply is None:
+                assert ticket.error is not None, "a ticket ends with a reply or an error"
+                raise ticket.error
+            assert isinstance(reply.message, HelloReply), "Hello is answered with HelloReply"
+            check_hello_reply(reply.message)
+            self._sock.settimeout(None)
+            self._hello = reply.message
+        except BaseException:
+            self.lose(lost_error(self.address))
+            raise
+
+
+def _cancelled() -> EngineUnreachable:
+    return EngineUnreachable("the request was cancelled")

@@ -1,0 +1,91 @@
+"""`lake.load_many` of the blocking client: what the page cache has is copied here, the engine brings the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from lakefs.client.blocking.chunks import Chunks
+from lakefs.direct.chunk_reads import NOT_READ, HotReads
+from lakefs.direct.pool_loads import cached_indexes, missing_segments, slots_fit
+from lakefs.errors import LakeError
+from lakefs.get.fetch import need_segments
+from lakefs.get.pools import Pool
+from lakefs.grants.descriptors import DESCRIPTORS_MAX
+from lakefs.ids import SegmentId
+from lakefs.shared_index.table_format import Found
+
+if TYPE_CHECKING:
+    from lakefs.client.blocking.driver import BlockingDriver
+
+
+class PoolLoads:
+    """Loads of one lake, by the hot index of its `chunks`.  As safe for threads as the lake."""
+
+    def __init__(self, lake: BlockingDriver, chunks: Chunks) -> None:
+        self._lake = lake
+        self._chunks = chunks
+        self._asked_for: set[tuple[int, SegmentId]] = set()
+        """Connections, and segments whose descriptors were asked for on them: once is enough."""
+
+    def load_many(
+        self, wanted: Sequence[bytes | str], pool: Pool, offsets: Sequence[int], rooms: Sequence[int]
+    ) -> list[int]:
+        """See `Lake.load_many`."""
+        pool.check_own()
+        hot = self._chunks.hot_reads()
+        chunks = [item for item in wanted if isinstance(item, bytes)]
+        is_even = len(chunks) == len(wanted) == len(offsets) and len(rooms) in (0, len(wanted))
+        found = [] if hot is None or not is_even else [place for place in hot.places_of(chunks) if place]
+        if hot is None or len(found) < len(wanted) or not slots_fit(found, offsets, rooms, pool.size_bytes):
+            lengths = self._lake.run(self._lake.steps.load_many(wanted, pool, offsets, rooms))
+            self._chunks.renew()
+            return lengths
+        lengths = self._read(hot, chunks, pool, offsets, found)
+        left = [index for index, length in enumerate(lengths) if length == NOT_READ]
+        if left:
+            asked = [wanted[index] for index in left], pool, [offsets[index] for index in left]
+            kept_rooms = [rooms[index] for index in left] if rooms else ()
+            loaded = self._lake.run(self._lake.steps.load_many(*asked, kept_rooms))
+            for index, length in zip(left, loaded, strict=True):
+                lengths[index] = length
+            self._prepare([found[index] for index in left])
+        return lengths
+
+    def _read(
+        self, hot: HotReads, chunks: list[bytes], pool: Pool, offsets: Sequence[int], found: list[Found]
+    ) -> list[int]:
+        """Lengths of what was cached and is right, NOT_READ of the rest.
+
+        What is in the DRAM tier is the engine's to bring: another program can make the pool shorter, which a system
+        call finds out; a copy here would be a signal.
+        """
+        buffer = pool.buffer
+        targets = [buffer[offset : offset + place[3]] for offset, place in zip(offsets, found, strict=True)]
+        cached = cached_indexes(self._lake.steps.descriptors, found)
+        if len(cached) == len(chunks):
+            return self._chunks.read_hot(hot, chunks, targets, found)
+        lengths = [NOT_READ] * len(chunks)
+        kept = [chunks[at] for at in cached], [targets[at] for at in cached], [found[at] for at in cached]
+        some = self._chunks.read_hot(hot, *kept)
+        for index, length in zip(cached, some, strict=True):
+            lengths[index] = length
+        return lengths
+
+    def _prepare(self, found: Sequence[Found]) -> None:
+        """Have what the next load of these needs: an index that is current, and their segments' descriptors."""
+        self._chunks.renew()
+        epoch = self._lake.epoch
+        missing = [
+            segment
+            for segment in missing_segments(self._lake.steps.descriptors, found)
+            if (epoch, segment) not in self._asked_for
+        ]
+        if not missing:
+            return
+        if len(self._asked_for) + len(missing) > DESCRIPTORS_MAX:
+            self._asked_for.clear()
+        self._asked_for.update((epoch, segment) for segment in missing)
+        with suppress(LakeError):  # the engine goes on bringing what is in them
+            self._lake.run(need_segments(self._lake.steps.descriptors, missing))

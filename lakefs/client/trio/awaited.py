@@ -1,0 +1,141 @@
+"""An `EngineClient` whose engine may be away, at the start, too: for what serves others and must go on without it.
+
+A decorator around `ReconnectingEngine`.
+
+Rules kept here:
+- The engine is asked for a sign of life once a second; while it cannot be reached it is tried all the time.
+- Calls that meet the loss wait for the engine as long as `ReconnectingEngine` does.  Once it has been gone for that
+  long calls fail at once, so that they do not pile up, until it is back.
+- What the engine is called, and where it is, is not in the errors of calls: those go to strangers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+import trio
+
+from lakefs.client.trio.engine import WatchEvents
+from lakefs.client.trio.reconnecting import ReconnectingEngine, connect_reconnecting
+from lakefs.errors import EngineUnreachable, LakeError, OperationalError
+from lakefs.ids import Buffer
+from lakefs.ports import Network
+from lakefs.wire.engine_port import Reply
+from lakefs.wire.messages import Ping, Request
+
+_ASK_EVERY_S: Final = 1.0
+_TRY_EVERY_S: Final = 0.25
+_ANSWER_S: Final = 5.0
+"""An engine that takes longer for a Ping is not called ready; calls still go there."""
+_log: Final = structlog.get_logger(__name__)
+
+
+class AwaitedEngine:
+    """`run` keeps it connected, in a task of its owner."""
+
+    def __init__(self, address: str, token: str = "", network: Network | None = None) -> None:
+        self.address = address
+        self.not_ready: str | None = "the engine was not asked yet"
+        """Why requests cannot be served, for people; None when they can."""
+        self._token = token
+        self._network = network
+        self._engine: ReconnectingEngine | None = None
+        self._is_away = True
+
+    @property
+    def epoch(self) -> int:
+        """Counts connections; 0 before the first."""
+        return self._engine.epoch if self._engine is not None else 0
+
+    @property
+    def carries_descriptors(self) -> bool:
+        """Whether OpenSegments and SourceOpen can work here, once connected."""
+        return self.address.startswith("unix:")
+
+    def is_connected(self) -> bool:
+        """See `EngineClient.is_connected`; a system call."""
+        return self._engine is not None and self._engine.is_connected()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep it connected until cancelled; started when the first attempt has succeeded or failed.
+
+        What waiting does not mend at the first contact is raised: PermissionDenied, InvalidArgument.
+        """
+        is_started = False
+        while True:
+            try:
+                async with connect_reconnecting(
+                    self.address, token=self._token, network=self._network
+                ) as engine:
+                    self._engine = engine
+                    self._reached()
+                    if not is_started:
+                        task_status.started()
+                    await self._keep_asking(engine)
+            except OperationalError as error:
+                self._missed(error)
+            if not is_started:
+                is_started = True
+                task_status.started()
+            await trio.sleep(_TRY_EVERY_S)
+
+    async def call(
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        into: Sequence[memoryview] = (),
+    ) -> Reply:
+        """See `EngineClient.call`.  EngineUnreachable at once while the engine is away."""
+        if self._engine is None or self._is_away:
+            raise _away()
+        try:
+            return await self._engine.call(request, body, descriptors, into=into)
+        except EngineUnreachable as error:
+            raise _away() from error
+
+    def tell(self, request: Request) -> bool:
+        """See `EngineClient.tell`."""
+        return self._engine is not None and not self._is_away and self._engine.tell(request)
+
+    @asynccontextmanager
+    async def watch(self, bucket: str, *, others_only: bool = False) -> AsyncIterator[WatchEvents]:
+        """See `EngineClient.watch`."""
+        if self._engine is None or self._is_away:
+            raise _away()
+        async with self._engine.watch(bucket, others_only=others_only) as events:
+            yield events
+
+    async def _keep_asking(self, engine: ReconnectingEngine) -> None:
+        while True:
+            try:
+                with trio.move_on_after(_ANSWER_S + _ASK_EVERY_S) as waiting:
+                    await engine.call(Ping())
+            except LakeError as error:
+                self._missed(error)
+            else:
+                if waiting.cancelled_caught:
+                    self._missed(EngineUnreachable("the engine does not answer"), is_away=self._is_away)
+                else:
+                    self._reached()
+            await trio.sleep(_TRY_EVERY_S if self._is_away else _ASK_EVERY_S)
+
+    def _reached(self) -> None:
+        if self.not_ready is not None:
+            _log.info("engine_reached", engine=self.address)
+        self.not_ready = None
+        self._is_away = False
+
+    def _missed(self, error: LakeError, *, is_away: bool = True) -> None:
+        if self.not_ready != error.message:
+            _log.warning("engine_away", engine=self.address, reason=error.message)
+        self.not_ready = error.message
+        self._is_away = is_away
+
+
+def _away() -> EngineUnreachable:
+    return EngineUnreachable("the store cannot be reached now; try again")

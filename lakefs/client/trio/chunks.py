@@ -1,0 +1,93 @@
+"""`lake.chunks` of the trio client: chunks by their ids, without a round trip where place and bytes are at hand.
+
+What is read so takes the loop's time, at most `AT_ONCE_BYTES` of it in a row; the rest is read and checked in threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from lakefs.direct.batch_reads import HotBatch, memories_of
+from lakefs.direct.chunk_reads import NOT_READ
+from lakefs.direct.index_in_use import HotIndexUser
+from lakefs.direct.opening import open_hot_index
+from lakefs.get.opened import AT_ONCE_BYTES
+from lakefs.host.writable_memory import WritableBuffer
+from lakefs.ids import ChunkId
+
+if TYPE_CHECKING:
+    from lakefs.client.trio.driver import TrioDriver
+
+
+class TrioChunks(HotIndexUser):
+    """Chunks of a lake by id.  Made by `TrioLake.chunks`."""
+
+    def __init__(self, lake: TrioDriver) -> None:
+        super().__init__(lake)
+        self._lake = lake
+
+    async def get(self, chunk: bytes) -> bytes:
+        """A chunk, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
+        return (await self.get_many([chunk]))[0]
+
+    async def get_many(self, chunks: Sequence[bytes]) -> list[bytes]:
+        """Chunks, checked, in order.  The first failure is raised."""
+        contents = await self._lake.run(self._lake.steps.get_chunks(chunks))
+        await self._renew()
+        return contents
+
+    async def get_into(self, chunk: bytes, buffer: WritableBuffer) -> int:
+        """A chunk straight into a buffer, array or tensor at least as long; its length.
+
+        ChunkNotFound, ChunkDamaged, InvalidArgument; then, and when cancelled, the buffer may hold anything.
+        """
+        return (await self.get_many_into([chunk], [buffer]))[0]
+
+    async def get_many_into(self, chunks: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> list[int]:
+        """Chunks, each straight into a buffer, array or tensor at least as long; their lengths, in order.
+
+        ChunkNotFound, ChunkDamaged, InvalidArgument; then, and when cancelled, the buffers may hold anything.
+        """
+        targets = memories_of(chunks, buffers)
+        lengths = self._read_hot(chunks, targets)
+        left = [index for index, length in enumerate(lengths) if length == NOT_READ]
+        if not left:
+            if self.notes.note_many(chunks):
+                self.tell_notes()
+            await trio.lowlevel.checkpoint()
+            return lengths
+        wanted = [chunks[index] for index in left], [targets[index] for index in left]
+        found = await self._lake.run(self._lake.steps.get_chunks_into(*wanted))
+        for index, length in zip(left, found, strict=True):
+            lengths[index] = length
+        await self._renew()
+        return lengths
+
+    async def _renew(self) -> None:
+        if self.is_due:
+            epoch = self._lake.epoch
+            index = await self._lake.run(open_hot_index())
+            if self._lake.epoch == epoch:  # else it may be that of an engine that is gone: the next read asks
+                self.use_hot_index(index, epoch)
+
+    def _read_hot(self, chunks: Sequence[bytes], targets: list[memoryview]) -> list[int]:
+        """Lengths of what was read at once, NOT_READ of the rest."""
+        lengths = [NOT_READ] * len(chunks)
+        hot = self.hot_reads()
+        if hot is None:
+            return lengths
+        if sum(map(len, targets)) <= AT_ONCE_BYTES:
+            with HotBatch(hot, chunks, targets) as batch:
+                for task in batch.tasks(is_shared=False):
+                    task()
+            return batch.lengths
+        room = AT_ONCE_BYTES
+        found_all = hot.places_of(chunks)
+        for index, (chunk, found, target) in enumerate(zip(chunks, found_all, targets, strict=True)):
+            if found is not None and found[3] <= min(len(target), room):
+                lengths[index] = hot.read_found(ChunkId(chunk), found, target[: found[3]])
+                room -= found[3]
+        return lengths

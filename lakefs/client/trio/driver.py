@@ -1,0 +1,205 @@
+"""What drives operations in trio: `TrioDriver`, the base of `lakefs.client.trio.lake.TrioLake`.
+
+Each operation has a nursery of its own; when it is cancelled, what it sent is forgotten, its local work is waited for,
+and it gives back what it holds of the engine (sessions, leases), for at most `CLEANUP_S`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import trio
+
+from lakefs.content.verify import Check
+from lakefs.errors import EngineUnreachable
+from lakefs.get.opened import Access
+from lakefs.grants.descriptors import SegmentDescriptors
+from lakefs.lake.lake_steps import LakeSteps
+from lakefs.ports import Offload
+from lakefs.steps.steps import Send, Start, Step, Steps, Tell, Work, takes
+from lakefs.wire.engine_port import EngineClient
+from lakefs.wire.messages import Request
+
+T = TypeVar("T")
+CLEANUP_S = 5.0
+"""How long a cancelled operation may take to give back what it holds of the engine."""
+_CLEANUP_STEPS_MAX = 1000
+
+
+class _Ticket:
+    """One effect in flight.  `scope` is shielded where the answer must not get lost."""
+
+    def __init__(self, *, takes: bool) -> None:
+        self.done = trio.Event()
+        self.scope = trio.CancelScope(shield=takes)
+        self.takes = takes
+        self.result: Any = None
+        self.error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """An operation has returned."""
+
+    value: Any
+
+
+class TrioDriver:
+    """One engine client, the descriptors that it gave, and `run`."""
+
+    def __init__(
+        self, engine: EngineClient, offload: Offload, *, network: bool = False, check: Check = Check.BLAKE3
+    ) -> None:
+        self._engine = engine
+        self._epoch = engine.epoch
+        self._offload = offload
+        self._descriptors = SegmentDescriptors()
+        self.steps = LakeSteps(
+            self._descriptors,
+            engine.carries_descriptors,
+            network=network,
+            check=check,
+            is_held=self.is_held,
+        )
+        # Who fetches by itself keeps grants for long, and knows of segments only.
+        self._access = replace(self.steps.access(None), media=0)
+
+    async def aclose(self) -> None:
+        """Close the descriptors; the engine client is its owner's to close."""
+        self._descriptors.close()
+        await trio.lowlevel.checkpoint()
+
+    def access(self) -> Access:
+        """How this client reads, for callers that fetch by themselves; good until the next `await`."""
+        if self._engine.epoch != self._epoch:
+            # Another connection may be another store, with segments of the same numbers.
+            self._descriptors.close()
+            self._epoch = self._engine.epoch
+        return self._access
+
+    @property
+    def epoch(self) -> int:
+        """Counts connections: what the engine gave on an earlier one is void."""
+        return self._engine.epoch
+
+    def tell(self, request: Request) -> bool:
+        """Send a request whose answer does not matter; see `EngineClient.tell`."""
+        return self._engine.tell(request)
+
+    def is_connected(self) -> bool:
+        """Whether the connection of this epoch is still there; see `EngineClient.is_connected`."""
+        return self._engine.is_connected()
+
+    def is_held(self, epoch: int) -> bool:
+        """Whether the connection of that epoch is still there, and what it holds of the engine."""
+        return self.is_connected() and self.epoch == epoch
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Drive an operation of `LakeSteps` to its end."""
+        self.access()
+        outcome: list[T] = []
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            try:
+                outcome.append(await self._drive(steps, nursery))
+            except Exception as error:  # noqa: BLE001 - raised below: not wrapped in the nursery's group
+                failure = error
+            nursery.cancel_scope.cancel()
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # no cycle of frame and traceback
+        return outcome[0]
+
+    async def _drive(self, steps: Steps[T], nursery: trio.Nursery) -> T:
+        answer: Any = None
+        error: Exception | None = None
+        while True:
+            step = _advance(steps, answer, error)
+            if isinstance(step, _Ended):
+                return cast(T, step.value)
+            try:
+                answer, error = await self._take(step, nursery)
+            except trio.Cancelled as cancelled:
+                await self._clean_up(steps, cancelled)
+                raise
+
+    async def _take(self, step: Step, nursery: trio.Nursery) -> tuple[Any, Exception | None]:
+        """Answer or error of one step."""
+        if isinstance(step, Tell):
+            told = _Ticket(takes=False)
+            await self._effect(told, Send(step.request))
+            return None, told.error
+        if isinstance(step, Start):
+            started = _Ticket(takes=takes(step.effect))
+            nursery.start_soon(self._effect, started, step.effect)
+            return started, None
+        ticket = step.ticket
+        assert isinstance(ticket, _Ticket)
+        try:
+            await ticket.done.wait()
+        except trio.Cancelled:
+            if not await _answered(ticket):
+                raise
+        return ticket.result, ticket.error
+
+    async def _clean_up(self, steps: Steps[Any], cancelled: trio.Cancelled) -> None:
+        """Let a cancelled operation end by itself: closing it would not do, for its end asks the engine, too."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S) as scope:
+            async with trio.open_nursery() as nursery:
+                try:
+                    step = _advance(steps, None, cancelled)
+                    while not isinstance(step, _Ended):
+                        answer, failure = await self._take(step, nursery)
+                        step = _advance(steps, answer, failure)
+                except Exception as error:  # noqa: BLE001 - what counts is that the operation was cancelled
+                    cancelled.add_note(f"while the operation cleaned up: {error!r}")
+                except trio.Cancelled as ended:
+                    if ended is not cancelled:
+                        raise
+                nursery.cancel_scope.cancel()
+        if scope.cancelled_caught:
+            _throw_out(steps)
+
+    async def _effect(self, ticket: _Ticket, effect: Send | Work) -> None:
+        try:
+            with ticket.scope:
+                if isinstance(effect, Send):
+                    ticket.result = await self._engine.call(
+                        effect.request, effect.body, effect.descriptors, into=effect.into
+                    )
+                else:
+                    ticket.result = await self._offload.run(effect.call, *effect.args)
+        except Exception as error:  # noqa: BLE001 - thrown into the operation, which raises it
+            ticket.error = error
+        if not ticket.scope.cancelled_caught:
+            ticket.done.set()  # else nobody waits for it
+
+
+async def _answered(ticket: _Ticket) -> bool:
+    """Wait for the answer in which something is taken, though the operation is cancelled; whether it came."""
+    if ticket.takes:
+        with trio.move_on_after(CLEANUP_S, shield=True):
+            await ticket.done.wait()
+        ticket.scope.cancel()
+    return ticket.done.is_set()
+
+
+def _advance(steps: Steps[Any], answer: Any, error: BaseException | None) -> Step | _Ended:
+    """The next step of an operation, or its end."""
+    try:
+        return steps.throw(error) if error is not None else steps.send(answer)
+    except StopIteration as end:
+        return _Ended(end.value)
+
+
+def _throw_out(steps: Steps[Any]) -> None:
+    """End an operation whose cleanup took too long: nothing that it asks for is done any more."""
+    for _ in range(_CLEANUP_STEPS_MAX):
+        try:
+            if isinstance(_advance(steps, None, EngineUnreachable("the operation was cancelled")), _Ended):
+                return
+        except EngineUnreachable:
+            return

@@ -1,0 +1,448 @@
+"""The trio client of one engine: `connect_engine(address)` gives an `EngineClient`.
+
+Calls of many tasks share one connection; one task reads and wakes callers by their stream.
+
+Rules kept here:
+- At most `inflight_max` streams are open; the next caller waits.  A cancelled call's stream counts until its final
+  frame has come.
+- Memory of a caller (request body, `into`) is not touched after its call has ended: a call that is cancelled while
+  its frame is being sent, or its reply received into `into`, ends when that is over (at most 30 s).
+- When the connection is lost, every pending call raises EngineUnreachable, and so do later ones; nothing is retried
+  here.  A draining engine finishes what is in flight; later calls raise EngineBusy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, NoReturn
+
+import outcome
+import trio
+
+from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError
+from lakefs.host.descriptors import close_all
+from lakefs.ids import Buffer
+from lakefs.limits import FRAME_TIMEOUT_S, HELLO_TIMEOUT_S, WATCH_QUEUE_MAX
+from lakefs.ports import Network, Stream
+from lakefs.transport.frame_receiver import FrameReceiver
+from lakefs.transport.frame_sender import FrameSender
+from lakefs.transport.sockets import lost_error
+from lakefs.transport.streams import TrioNetwork
+from lakefs.wire.connection import (
+    ClientConnection,
+    ClientEvent,
+    EventReceived,
+    FailureReceived,
+    GoodbyeReceived,
+    ReplyReceived,
+    StreamEnded,
+    check_hello_reply,
+    reply_memory,
+)
+from lakefs.wire.engine_port import Body, Reply
+from lakefs.wire.frames import DEADLINE_MS_MAX, PROTOCOL_VERSION
+from lakefs.wire.messages import Hello, HelloReply, Ping, Request, Watch, WatchEvent
+
+CLIENT_NAME: Final = "lakefs-python"
+
+
+@asynccontextmanager
+async def connect_engine(
+    address: str, *, token: str = "", network: Network | None = None
+) -> AsyncIterator[RemoteEngine]:
+    """Connect to an engine and say Hello; the connection ends with the block.
+
+    EngineUnreachable, PermissionDenied, UnsupportedVersion, EngineBusy.
+    """
+    stream = await (network or TrioNetwork()).connect(address)
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            engine = RemoteEngine(stream, address)
+            nursery.start_soon(engine.read)
+            nursery.start_soon(engine.write)
+            try:
+                await engine.greet(token)
+                yield engine
+            except BaseException as error:  # noqa: BLE001 - raised below: not wrapped in the nursery's group
+                failure = error
+            nursery.cancel_scope.cancel()
+    finally:
+        engine.lose(EngineUnreachable(f"the connection to {address} was closed", subject=address))
+        await stream.aclose()
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # no cycle of frame and traceback
+
+
+class _Call:
+    """A caller that waits for its final frame; `task` is None once nobody waits."""
+
+    __slots__ = ("into", "raise_cancel", "receiving", "sent", "task")
+
+    def __init__(self, task: trio.lowlevel.Task | None, into: Sequence[memoryview]) -> None:
+        self.task = task
+        self.into = into
+        self.sent = False
+        self.receiving = False
+        self.raise_cancel: Callable[[], NoReturn] | None = None
+
+    def wake(self, result: outcome.Outcome[Reply]) -> bool:
+        """Give the caller its result; False when nobody waits."""
+        task, self.task = self.task, None
+        if task is None:
+            return False
+        trio.lowlevel.reschedule(task, result)
+        return True
+
+
+class RemoteEngine:
+    """An `EngineClient` over one connection.  Made by `connect_engine`."""
+
+    epoch = 0
+
+    def __init__(self, stream: Stream, address: str) -> None:
+        self.address = address
+        self._stream = stream
+        self._wire = ClientConnection()
+        self._sender = FrameSender(stream)
+        self._receiver = FrameReceiver[ClientEvent](
+            stream, self._wire, frame_timeout_s=FRAME_TIMEOUT_S, before_wait=self._sender.flush
+        )
+        self._calls: dict[int, _Call] = {}
+        self._watches: dict[int, WatchEvents] = {}
+        self._slots = trio.lowlevel.ParkingLot()
+        self._hello: HelloReply | None = None
+        self._lost: LakeError | None = None
+        self._ended = trio.Event()
+        self._idle = trio.Event()
+        self._heard = 0  # frames so far
+        self.draining = False
+
+    @property
+    def hello(self) -> HelloReply:
+        """What the engine said of itself: store id, boot id, limits."""
+        assert self._hello is not None, "connect_engine has greeted the engine"
+        return self._hello
+
+    @property
+    def carries_descriptors(self) -> bool:
+        """Whether OpenSegments and SourceOpen can work here."""
+        return self._stream.carries_descriptors and self.hello.descriptors
+
+    @property
+    def lost(self) -> LakeError | None:
+        """Why the connection is no more; None while it lives."""
+        return self._lost
+
+    def is_connected(self) -> bool:
+        """Whether the engine has not closed the connection, though the reader did not come to see it; a system call."""
+        if self._lost is None and self._stream.is_at_end():
+            self.lose(lost_error(self.address))
+        return self._lost is None
+
+    async def wait_ended(self) -> None:
+        """Wait until the connection is lost or the engine says goodbye."""
+        await self._ended.wait()
+
+    async def end_when_silent(self, silence_s: float) -> None:
+        """Lose the connection once requests wait and the engine has said nothing for that long, not even to a Ping.
+
+        Requests may take longer: an engine that is at work answers a Ping.  One that takes no more requests is asked
+        nothing, and given four times as long.
+        """
+        silent_halves, was_asked = 0, False
+        while self._lost is None and not self.draining:
+            heard = self._heard
+            await trio.sleep(silence_s / 2)
+            if self._heard != heard or not self._calls or self._lost is not None:
+                silent_halves, was_asked = 0, False
+                continue
+            silent_halves += 1
+            if silent_halves >= (2 if was_asked else 8):
+                self.lose(
+                    EngineUnreachable(
+                        f"the engine at {self.address} does not answer, for {silence_s:.0f} s now",
+                        subject=self.address,
+                    )
+                )
+            elif not was_asked and self._wire.open_count - len(self._watches) < self.hello.inflight_max:
+                self._ping()
+                was_asked = True
+
+    def tell(self, request: Request) -> bool:
+        """See `EngineClient.tell`."""
+        if self._lost is not None or self.draining or self._calls or self._sender.queued:
+            return False
+        self._send_unawaited(request)
+        return True
+
+    def _ping(self) -> None:
+        """Ask for a sign of life; nobody waits for the answer, nor for room to send the question."""
+        self._send_unawaited(Ping())
+
+    def _send_unawaited(self, request: Request) -> None:
+        stream_id, frame = self._wire.request(request, 0, 0, deadline_ms=0)
+        call = self._calls[stream_id] = _Call(None, ())
+        self._sender.send(frame, (), (), partial(self._sent, stream_id, call))
+
+    async def wait_idle(self) -> None:
+        """Wait until no request is in flight, or the connection is lost."""
+        while self._lost is None and self._wire.open_count:
+            self._idle = trio.Event()
+            await self._idle.wait()
+
+    async def call(
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        *,
+        into: Sequence[memoryview] = (),
+        deadline_s: float = 0.0,
+    ) -> Reply:
+        """See `EngineClient.call`.  `deadline_s`: the engine gives up after that long (0: never).
+
+        EngineUnreachable when the connection is lost; the request may or may not have been done.
+        """
+        await self._wait_slot()
+        stream_id, call = self._begin(request, body, descriptors, into, deadline_s)
+        return await self._end(stream_id, call)
+
+    @asynccontextmanager
+    async def watch(self, bucket: str, *, others_only: bool = False) -> AsyncIterator[WatchEvents]:
+        """Events of a bucket from now on: `async for event in events`.  They end when the engine drains."""
+        await self._wait_slot()
+        events = WatchEvents()
+        stream_id, call = self._begin(Watch(bucket, others_only))
+        self._watches[stream_id] = events
+        try:
+            await self._end(stream_id, call)
+            yield events
+        finally:
+            del self._watches[stream_id]
+            if self._wire.is_open(stream_id):
+                self._sender.send(self._wire.cancel(stream_id))
+
+    # --- for connect_engine ------------------------------------------------------------------------
+
+    async def greet(self, token: str) -> None:
+        """Say Hello and learn what the engine is."""
+        with trio.move_on_after(HELLO_TIMEOUT_S):
+            reply = await self._end(*self._begin(Hello(PROTOCOL_VERSION, CLIENT_NAME, 0, token)))
+            assert isinstance(reply.message, HelloReply), "Hello is answered with HelloReply"
+            check_hello_reply(reply.message)
+            self._hello = reply.message
+            return
+        raise EngineUnreachable(
+            f"{self.address} takes connections but does not answer; is it an engine?", subject=self.address
+        )
+
+    async def read(self) -> None:
+        """Receive and dispatch until the connection is lost; never raises for that."""
+        try:
+            while (event := await self._receiver.next_event()) is not None:
+                if self._lost is not None:
+                    return  # too late: whom it is for was told that the connection is lost
+                await self._dispatch(event)
+            self.lose(lost_error(self.address))
+        except LakeError as error:
+            self.lose(error)
+        finally:
+            # When it is cancelled, too: nobody reads answers any more, and callers may wait under a shield.
+            self.lose(lost_error(self.address))
+            self._receiver.close()  # what came after it was lost
+
+    async def write(self) -> None:
+        """Send what could not be sent at once, until the connection is lost; never raises for that."""
+        try:
+            await self._sender.run()
+        except EngineUnreachable:
+            return  # the engine may have said why before it closed: the reader finds that, then the end
+        except LakeError as error:
+            self.lose(error)
+
+    def lose(self, error: LakeError) -> None:
+        """The connection is no more: everything that waits gets the error."""
+        if self._lost is not None:
+            return
+        if self._hello is not None and not isinstance(error, EngineUnreachable):
+            error = EngineUnreachable(f"the connection to {self.address} had to end: {error.message}")
+        self._lost = error
+        self._ended.set()
+        self._idle.set()
+        self._sender.drop_all()
+        self._receiver.close()
+        for call in self._calls.values():
+            call.wake(outcome.Error(_again(error)))
+        self._calls.clear()
+        for events in self._watches.values():
+            events.end(error)
+        self._slots.unpark_all()
+
+    # --- one call ----------------------------------------------------------------------------------
+
+    async def _wait_slot(self) -> None:
+        while self._lost is None and self._wire.open_count - len(self._watches) >= self.hello.inflight_max:
+            await self._slots.park()
+
+    def _begin(
+        self,
+        request: Request,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+        into: Sequence[memoryview] = (),
+        deadline_s: float = 0.0,
+    ) -> tuple[int, _Call]:
+        """Send a request, or have it sent; no other task runs in between."""
+        if self._lost is not None:
+            raise _again(self._lost)
+        if self.draining:
+            raise EngineBusy(f"the engine at {self.address} is shutting down", subject=self.address)
+        if descriptors and not self.carries_descriptors:
+            raise InvalidArgument(f"descriptors cannot be sent to {self.address}", subject=self.address)
+        stream_id, frame = self._wire.request(
+            request,
+            sum(map(len, body)) if body else 0,
+            len(descriptors),
+            deadline_ms=min(math.ceil(deadline_s * 1000), DEADLINE_MS_MAX),
+        )
+        call = _Call(trio.lowlevel.current_task(), into)
+        self._calls[stream_id] = call
+        self._sender.send(frame, body, descriptors, partial(self._sent, stream_id, call))
+        return stream_id, call
+
+    async def _end(self, stream_id: int, call: _Call) -> Reply:
+        """Wait for the final frame."""
+
+        def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+            if call.sent and not call.receiving:
+                self._abandon(stream_id, call)
+                return trio.lowlevel.Abort.SUCCEEDED
+            call.raise_cancel = raise_cancel
+            return trio.lowlevel.Abort.FAILED
+
+        reply: Reply = await trio.lowlevel.wait_task_rescheduled(abort)
+        return reply
+
+    def _sent(self, stream_id: int, call: _Call) -> None:
+        """The request is with the kernel: its caller may go now, if it wanted to."""
+        call.sent = True
+        if call.raise_cancel is not None:
+            call.wake(outcome.capture(call.raise_cancel))
+            self._abandon(stream_id, call)
+
+    def _abandon(self, stream_id: int, call: _Call) -> None:
+        call.task = None
+        if self._lost is None and self._wire.is_open(stream_id):
+            self._sender.send(self._wire.cancel(stream_id))
+
+    # --- what the engine says ----------------------------------------------------------------------
+
+    async def _dispatch(self, event: ClientEvent) -> None:
+        self._heard += 1
+        if isinstance(event, ReplyReceived):
+            await self._replied(event)
+        elif isinstance(event, EventReceived):
+            watch = self._watches.get(event.stream_id)
+            if watch is not None:
+                watch.add(event.event)
+        elif isinstance(event, FailureReceived):
+            self._ended_with(event.stream_id, event.error)
+        elif isinstance(event, StreamEnded):
+            self._ended_with(event.stream_id, None)
+        elif isinstance(event, GoodbyeReceived):
+            self.draining = True
+            self._ended.set()
+        else:
+            close_all(self._receiver.claim(event.descriptor_count))
+
+    async def _replied(self, event: ReplyReceived) -> None:
+        call = self._calls[event.stream_id]
+        descriptors = self._receiver.claim(event.descriptor_count)
+        parts: Sequence[Buffer] = ()
+        try:
+            if event.body_bytes and call.task is None:
+                self._wire.reader.skip_body()
+            elif event.body_bytes:
+                own, parts = reply_memory(call.into, event.body_bytes)
+                call.receiving = not own
+                await self._receiver.fill(parts)
+        except BaseException:
+            close_all(descriptors)
+            raise
+        del self._calls[event.stream_id]
+        if len(descriptors) < event.descriptor_count:
+            result: outcome.Outcome[Reply] = outcome.Error(
+                EngineBusy("descriptors that the engine sent did not arrive; raise the limit of open files")
+            )
+        else:
+            result = outcome.Value(Reply(event.message, Body(parts), descriptors))
+        if not call.wake(result) or isinstance(result, outcome.Error):
+            close_all(descriptors)
+        self._stream_ended()
+
+    def _ended_with(self, stream_id: int, error: LakeError | None) -> None:
+        call = self._calls.pop(stream_id, None)
+        if call is not None:
+            ended = error or EngineUnreachable("the engine ended the request without an answer")
+            call.wake(outcome.Error(ended))
+        watch = self._watches.get(stream_id)
+        if watch is not None:
+            watch.end(error)
+        self._stream_ended()
+
+    def _stream_ended(self) -> None:
+        self._slots.unpark()
+        if not self._wire.open_count:
+            self._idle.set()
+
+
+class WatchEvents:
+    """Events of one watch, oldest first.  A reader that falls behind gets one `resync` for what was dropped."""
+
+    def __init__(self) -> None:
+        self._events: deque[WatchEvent] = deque()
+        self._error: LakeError | None = None
+        self._over = False
+        self._changed = trio.Event()
+
+    def __aiter__(self) -> WatchEvents:
+        return self
+
+    async def __anext__(self) -> WatchEvent:
+        """The next event.  The error that ended the watch; StopAsyncIteration when it ended without one."""
+        while not self._events:
+            if self._error is not None:
+                raise _again(self._error)
+            if self._over:
+                raise StopAsyncIteration
+            self._changed = trio.Event()
+            await self._changed.wait()
+        return self._events.popleft()
+
+    def add(self, event: WatchEvent) -> None:
+        """An event has come."""
+        if len(self._events) >= WATCH_QUEUE_MAX:
+            self._events.clear()
+            event = WatchEvent("resync", event.sequence, event.bucket)
+        self._events.append(event)
+        self._changed.set()
+
+    def end(self, error: LakeError | None) -> None:
+        """No more events will come; what ended them first counts."""
+        if not self._over:
+            self._error = error
+            self._over = True
+            self._changed.set()
+
+
+def _again(error: LakeError) -> LakeError:
+    """The same error for another caller: each raises one of its own, with its own traceback."""
+    return type(error)(error.message, subject=error.subject)

@@ -1,0 +1,1 @@
+"""Settings: one file, variables and flags, parsed once."""

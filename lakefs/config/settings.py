@@ -1,0 +1,421 @@
+"""Configuration: one file, `LAKE_*` variables and flags, parsed once into a frozen `Config`.
+
+Rules kept here:
+- Each source overrides the one before it: defaults, file, variables, flags.
+- An unknown key of the file or flag is an error that names the nearest known one and where it stands.  Unknown
+  variables are passed over (container platforms make `LAKE_...` variables of their own) unless they look like a
+  slip of a known one.
+- Every value is checked here, so nothing else parses settings, and every error says where the value came from.
+- An empty variable counts as unset.
+
+Not here: what only clients take (`LAKE_SERVER`, `LAKE_TOKEN`); the command line reads those itself.  This module
+is imported by every command, so it loads little: no trio, and the TOML parser only when there is a file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from lakefs.config.values import (
+    Address as Address,
+    duration_text as duration_text,
+    parse_address as parse_address,
+    parse_duration as parse_duration,
+    parse_size as parse_size,
+)
+from lakefs.errors import ConfigError, InvalidArgument
+from lakefs.limits import S3_DOMAINS_MAX, SCRUB_INTERVAL_S, SCRUB_RATE_BYTES_PER_S, UPLOAD_EXPIRY_S
+
+DEFAULT_FILE: Final = Path("/etc/lake/lake.toml")
+SYSTEM_DATA: Final = Path("/var/lib/lake")
+SYSTEM_SOCKET: Final = Path("/run/lake/lake.sock")
+DEFAULT_S3: Final = "127.0.0.1:9000"
+DEFAULT_ADMIN: Final = "127.0.0.1:9001"
+DEFAULT_REGION: Final = "us-east-1"
+CLIENT_VARIABLES: Final = ("LAKE_CONFIG", "LAKE_SERVER", "LAKE_TOKEN")
+"""Variables that are no settings of the engine, but ours."""
+
+FILE_BYTES_MAX: Final = 16 << 10
+"""A configuration is a few hundred bytes.  What tomllib needs for a key of many parts grows with their square: this
+bounds it to a tenth of a second and some 30 MiB."""
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""`sun_path` has 108 bytes and ends with a zero."""
+SLIP_SIMILARITY: Final = 0.8
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_REGION: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_SAMPLE: Final = re.compile(r"1(?:/([1-9]\d{0,8}))?", re.ASCII)
+_DOMAIN: Final = re.compile(
+    r"(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of an engine.  `None` for an address: that port is off."""
+
+    data: Path
+    socket: Path
+    socket_group: str
+    native: Address | None
+    s3: Address | None
+    s3_region: str
+    """What S3 clients sign for."""
+    s3_domains: tuple[str, ...]
+    """Host suffixes before which a bucket's name stands (virtual-host style)."""
+    s3_tls_cert: Path | None
+    s3_tls_key: Path | None
+    """Certificate chain and key in PEM; both or neither.  With them S3 is served over TLS only."""
+    s3_access_log: str
+    """`off`, `stderr` or an absolute path."""
+    s3_access_log_sample: int
+    """One request of so many is logged; errors of ours always."""
+    admin: Address | None
+    log_level: str
+    strict_permissions: bool
+    """Whether an engine whose folders or token are open to others does not start."""
+    upload_expiry: float
+    """Seconds until an unfinished multipart upload is removed; 0: never."""
+    scrub_interval: float
+    """Seconds from the end of a full pass of scrub to the beginning of the next; 0: never by itself."""
+    scrub_rate: int
+    """Bytes per second that a scrub reads; 0: as fast as it goes."""
+    io_uring: bool
+    """Whether the disk is read through io_uring where the kernel allows it."""
+    hot_index: str
+    """`auto`, `off`, `memory` or an absolute path."""
+    hot_index_entries: int
+    """Chunks that the hot index has room for; 0: it sizes itself."""
+    dram_tier_bytes: int | None
+    """Memory of the DRAM tier; 0: none; None: a share of what there is."""
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Where each setting came from, for people: `default`, `LAKE_DATA`, `--data`, or the file's path."""
+
+    def as_text(self) -> dict[str, str]:
+        """The settings as a file or variable would give them, in a fixed order."""
+        return {
+            "data": str(self.data),
+            "socket": str(self.socket),
+            "socket_group": self.socket_group,
+            "native": str(self.native or "off"),
+            "s3": str(self.s3 or "off"),
+            "s3_region": self.s3_region,
+            "s3_domains": ",".join(self.s3_domains),
+            "s3_tls_cert": str(self.s3_tls_cert or ""),
+            "s3_tls_key": str(self.s3_tls_key or ""),
+            "s3_access_log": self.s3_access_log,
+            "s3_access_log_sample": f"1/{self.s3_access_log_sample}",
+            "admin": str(self.admin or "off"),
+            "log_level": self.log_level,
+            "strict_permissions": "on" if self.strict_permissions else "off",
+            "upload_expiry": duration_text(self.upload_expiry),
+            "scrub_interval": duration_text(self.scrub_interval),
+            "scrub_rate": str(self.scrub_rate),
+            "io_uring": "auto" if self.io_uring else "off",
+            "hot_index": self.hot_index,
+            "hot_index_entries": str(self.hot_index_entries),
+            "dram_tier_bytes": "auto" if self.dram_tier_bytes is None else str(self.dram_tier_bytes),
+        }
+
+
+def load(
+    *,
+    file: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str | None] | None = None,
+) -> Config:
+    """The configuration from file, variables and flags.
+
+    `file` (else `LAKE_CONFIG`) must exist; the default one need not.  `flags` holds setting names; those that are
+    None were not given.  ConfigError for anything that cannot be used.
+    """
+    environ = os.environ if environ is None else environ
+    named = file or environ.get("LAKE_CONFIG") or None
+    layers = [
+        _from_file(Path(named or DEFAULT_FILE), required=named is not None),
+        _from_environ(environ),
+        _from_flags(flags or {}),
+    ]
+    given = {name: value for layer in layers for name, value in layer.items()}
+    values = {name: _checked(name, given[name]) for name in _SETTINGS if name in given}
+    data = values.get("data") or default_data_folder(environ)
+    assert isinstance(data, Path)
+    socket = values.get("socket") or _socket_path(str(default_socket(data, environ)))
+    defaults = {
+        "socket_group": "",
+        "native": None,
+        "s3": parse_address(DEFAULT_S3),
+        "s3_region": DEFAULT_REGION,
+        "s3_domains": (),
+        "s3_tls_cert": None,
+        "s3_tls_key": None,
+        "s3_access_log": "off",
+        "s3_access_log_sample": 1,
+        "admin": parse_address(DEFAULT_ADMIN),
+        "log_level": "info",
+        "strict_permissions": False,
+        "upload_expiry": UPLOAD_EXPIRY_S,
+        "scrub_interval": SCRUB_INTERVAL_S,
+        "scrub_rate": SCRUB_RATE_BYTES_PER_S,
+        "io_uring": True,
+        "hot_index": "auto",
+        "hot_index_entries": 0,
+        "dram_tier_bytes": None,
+    }
+    if (values.get("s3_tls_cert") is None) != (values.get("s3_tls_key") is None):
+        raise ConfigError("TLS needs both: s3_tls_cert and s3_tls_key", subject="s3_tls_cert")
+    settings = defaults | values | {"data": data, "socket": socket}
+    origins = {name: given[name].origin if name in given else "default" for name in _SETTINGS}
+    return Config(**settings, origins=origins)  # type: ignore[arg-type]
+
+
+def default_data_folder(environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
+    """`/var/lib/lake` for root and for the service, else `lake` in the user's data folder (XDG specification)."""
+    environ = os.environ if environ is None else environ
+    service_folder = _service_folder(environ, "STATE_DIRECTORY")
+    if service_folder:
+        return service_folder
+    if (os.geteuid() if uid is None else uid) == 0:
+        return SYSTEM_DATA
+    base = environ.get("XDG_DATA_HOME", "")
+    # The specification: relative paths are to be ignored.
+    return (Path(base) if base.startswith("/") else _home(environ) / ".local" / "share") / "lake"
+
+
+def default_socket(data: Path, environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
+    """`/run/lake/lake.sock` for root and for the service, else in the user's run folder, else in the data folder."""
+    environ = os.environ if environ is None else environ
+    service_folder = _service_folder(environ, "RUNTIME_DIRECTORY")
+    if service_folder:
+        return service_folder / "lake.sock"
+    if (os.geteuid() if uid is None else uid) == 0:
+        return SYSTEM_SOCKET
+    run_folder = environ.get("XDG_RUNTIME_DIR", "")
+    return (Path(run_folder) if run_folder.startswith("/") else data) / "lake.sock"
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A value as it was given, and by whom."""
+
+    value: object
+    origin: str
+
+
+def _from_file(path: Path, *, required: bool) -> dict[str, _Given]:
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        if required:
+            raise ConfigError(f"{path}: there is no such configuration file", subject=str(path)) from None
+        return {}
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{path}: the configuration cannot be read: {reason}", subject=str(path)) from error
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError(
+            f"{path}: not a configuration: it is larger than {FILE_BYTES_MAX} bytes", subject=str(path)
+        )
+    table = _parse_toml(path, content)
+    for name in table:
+        if name not in _SETTINGS:
+            raise ConfigError(f"{path}: unknown key {name!r}{_nearest(name)}", subject=name)
+    return {name: _Given(value, str(path)) for name, value in table.items()}
+
+
+def _parse_toml(path: Path, content: bytes) -> dict[str, object]:
+    import tomllib
+
+    try:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
+        raise ConfigError(f"{path}: not valid TOML: {error}", subject=str(path)) from error
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, _Given]:
+    found: dict[str, _Given] = {}
+    for variable, value in environ.items():
+        if not variable.startswith("LAKE_") or variable in CLIENT_VARIABLES or not value:
+            continue
+        name = variable.removeprefix("LAKE_").lower()
+        if variable == f"LAKE_{name.upper()}" and name in _SETTINGS:
+            found[name] = _Given(value, variable)
+            continue
+        known = [f"LAKE_{known.upper()}" for known in _SETTINGS] + list(CLIENT_VARIABLES)
+        slip = _closest(variable, known, len("LAKE_"))
+        if slip:
+            raise ConfigError(f"unknown variable {variable}; did you mean {slip}?", subject=variable)
+    return found
+
+
+def _from_flags(flags: Mapping[str, str | None]) -> dict[str, _Given]:
+    for name in flags:
+        if name not in _SETTINGS:
+            raise ConfigError(f"unknown flag --{name}{_nearest(name)}", subject=name)
+    return {
+        name: _Given(value, f"--{name.replace('_', '-')}")
+        for name, value in flags.items()
+        if value is not None
+    }
+
+
+def _nearest(name: str) -> str:
+    import difflib
+
+    nearest = difflib.get_close_matches(name.lower().replace("-", "_"), list(_SETTINGS), n=1, cutoff=0.0)
+    return f"; the nearest known one is {nearest[0]!r} (all: {', '.join(_SETTINGS)})"
+
+
+def _closest(text: str, known: list[str], prefix_length: int) -> str | None:
+    import difflib
+
+    by_tail = {name[prefix_length:]: name for name in known}
+    near = difflib.get_close_matches(text[prefix_length:].upper(), list(by_tail), n=1, cutoff=SLIP_SIMILARITY)
+    return by_tail[near[0]] if near else None
+
+
+def _checked(name: str, given: _Given) -> object:
+    if not isinstance(given.value, str):
+        raise ConfigError(
+            f"{given.origin}: {name} must be text in quotes, not {type(given.value).__name__}", subject=name
+        )
+    try:
+        return _SETTINGS[name](given.value)
+    except InvalidArgument as error:
+        where = given.origin if given.origin.startswith(("-", "LAKE_")) else f"{given.origin}: {name}"
+        raise ConfigError(f"{where}: {error.message}", subject=name) from error
+
+
+def _path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise InvalidArgument(f"{text!r} is not a path")
+    try:
+        return Path(os.path.abspath(Path(text).expanduser()))  # resolve() would follow links
+    except RuntimeError as error:
+        raise InvalidArgument(f"{text!r}: {error}") from error
+
+
+def _socket_path(text: str) -> Path:
+    path = _path(text.removeprefix("unix:"))
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        raise ConfigError(
+            f"{path}: a socket's path ends at {SOCKET_PATH_BYTES_MAX} bytes; set `socket` to a shorter one",
+            subject=str(path),
+        )
+    return path
+
+
+def _group(text: str) -> str:
+    if text and not (text.isascii() and text.replace("-", "").replace("_", "").replace(".", "").isalnum()):
+        raise InvalidArgument(f"{text!r} is not the name of a group")
+    return text
+
+
+def _address_or_off(text: str) -> Address | None:
+    return None if text.lower() == "off" else parse_address(text)
+
+
+def _size_or_auto(text: str) -> int | None:
+    return None if text.lower() == "auto" else parse_size(text)
+
+
+def _path_or_none(text: str) -> Path | None:
+    return _path(text) if text else None
+
+
+def _log_destination(text: str) -> str:
+    return text.lower() if text.lower() in ("off", "stderr") else str(_path(text))
+
+
+def _hot_index(text: str) -> str:
+    return text.lower() if text.lower() in ("auto", "off", "memory") else str(_path(text))
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,12}", text.strip(), re.ASCII):
+        raise InvalidArgument(f"{text!r} is no count; give a whole number, as 10000000")
+    return int(text)
+
+
+def _sample(text: str) -> int:
+    match = _SAMPLE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidArgument(f"{text!r} is no share of requests; give 1/N, as 1/100, or 1 for all")
+    return int(match[1] or 1)
+
+
+def _region(text: str) -> str:
+    if not _REGION.fullmatch(text):
+        raise InvalidArgument(f"{text!r} is no region; it has lower-case letters, digits and -, as us-east-1")
+    return text
+
+
+def _domains(text: str) -> tuple[str, ...]:
+    names = [part.strip().lower().removeprefix("*").strip(".") for part in text.split(",") if part.strip()]
+    for name in names:
+        if not _DOMAIN.fullmatch(name):
+            raise InvalidArgument(f"{name!r} is no host name; give suffixes as s3.example.org,s3.local")
+    if len(names) > S3_DOMAINS_MAX:
+        raise InvalidArgument(f"{len(names)} domains; {S3_DOMAINS_MAX} are allowed")
+    return tuple(sorted(set(names), key=lambda name: (-len(name), name)))  # the longest that fits counts
+
+
+def _log_level(text: str) -> str:
+    if text.lower() not in LOG_LEVELS:
+        raise InvalidArgument(f"{text!r} is no log level; the levels are {', '.join(LOG_LEVELS)}")
+    return text.lower()
+
+
+def _on_or_off(text: str) -> bool:
+    if text.lower() not in ("on", "off"):
+        raise InvalidArgument(f"{text!r} is neither on nor off")
+    return text.lower() == "on"
+
+
+def _auto_or_off(text: str) -> bool:
+    if text.lower() not in ("auto", "off"):
+        raise InvalidArgument(f"{text!r} is neither auto nor off")
+    return text.lower() == "auto"
+
+
+def _service_folder(environ: Mapping[str, str], variable: str) -> Path | None:
+    """The folder called `lake` that the service manager made for us (systemd.exec(5)); other units have others."""
+    folders = [Path(folder) for folder in environ.get(variable, "").split(":") if folder.startswith("/")]
+    return next((folder for folder in folders if folder.name == "lake"), None)
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    home = environ.get("HOME", "")
+    return Path(home) if home.startswith("/") else Path(os.path.expanduser("~"))  # never raises
+
+
+_SETTINGS: Final[Mapping[str, Callable[[str], object]]] = {
+    "data": _path,
+    "socket": _socket_path,
+    "socket_group": _group,
+    "native": _address_or_off,
+    "s3": _address_or_off,
+    "s3_region": _region,
+    "s3_domains": _domains,
+    "s3_tls_cert": _path_or_none,
+    "s3_tls_key": _path_or_none,
+    "s3_access_log": _log_destination,
+    "s3_access_log_sample": _sample,
+    "admin": _address_or_off,
+    "log_level": _log_level,
+    "strict_permissions": _on_or_off,
+    "upload_expiry": parse_duration,
+    "scrub_interval": parse_duration,
+    "scrub_rate": parse_size,
+    "io_uring": _auto_or_off,
+    "hot_index": _hot_index,
+    "hot_index_entries": _count,
+    "dram_tier_bytes": _size_or_auto,
+}
+SETTING_NAMES: Final = tuple(_SETTINGS)
+"""Keys of the file; flags of the same name with `-`, variables `LAKE_` and upper case."""

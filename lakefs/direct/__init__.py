@@ -1,0 +1,1 @@
+"""Chunks read without a request to the engine, through the shared index."""

@@ -1,0 +1,160 @@
+"""Reading many chunks without asking the engine: `HotReads`, with one call of the kernel for each run of neighbours.
+
+    find all, as numbers  ->  a plan of runs  ->  tasks that read and check  ->  lengths
+
+Rules kept here:
+- As in `lakefs.direct.chunk_reads`: a hit is a hint, and what is odd is no error but asked of the engine.
+- Where nothing is checked, places are looked up once more behind all reads; what has changed was not read.
+- Tasks may be done by several threads; who made the batch ends it, behind all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+from lakefs.content.verify import Check, matches
+from lakefs.direct.chunk_reads import NOT_READ, HotReads
+from lakefs.grants.batch_plan import Arrived, Descriptor, ReadPlan, are_bytes
+from lakefs.grants.descriptors import Held
+from lakefs.host.writable_memory import WritableBuffer, chunk_memories
+from lakefs.ids import ChunkId, SegmentId
+from lakefs.limits import GRANULE_BYTES, KIB
+from lakefs.shared_index.table_format import PLACE, Found
+from lakefs.wire.grants import MEDIUM_SEGMENT
+
+PART_BYTES: Final = 512 * KIB
+"""Read, then checked while the processor's cache has it; and taken by one thread."""
+_ANY_LENGTH: Final = (1 << 32) - 1
+Task = Callable[[], None]
+"""Of a batch: each may be done by another thread, and all of them before the batch ends."""
+
+
+class HotBatch:
+    """The chunks of one call.  A context manager: `lengths` are right behind it, NOT_READ of what was not read.
+
+    `targets` are writable, and stay lent until the batch is gone.  `places`: where the caller found each chunk, who has
+    a reason for reading it there; else all are looked up.
+    """
+
+    def __init__(
+        self,
+        reads: HotReads,
+        chunks: Sequence[bytes],
+        targets: list[memoryview],
+        places: Sequence[Found] | None = None,
+    ) -> None:
+        self.lengths = [NOT_READ] * len(chunks)
+        self._reads = reads
+        self._chunks = chunks if isinstance(chunks, list) else list(chunks)
+        self._targets = targets
+        self._places = self._look_up() if places is None else _packed(places)
+        # Behind longer ones lie the sums of their granules: they are read alone, with those.
+        longest = GRANULE_BYTES if reads.check is Check.CRC32C else _ANY_LENGTH
+        self._plan = ReadPlan(self._chunks, targets, self._places, longest)
+        self._held: list[Held | None] = []
+
+    def _look_up(self) -> bytearray:
+        places = bytearray(len(self._chunks) * PLACE.size)
+        try:
+            self._reads.index.find_packed(self._chunks, places)
+        except ValueError:  # one of them is no id: none is known, then, and the engine says so
+            return bytearray(len(places))
+        return places
+
+    def __enter__(self) -> Self:
+        self._held = [self._reads.descriptors.enter(SegmentId(segment)) for segment in self._plan.segments]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        held, self._held = self._held, []
+        for one in held:
+            if one is not None:
+                self._reads.descriptors.leave(one)
+        if error is None and self._reads.check is Check.NONE and self._plan.runs:
+            self._look_again()
+
+    def tasks(self, *, is_shared: bool) -> list[Task]:
+        """What there is to read and check, in pieces for several threads, or for one."""
+        plan = self._plan
+        if self._reads.check is Check.NONE and not is_shared:
+            tasks: list[Task] = [partial(self._read_part, 0, plan.runs)]  # nothing is gained by pieces
+        else:
+            tasks = [partial(self._read_part, *part) for part in plan.parts(PART_BYTES)]
+        if plan.slots:
+            tasks += [partial(self._copy_part, *part) for part in self._pieces(is_shared=is_shared)]
+        tasks += [partial(self._read_alone, number) for number in plan.others]
+        return tasks
+
+    def _read_part(self, first: int, stop: int) -> None:
+        """Read and check runs of the plan."""
+        descriptors: list[Descriptor | None] = [
+            None if held is None else (held.descriptor, held.nowait) for held in self._held
+        ]
+        if self._reads.check is Check.NONE:
+            self._plan.read_lengths(first, stop, descriptors, self.lengths)
+        else:
+            self._check(self._plan.read(first, stop, descriptors))
+
+    def _pieces(self, *, is_shared: bool) -> list[tuple[int, int]]:
+        """The chunks in pieces of about `PART_BYTES`: the first of each, and that behind its last."""
+        count = len(self._chunks)
+        if self._reads.check is Check.NONE and not is_shared:
+            return [(0, count)]
+        step = max(1, count * PART_BYTES // max(1, sum(map(len, self._targets))))
+        return [(first, min(first + step, count)) for first in range(0, count, step)]
+
+    def _copy_part(self, first: int, stop: int) -> None:
+        """Copy from slabs, and check."""
+        arena = self._reads.descriptors.slabs.arena
+        if arena is not None:
+            slabs = arena.generations, arena.slabs, arena.slab_bytes
+            self._check(self._plan.copy(first, stop, *slabs))
+
+    def _check(self, arrived: list[Arrived]) -> None:
+        """Lengths of what is right."""
+        lengths, chunks, targets, check = self.lengths, self._chunks, self._targets, self._reads.check
+        is_unchecked = check is Check.NONE
+        for number, length, crc in arrived:
+            target = targets[number]
+            content = target if len(target) == length else target[:length]
+            if is_unchecked or matches(chunks[number], content, check, crc):
+                lengths[number] = length
+
+    def _read_alone(self, number: int) -> None:
+        """Read and check what no plan is made for: in a slab, or with sums of its granules behind it."""
+        found = self._place(number)
+        target = self._targets[number]
+        if found[3] <= len(target):
+            chunk = ChunkId(self._chunks[number])
+            self.lengths[number] = self._reads.read_found(chunk, found, target[: found[3]])
+
+    def _place(self, number: int) -> Found:
+        segment, offset, length, crc, tier = PLACE.unpack_from(self._places, number * PLACE.size)
+        return tier, segment, offset, length, crc
+
+    def _look_again(self) -> None:
+        """Take back what is not, or not surely, in the segment where it was read."""
+        again = self._look_up()
+        is_kept = self._reads.is_kept()
+        if is_kept and again == self._places:
+            return
+        pairs = zip(PLACE.iter_unpack(again), PLACE.iter_unpack(self._places), strict=True)
+        for number, (now, before) in enumerate(pairs):
+            if before[4] == MEDIUM_SEGMENT and not (is_kept and now == before):
+                self.lengths[number] = NOT_READ
+
+
+def _packed(places: Sequence[Found]) -> bytearray:
+    return bytearray().join(PLACE.pack(*where, tier) for tier, *where in places)
+
+
+def memories_of(chunks: Sequence[bytes], lent: Sequence[WritableBuffer]) -> list[memoryview]:
+    """The memory of each chunk, as `writable_memory.chunk_memories` gives it; quicker for bytes-like memory."""
+    if isinstance(lent, list) and len(lent) == len(chunks) and are_bytes(lent):
+        return lent
+    return chunk_memories(chunks, lent)

@@ -1,0 +1,1 @@
+"""Reading: open, fetch, check; ranges, pools, mappings, prefetch."""

@@ -1,0 +1,98 @@
+"""Reading chunks by their ids, written once as steps; nothing is opened and nothing leased.
+
+A chunk that no name refers to may go at any moment; what is there is checked as any read is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lakefs.errors import ChunkDamaged, InvalidArgument
+from lakefs.get.fetch import LOCATE_BATCH, BufferSink, Wanted, ask_for_places, fetch_wanted
+from lakefs.get.opened import Access, Piece
+from lakefs.host.new_bytes import NewBytes
+from lakefs.ids import EMPTY_CHUNK, ChunkId, id_text, is_well_formed
+from lakefs.steps.steps import Steps
+from lakefs.wire.messages import Grant
+
+
+class ChunkPlace:
+    """What is known of the place of one chunk."""
+
+    __slots__ = ("chunk", "grants", "inline")
+
+    def __init__(self, chunk: ChunkId) -> None:
+        self.chunk = chunk
+        self.grants: dict[ChunkId, Grant] = {}
+        self.inline: dict[ChunkId, bytes] = {EMPTY_CHUNK: b""} if chunk == EMPTY_CHUNK else {}
+
+    @property
+    def name(self) -> str:
+        """What errors name."""
+        return id_text(self.chunk)
+
+    @property
+    def length(self) -> int:
+        """Length of the chunk, which has been located."""
+        return self.grants[self.chunk].logical_bytes if self.grants else 0
+
+
+def get_chunks_into(
+    access: Access, chunks: Sequence[ChunkId], targets: Sequence[memoryview]
+) -> Steps[list[int]]:
+    """Chunks, each into memory of the caller's; their lengths.  After an error the memory may hold anything.
+
+    ChunkNotFound, ChunkDamaged, InvalidArgument: the memory is too short, or an id is none.
+    """
+    places = yield from _located(access, chunks)
+    wanted: list[Wanted] = []
+    for place, target in zip(places, targets, strict=True):
+        length = place.length
+        if len(target) < length:
+            raise InvalidArgument(
+                f"chunk {place.name} has {length} bytes, the buffer for it only {len(target)}",
+                subject=place.name,
+            )
+        wanted.append(_wanted(place, target[:length]))
+    yield from _fetch(access, wanted)
+    return [place.length for place in places]
+
+
+def get_chunks(access: Access, chunks: Sequence[ChunkId]) -> Steps[list[bytes]]:
+    """Chunks as bytes, in order.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
+    places = yield from _located(access, chunks)
+    found = [NewBytes(place.length) for place in places]
+    wanted = [_wanted(place, new.view) for place, new in zip(places, found, strict=True)]
+    yield from _fetch(access, wanted)
+    del wanted
+    return [new.take() for new in found]
+
+
+def _located(access: Access, chunks: Sequence[ChunkId]) -> Steps[list[ChunkPlace]]:
+    places: dict[ChunkId, ChunkPlace] = {}
+    for chunk in chunks:
+        if not is_well_formed(chunk):
+            raise InvalidArgument(f"{bytes(chunk).hex()} is no chunk's id: 33 bytes, and a known kind")
+        places[chunk] = ChunkPlace(chunk)
+    unknown = [chunk for chunk in places if chunk != EMPTY_CHUNK]
+    for start in range(0, len(unknown), LOCATE_BATCH):
+        batch = unknown[start : start + LOCATE_BATCH]
+        found = yield from ask_for_places({chunk: places[chunk] for chunk in batch}, access.media)
+        for chunk, grant in found.items():
+            places[chunk].grants[chunk] = grant
+    return [places[chunk] for chunk in chunks]
+
+
+def _wanted(place: ChunkPlace, target: memoryview) -> Wanted:
+    return Wanted(place, Piece(place.chunk, 0, len(target)), BufferSink(target))
+
+
+def _fetch(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
+    try:
+        yield from fetch_wanted(access, wanted)
+    except ChunkDamaged as error:
+        raise ChunkDamaged(
+            f"a chunk is damaged on disk and was not read ({error.message}); see whose it is with: "
+            "lake fsck --full",
+            subject=error.subject,
+        ) from error

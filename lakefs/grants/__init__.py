@@ -1,0 +1,1 @@
+"""From a grant to bytes in this process: segment descriptors, DRAM slabs, batches, read-ahead."""

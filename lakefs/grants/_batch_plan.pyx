@@ -1,0 +1,386 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""Reads of many chunks from known places, native; `lakefs.grants.batch_plan` has the rules.
+
+Rules kept here besides:
+- Targets are held by their buffers from the plan's making to its end: none can be freed or resized under a read.
+- The runs are read without the interpreter's lock; what a run wrote is told by that run's own counter.
+"""
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_Check, PyMemoryView_GET_BUFFER
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <stdint.h>
+    #include <string.h>
+    #include <sys/syscall.h>
+    #include <sys/uio.h>
+    #include <unistd.h>
+
+    #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+    #error "places are little-endian; as the table of places is"
+    #endif
+
+    #define LAKE_SEGMENT_TIER 1
+    #define LAKE_SLAB_TIER 3
+    #define LAKE_GENERATION_BITS 48
+    #define LAKE_UNIT 16384
+    #define LAKE_DATA 1
+    #define LAKE_GRANULE 65536
+    #define LAKE_RUN_BYTES (512 << 10)
+    #define LAKE_RUN_CHUNKS 1024
+    #define LAKE_SEGMENTS 512
+    #define LAKE_ASK_FROM (256 << 10)
+    #define LAKE_PAGE 4096
+    #define LAKE_CACHESTAT 451
+
+    typedef struct {
+        uint64_t segment;
+        uint32_t offset, stored_bytes, crc, tier;
+    } lake_place;
+    _Static_assert(sizeof(lake_place) == 24, "as PLACE of the format");
+
+    typedef struct {
+        uint64_t offset, bytes;
+        int64_t came;
+        uint32_t segment, first, count;
+    } lake_run;
+
+    /* Whether the page cache lacks some of it; 0 when that cannot be known. */
+    static int lake_is_missing(int descriptor, uint64_t offset, uint64_t length)
+    {
+        uint64_t range[2] = {offset, length}, counts[5] = {0};
+        if (syscall(LAKE_CACHESTAT, descriptor, range, counts, 0))
+            return 0;
+        return counts[0] < (offset + length - 1) / LAKE_PAGE - offset / LAKE_PAGE + 1;
+    }
+
+    /* Whether the slot held the same before and after. */
+    static int lake_copy(void *target, const void *source, size_t length, const uint64_t *mark, uint64_t generation)
+    {
+        if (__atomic_load_n(mark, __ATOMIC_ACQUIRE) != generation)
+            return 0;
+        memcpy(target, source, length);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        return __atomic_load_n(mark, __ATOMIC_RELAXED) == generation;
+    }
+
+    static void lake_read(lake_run *run, const Py_buffer *targets, const lake_place *places, int descriptor, int flags)
+    {
+        struct iovec into[LAKE_RUN_CHUNKS];
+        run->came = -1;
+        if (descriptor < 0)
+            return;
+        if (places[run->first].stored_bytes >= LAKE_ASK_FROM
+            && lake_is_missing(descriptor, run->offset, places[run->first].stored_bytes))
+            return;
+        for (uint32_t i = 0; i < run->count; i++) {
+            into[i].iov_base = targets[run->first + i].buf;
+            into[i].iov_len = places[run->first + i].stored_bytes;
+        }
+        do
+            run->came = preadv2(descriptor, into, (int)run->count, (off_t)run->offset, flags);
+        while (run->came < 0 && errno == EINTR);
+    }
+    """
+    enum:
+        LAKE_SEGMENT_TIER
+        LAKE_SLAB_TIER
+        LAKE_GENERATION_BITS
+        LAKE_UNIT
+        LAKE_DATA
+        LAKE_GRANULE
+        LAKE_RUN_BYTES
+        LAKE_RUN_CHUNKS
+        LAKE_SEGMENTS
+
+    ctypedef struct lake_place:
+        uint64_t segment
+        uint32_t offset
+        uint32_t stored_bytes
+        uint32_t crc
+        uint32_t tier
+
+    ctypedef struct lake_run:
+        uint64_t offset
+        uint64_t bytes
+        int64_t came
+        uint32_t segment
+        uint32_t first
+        uint32_t count
+
+    int lake_copy(
+        void *target, const void *source, size_t length, const uint64_t *mark, uint64_t generation
+    ) nogil
+    void lake_read(
+        lake_run *run, const Py_buffer *targets, const lake_place *places, int descriptor, int flags
+    ) nogil
+
+
+cdef class ReadPlan:
+    """What can be read of `chunks` into `targets`, by `places`: a `PLACE` for each, one behind the other."""
+
+    cdef Py_ssize_t count
+    cdef Py_ssize_t run_count
+    cdef Py_ssize_t slot_count
+    cdef uint8_t *in_slot
+    cdef int segment_count
+    cdef Py_buffer *targets
+    cdef lake_place *places
+    cdef lake_run *found
+    cdef uint64_t *known
+
+    def __cinit__(self, list chunks not None, list targets not None, places not None, uint32_t longest):
+        cdef Py_buffer raw
+        cdef Py_ssize_t count = PyList_GET_SIZE(chunks)
+        PyObject_GetBuffer(places, &raw, 0)
+        try:
+            if PyList_GET_SIZE(targets) != count or raw.len < count * <Py_ssize_t>sizeof(lake_place):
+                raise ValueError("chunks, targets and places do not go together")
+            self.targets = <Py_buffer *>PyMem_Calloc(count + 1, sizeof(Py_buffer))
+            self.places = <lake_place *>PyMem_Calloc(count + 1, sizeof(lake_place))
+            self.found = <lake_run *>PyMem_Calloc(count + 1, sizeof(lake_run))
+            self.in_slot = <uint8_t *>PyMem_Calloc(count + 1, 1)
+            self.known = <uint64_t *>PyMem_Calloc(min(count, <Py_ssize_t>LAKE_SEGMENTS) + 1, sizeof(uint64_t))
+            if not (self.targets and self.places and self.found and self.known and self.in_slot):
+                raise MemoryError
+            self.count = count
+            memcpy(self.places, raw.buf, count * sizeof(lake_place))
+        finally:
+            PyBuffer_Release(&raw)
+        self.plan(tuple(chunks), tuple(targets), longest)
+
+    def __dealloc__(self):
+        cdef Py_ssize_t number
+        if self.targets:
+            for number in range(self.count):
+                PyBuffer_Release(&self.targets[number])  # nothing where no buffer is held
+        PyMem_Free(self.targets)
+        PyMem_Free(self.places)
+        PyMem_Free(self.found)
+        PyMem_Free(self.known)
+        PyMem_Free(self.in_slot)
+
+    cdef int plan(self, tuple chunks, tuple targets, uint32_t longest) except -1:
+        cdef Py_ssize_t number, last = -1
+        cdef uint64_t end = 0, room = 0
+        cdef bint is_open = False
+        cdef int segment
+        cdef lake_place *place
+        cdef lake_run *run = NULL
+        for number in range(self.count):
+            place = &self.places[number]
+            if place.stored_bytes == 0 or place.stored_bytes > longest or not is_data(chunks[number]):
+                continue
+            if place.tier == LAKE_SLAB_TIER:
+                PyObject_GetBuffer(targets[number], &self.targets[number], PyBUF_WRITABLE)
+                self.in_slot[number] = 1
+                self.slot_count += 1
+            if place.tier != LAKE_SEGMENT_TIER:
+                continue
+            PyObject_GetBuffer(targets[number], &self.targets[number], PyBUF_WRITABLE)
+            if self.targets[number].len < <Py_ssize_t>place.stored_bytes:
+                continue
+            segment = self.segment_index(place.segment)
+            if segment < 0:
+                continue
+            if (
+                is_open
+                and number == last + 1
+                and run.segment == <uint32_t>segment
+                and place.offset == end
+                and place.stored_bytes <= min(room, <uint64_t>LAKE_GRANULE)
+            ):
+                run.count += 1
+            else:
+                run = &self.found[self.run_count]
+                self.run_count += 1
+                run.segment = segment
+                run.offset = place.offset
+                run.first = number
+                run.count = 1
+                room = LAKE_RUN_BYTES
+            run.bytes += place.stored_bytes
+            is_open = place.stored_bytes <= LAKE_GRANULE and run.count < LAKE_RUN_CHUNKS
+            end = <uint64_t>place.offset + place.stored_bytes
+            room = room - place.stored_bytes if room > place.stored_bytes else 0
+            last = number
+        return 0
+
+    cdef int segment_index(self, uint64_t segment):
+        """Its number among the plan's segments; -1 when there are too many."""
+        cdef int index
+        for index in range(self.segment_count - 1, -1, -1):
+            if self.known[index] == segment:
+                return index
+        if self.segment_count == LAKE_SEGMENTS:
+            return -1
+        self.known[self.segment_count] = segment
+        self.segment_count += 1
+        return self.segment_count - 1
+
+    @property
+    def segments(self):
+        """Whose descriptors `read` needs, in this order."""
+        return [self.known[index] for index in range(self.segment_count)]
+
+    @property
+    def runs(self):
+        """How many there are."""
+        return self.run_count
+
+    @property
+    def others(self):
+        """Numbers of chunks whose place is known, and which are in no run, and not for `copy`."""
+        cdef Py_ssize_t number, next_run = 0
+        cdef list others = []
+        number = 0
+        while number < self.count:
+            if next_run < self.run_count and self.found[next_run].first == <uint32_t>number:
+                number += self.found[next_run].count
+                next_run += 1
+                continue
+            if self.places[number].tier and not self.in_slot[number]:
+                others.append(number)
+            number += 1
+        return others
+
+    @property
+    def slots(self):
+        """How many chunks are for `copy`: told to be in the DRAM tier, and no longer than `longest`."""
+        return self.slot_count
+
+    def copy(
+        self, Py_ssize_t first, Py_ssize_t stop, generations not None, slabs not None, uint64_t slab_bytes
+    ):
+        """Copy those of the chunks [first, stop) that are in slots; what a slot held before and after is told."""
+        cdef Py_buffer marks, memory
+        cdef Py_ssize_t number
+        cdef uint64_t slab, generation, at
+        cdef lake_place *place
+        cdef int is_same
+        cdef list arrived = []
+        PyObject_GetBuffer(generations, &marks, 0)
+        try:
+            for number in range(max(first, 0), min(stop, self.count)):
+                if not self.in_slot[number]:
+                    continue
+                place = &self.places[number]
+                slab = place.segment >> LAKE_GENERATION_BITS
+                generation = place.segment & ((<uint64_t>1 << LAKE_GENERATION_BITS) - 1)
+                at = (slab * slab_bytes + place.offset) // LAKE_UNIT
+                found = slabs.get(slab)
+                if found is None or generation & 1 or at >= <uint64_t>marks.len // 8:
+                    continue
+                if self.targets[number].len < <Py_ssize_t>place.stored_bytes:
+                    continue
+                PyObject_GetBuffer(found, &memory, 0)
+                is_same = 0
+                if <uint64_t>place.offset + place.stored_bytes <= <uint64_t>memory.len:
+                    with nogil:
+                        is_same = lake_copy(
+                            self.targets[number].buf,
+                            <char *>memory.buf + place.offset,
+                            place.stored_bytes,
+                            <uint64_t *>marks.buf + at,
+                            generation,
+                        )
+                PyBuffer_Release(&memory)
+                if is_same:
+                    arrived.append((number, place.stored_bytes, place.crc))
+        finally:
+            PyBuffer_Release(&marks)
+        return arrived
+
+    def parts(self, uint64_t part_bytes):
+        """The runs in parts of at most so many bytes, or one run: the first of each, and that behind its last."""
+        cdef Py_ssize_t at, first = 0
+        cdef uint64_t size = 0
+        cdef list parts = []
+        for at in range(self.run_count):
+            if at > first and size + self.found[at].bytes > part_bytes:
+                parts.append((first, at))
+                first, size = at, 0
+            size += self.found[at].bytes
+        if self.run_count:
+            parts.append((first, self.run_count))
+        return parts
+
+    def read(self, Py_ssize_t first, Py_ssize_t stop, descriptors not None):
+        """Read the runs [first, stop) by the descriptors of `segments`; whose bytes have come, unchecked."""
+        cdef Py_ssize_t at, number
+        cdef int64_t left
+        cdef lake_run *run
+        cdef lake_place *place
+        cdef list arrived = []
+        self.read_runs(first, stop, descriptors)
+        for at in range(first, stop):
+            run = &self.found[at]
+            left = run.came
+            for number in range(run.first, run.first + run.count):
+                place = &self.places[number]
+                left -= place.stored_bytes
+                if left < 0:
+                    break
+                arrived.append((number, place.stored_bytes, place.crc))
+        return arrived
+
+    def read_lengths(self, Py_ssize_t first, Py_ssize_t stop, descriptors not None, list lengths not None):
+        """As `read`; the lengths of what has come go to their numbers among `lengths`."""
+        cdef Py_ssize_t at, number
+        cdef int64_t left
+        cdef lake_run *run
+        if PyList_GET_SIZE(lengths) != self.count:
+            raise ValueError("chunks and lengths do not go together")
+        self.read_runs(first, stop, descriptors)
+        for at in range(first, stop):
+            run = &self.found[at]
+            left = run.came
+            for number in range(run.first, run.first + run.count):
+                left -= self.places[number].stored_bytes
+                if left < 0:
+                    break
+                lengths[number] = self.places[number].stored_bytes
+
+    cdef int read_runs(self, Py_ssize_t first, Py_ssize_t stop, descriptors) except -1:
+        cdef int files[LAKE_SEGMENTS]
+        cdef int flags[LAKE_SEGMENTS]
+        cdef Py_ssize_t at
+        cdef lake_run *run
+        if not 0 <= first <= stop <= self.run_count or len(descriptors) != self.segment_count:
+            raise IndexError("no such runs, or not a descriptor for each segment")
+        for at, held in enumerate(descriptors):
+            if at == self.segment_count:
+                break
+            files[at], flags[at] = -1, 0
+            if held is not None:
+                files[at], flags[at] = held
+        with nogil:
+            for at in range(first, stop):
+                run = &self.found[at]
+                lake_read(run, self.targets, self.places, files[run.segment], flags[run.segment])
+        return 0
+
+
+def are_bytes(list targets not None):
+    """Whether all are views of writable bytes, one behind the other, as `ReadPlan` and checks take them."""
+    cdef Py_buffer *view
+    for target in targets:
+        if not PyMemoryView_Check(target):
+            return False
+        view = PyMemoryView_GET_BUFFER(target)
+        if view.readonly or view.ndim != 1 or view.itemsize != 1 or not PyBuffer_IsContiguous(view, b"C"):
+            return False
+        if view.format != NULL and (view.format[0] != b"B" or view.format[1] != 0):
+            return False
+    return True
+
+
+cdef inline bint is_data(object chunk):
+    return PyBytes_CheckExact(chunk) and PyBytes_GET_SIZE(chunk) > 0 and PyBytes_AS_STRING(chunk)[0] == LAKE_DATA

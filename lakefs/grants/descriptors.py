@@ -1,0 +1,165 @@
+"""Read-only descriptors of segments that the engine sent, and what a client reads by them without a wait.
+
+Rules kept here:
+- A descriptor is never closed while a fetch uses it.
+- What nobody closes goes with its last user.  In a child that was forked they are left, and no lock is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from lakefs.errors import StaleGrant
+from lakefs.grants.dram_slabs import Slabs
+from lakefs.grants.read_ahead import ReadAhead
+from lakefs.host.page_cache import is_cached, is_in_memory
+from lakefs.ids import Buffer, SegmentId
+
+DESCRIPTORS_MAX: Final = 512
+
+
+@dataclass(slots=True)
+class Held:
+    """A descriptor, how it is read without a wait, and how many fetches use it."""
+
+    descriptor: int
+    nowait: int
+    users: int = 0
+    dropped: bool = False
+
+
+class SegmentDescriptors:
+    """Read-only descriptors of segments by id, at most 512; the least recently used idle one is closed first.
+
+    Used from the client's threads; a descriptor is never closed while a fetch uses it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: OrderedDict[SegmentId, Held] = OrderedDict()
+        self.ahead = ReadAhead(self.use)
+        """What brings in places of these segments before they are read."""
+        self.slabs = Slabs()
+        """Of the same engine's DRAM tier: where grants of `MEDIUM_DRAM` point."""
+        weakref.finalize(self, _close_all, self._open).atexit = False
+
+    def missing(self, segments: set[SegmentId]) -> list[SegmentId]:
+        """Those of `segments` that no descriptor is held for."""
+        with self._lock:
+            return sorted(segment for segment in segments if segment not in self._open)
+
+    def add(self, segment: SegmentId, descriptor: int) -> None:
+        """Take over a descriptor; a second one for the same segment is closed at once."""
+        with self._lock:
+            if segment in self._open:
+                os.close(descriptor)
+                return
+            self._open[segment] = Held(descriptor, 0 if is_in_memory(descriptor) else os.RWF_NOWAIT)
+            self._evict()
+
+    @contextmanager
+    def use(self, segment: SegmentId) -> Iterator[int]:
+        """The descriptor, kept open meanwhile.  StaleGrant when it is not held."""
+        held = self.enter(segment)
+        if held is None:
+            raise StaleGrant(f"no descriptor of segment {segment:x} is held", subject=f"{segment:x}")
+        try:
+            yield held.descriptor
+        finally:
+            self.leave(held)
+
+    def enter(self, segment: SegmentId) -> Held | None:
+        """`use` without a context: the descriptor stays open until `leave`; None when it is not held."""
+        with self._lock:
+            held = self._open.get(segment)
+            if held is not None:
+                self._open.move_to_end(segment)
+                held.users += 1
+            return held
+
+    def leave(self, held: Held) -> None:
+        """The end of an `enter`."""
+        with self._lock:
+            held.users -= 1
+            if held.dropped and not held.users:
+                os.close(held.descriptor)
+
+    def read_cached(self, segment: SegmentId, target: memoryview, offset: int) -> bool:
+        """Fill `target` with what the page cache has; False when it lacks some, or no descriptor is held.
+
+        Never waits for a disk.  Of what it lacks the kernel begins to fetch as much as was asked for.
+        """
+        with self._lock:  # for as long as the copy takes: cheaper than to note that the descriptor is in use
+            held = self._open.get(segment)
+            if held is None:
+                return False
+            self._open.move_to_end(segment)
+            return _pread_cached(held, [target], offset) == len(target)
+
+    def read_extent_cached(
+        self, segment: SegmentId, target: memoryview, vector: memoryview, offset: int
+    ) -> bool:
+        """As `read_cached`, of a payload and what lies behind it; other threads use the descriptors meanwhile."""
+        held = self.enter(segment)
+        if held is None:
+            return False
+        try:
+            targets = [target, vector] if vector else [target]
+            return _pread_cached(held, targets, offset) == len(target) + len(vector)
+        finally:
+            self.leave(held)
+
+    def may_be_cached(self, segment: SegmentId, offset: int, length: int) -> bool:
+        """Whether the page cache has the place, or nobody knows; False also when no descriptor is held.
+
+        To be asked before `read_cached` of what may be long: that would have the kernel fetch it page by page (see
+        `bring_in`).
+        """
+        with self._lock:
+            held = self._open.get(segment)
+            return held is not None and is_cached(held.descriptor, offset, length) is not False
+
+    def close(self) -> None:
+        """Close all, and drop the slabs; what a fetch uses when it is done."""
+        self.slabs.drop()
+        self.ahead.forget()
+        with self._lock:
+            while self._open:
+                _, held = self._open.popitem()  # before it is closed: an interrupt must not close it twice
+                held.dropped = True
+                if not held.users:
+                    os.close(held.descriptor)
+
+    def leave_all(self) -> None:
+        """`close` in a child that was forked just now, where nobody fetches and no lock is to be waited for."""
+        self._lock = threading.Lock()
+        self.slabs = Slabs()
+        _close_all(self._open)
+
+    def _evict(self) -> None:
+        for segment, held in list(self._open.items()):
+            if len(self._open) <= DESCRIPTORS_MAX:
+                return
+            if not held.users:
+                del self._open[segment]
+                os.close(held.descriptor)
+
+
+def _close_all(held: OrderedDict[SegmentId, Held]) -> None:
+    while held:
+        os.close(held.popitem()[1].descriptor)
+
+
+def _pread_cached(held: Held, targets: Sequence[Buffer], offset: int) -> int:
+    """Bytes of memory that the page cache could fill, from its beginning on; does not wait for a disk."""
+    try:
+        return os.preadv(held.descriptor, targets, offset, held.nowait)
+    except OSError:
+        return 0  # not cached, or not to be had: a read that waits will tell

@@ -1,0 +1,227 @@
+"""Movers: how a client gets a granted chunk's bytes into its own memory, checked.
+
+The fetch functions block and run as `Work` in a client's threads: they `pread` from the segment's file, whose
+descriptor the engine sent (`segment_descriptors`), check, and are done.  No mapping is read (an I/O error under one
+would be SIGBUS).
+
+Reads that have to wait for the disk are preceded by `bring_in`, so that the page cache holds a segment in large folios.
+
+What was read is checked by `lakefs.content.verify`.  A failed check is `StaleGrant`: the caller locates again, and
+when the place is unchanged it reports `ChunkDamaged`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from lakefs.content.verify import (
+    Check,
+    crcs_between,
+    crcs_of,
+    granule_crcs,
+    granules_around,
+    matches,
+    mismatch,
+    room_for_vector,
+    vector_bytes,
+)
+from lakefs.errors import ChunkNotFound, StaleGrant
+from lakefs.grants.descriptors import SegmentDescriptors
+from lakefs.host.descriptors import after
+from lakefs.host.memory_advice import populate
+from lakefs.ids import Buffer, ChunkId, SegmentId, id_text
+from lakefs.limits import KIB
+from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_NONE, MEDIUM_SEGMENT, Grant
+
+BRING_IN_FROM = 256 * KIB
+"""Shorter reads may be random ones, for which reading more would be a waste."""
+
+
+def missing_for(
+    descriptors: SegmentDescriptors, grants: Iterable[Grant]
+) -> tuple[list[SegmentId], list[int]]:
+    """Segments, and slabs of the DRAM tier, that grants point to and that are not held or mapped."""
+    segments: set[SegmentId] = set()
+    slabs: set[int] = set()
+    for grant in grants:
+        if grant.medium == MEDIUM_DRAM:
+            slabs.add(grant.segment)
+        else:
+            segments.add(SegmentId(grant.segment))
+    return descriptors.missing(segments), descriptors.slabs.missing(slabs) if slabs else []
+
+
+def fetch_into(
+    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, target: memoryview, check: Check
+) -> None:
+    """Read a whole granted chunk into `target` (its logical length) and check it.  Blocks.
+
+    StaleGrant when the bytes are not the chunk's: freed, moved, or damaged.
+    """
+    assert len(target) == grant.logical_bytes
+    vector = room_for_vector(grant.stored_bytes, check)
+    if grant.medium == MEDIUM_DRAM:
+        descriptors.slabs.copy(grant, 0, target, vector)
+    else:
+        with descriptors.use(SegmentId(grant.segment)) as descriptor:
+            bring_in(descriptor, grant.offset, len(target) + len(vector))
+            _pread_full(descriptor, [target, vector], grant.offset, chunk)
+    if not matches(chunk, target, check, grant.crc, vector):
+        raise mismatch(chunk, check)
+
+
+def fetch_cached(
+    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, target: memoryview, check: Check
+) -> bool:
+    """As `fetch_into` for a short chunk, without a wait: False when the page cache lacks some.  StaleGrant.
+
+    What it lacks the disk begins to read: who asks for many so, and only then waits, has it read them side by side.
+    """
+    assert len(target) == grant.logical_bytes < BRING_IN_FROM
+    vector = room_for_vector(grant.stored_bytes, check)
+    if grant.medium == MEDIUM_DRAM:
+        descriptors.slabs.copy(grant, 0, target, vector)
+    elif not descriptors.read_extent_cached(SegmentId(grant.segment), target, vector, grant.offset):
+        return False
+    if not matches(chunk, target, check, grant.crc, vector):
+        raise mismatch(chunk, check)
+    return True
+
+
+def fetch_range(
+    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, offset: int, length: int
+) -> memoryview:
+    """The bytes [offset, offset + length) of a granted chunk, checked by granule.  Blocks.  StaleGrant."""
+    begin, end = granules_around(offset, length, grant.logical_bytes)
+    bring_in_granules(descriptors, grant, begin, end)
+    crcs = fetch_crcs(descriptors, chunk, grant)
+    target = memoryview(bytearray(end - begin))
+    fetch_granules(descriptors, chunk, grant, crcs, begin, target)
+    return target[offset - begin : offset - begin + length]
+
+
+def fetch_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -> bytes:
+    """The CRC32C of each granule of a granted chunk, 4 bytes each.  Blocks.  StaleGrant."""
+    vector = room_for_vector(grant.stored_bytes)
+    _read_granted(descriptors, chunk, grant, grant.stored_bytes, vector)
+    return crcs_of(chunk, vector, grant.crc)
+
+
+def fetch_granules(
+    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, crcs: bytes, begin: int, target: memoryview
+) -> None:
+    """Fill `target` with whole granules of a granted chunk, from `begin` on, and check each.  Blocks.  StaleGrant.
+
+    `crcs` are those of the whole chunk.
+    """
+    _read_granted(descriptors, chunk, grant, begin, target)
+    _check_granules(chunk, crcs, begin, target)
+
+
+def cached_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -> bytes | None:
+    """As `fetch_crcs`, without a wait: None when they are not in the page cache."""
+    begin, vector = grant.stored_bytes, room_for_vector(grant.stored_bytes)
+    if vector and not (
+        may_be_cached(descriptors, grant, begin, len(vector))
+        and read_cached(descriptors, grant, begin, vector)
+    ):
+        return None
+    return crcs_of(chunk, vector, grant.crc)
+
+
+def cached_granules(
+    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, crcs: bytes, begin: int, target: memoryview
+) -> bool:
+    """As `fetch_granules`, without a wait: False when the page cache lacks some."""
+    if not read_cached(descriptors, grant, begin, target):
+        return False
+    _check_granules(chunk, crcs, begin, target)
+    return True
+
+
+def may_be_cached(descriptors: SegmentDescriptors, grant: Grant, begin: int, length: int) -> bool:
+    """Whether a place of the extent is in memory, or nobody knows; see `SegmentDescriptors.may_be_cached`."""
+    return grant.medium == MEDIUM_DRAM or descriptors.may_be_cached(
+        SegmentId(grant.segment), grant.offset + begin, length
+    )
+
+
+def read_cached(descriptors: SegmentDescriptors, grant: Grant, begin: int, target: memoryview) -> bool:
+    """Fill `target` with bytes of the extent from `begin` on, unchecked; False: that would wait.  StaleGrant."""
+    if grant.medium == MEDIUM_DRAM:
+        descriptors.slabs.copy(grant, begin, target)
+        return True
+    return descriptors.read_cached(SegmentId(grant.segment), target, grant.offset + begin)
+
+
+def _read_granted(
+    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, begin: int, target: memoryview
+) -> None:
+    """Fill `target` with bytes of the extent from `begin` on, unchecked.  StaleGrant."""
+    if grant.medium == MEDIUM_DRAM:
+        descriptors.slabs.copy(grant, begin, target)
+        return
+    with descriptors.use(SegmentId(grant.segment)) as descriptor:
+        _pread_full(descriptor, [target], grant.offset + begin, chunk)
+
+
+def _check_granules(chunk: ChunkId, crcs: bytes, begin: int, target: memoryview) -> None:
+    """StaleGrant unless these are the granules of the chunk from `begin` on; `crcs` are those of the whole chunk."""
+    if granule_crcs(target) != crcs_between(crcs, begin, begin + len(target)):
+        raise mismatch(chunk, Check.CRC32C)
+
+
+def bring_in_granules(descriptors: SegmentDescriptors, grant: Grant, begin: int, end: int) -> None:
+    """`bring_in` for the granules [begin, end) of a granted chunk and its vector of CRCs.  Blocks.  StaleGrant."""
+    if end - begin < BRING_IN_FROM or grant.medium == MEDIUM_DRAM:
+        return
+    with descriptors.use(SegmentId(grant.segment)) as descriptor:
+        bring_in(descriptor, grant.offset + begin, end - begin)
+        if vector_length := vector_bytes(grant.stored_bytes):
+            # By itself it would be a single page, where the next chunk's folio then has no place.
+            populate(descriptor, grant.offset + grant.stored_bytes, vector_length)
+
+
+def bring_in(descriptor: int, offset: int, length: int) -> None:
+    """Have the kernel read a place of a segment into its page cache, in folios as large as it has.  Blocks.
+
+    Reads by several threads look random to the kernel, which then fills its cache page by page (so does
+    posix_fadvise(WILLNEED)).  Single pages cost twice the CPU to fill, and are copied two to three times slower ever
+    after.  See `lakefs.host.memory_advice`.  What fails here is left to the read that follows.  A short place is left
+    to it, too.
+    """
+    if length >= BRING_IN_FROM:
+        populate(descriptor, offset, length)
+
+
+def read_ahead(descriptors: SegmentDescriptors, grant: Grant, begin: int, end: int) -> None:
+    """Have [begin, end) of a granted chunk brought in behind the caller's back, with its vector of CRCs.
+
+    As `bring_in_granules`, but it does not block, and it needs a descriptor that is held: else nothing happens.
+    """
+    if grant.medium == MEDIUM_SEGMENT and end - begin >= BRING_IN_FROM:
+        stop = grant.stored_bytes + vector_bytes(grant.stored_bytes) if end >= grant.logical_bytes else end
+        descriptors.ahead.want(SegmentId(grant.segment), grant.offset + begin, stop - begin)
+
+
+def require_present(chunk: ChunkId, grant: Grant, name: str) -> None:
+    """ChunkNotFound when the engine answered that it does not have the chunk of an object."""
+    if grant.medium == MEDIUM_NONE:
+        raise ChunkNotFound(f"{name}: chunk {id_text(chunk)} is not in the store", subject=name)
+
+
+def _pread_full(descriptor: int, targets: Sequence[memoryview], offset: int, chunk: ChunkId) -> None:
+    """Fill memory, one piece behind the other, from the bytes at `offset`.  StaleGrant."""
+    missing: Sequence[Buffer] = [target for target in targets if target]
+    while missing:
+        try:
+            count = os.preadv(descriptor, missing, offset)
+        except OSError as error:
+            raise StaleGrant(
+                f"chunk {id_text(chunk)} cannot be read: {error.strerror}", subject=id_text(chunk)
+            ) from error
+        if count == 0:
+            raise StaleGrant(f"the segment ends inside chunk {id_text(chunk)}", subject=id_text(chunk))
+        offset += count
+        missing = after(missing, count)

@@ -1,0 +1,1 @@
+"""What Linux gives a client: page cache, mappings, advice, descriptors, threads, forks, CRC."""

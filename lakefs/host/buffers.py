@@ -1,0 +1,140 @@
+"""Pooled payload buffers: page-aligned memory for one chunk and what is written behind it.
+
+Rules kept here:
+- At most `total_bytes // BUFFER_BYTES` buffers exist; who finds none waits, first come first served.
+- A buffer's pages are touched by its first user and kept afterwards: a fresh 4 MiB mapping costs 1.5 ms to
+  fill, a used one 0.3 ms.
+- While somebody waits no buffer is free: a released one goes straight to the first waiter.
+- The first few may lie on huge pages, which a write past the page cache hands to the disk with half to a quarter of
+  the processor's time; they are taken together, at the first use, so that memory grows once, and used before others.
+
+Contents are not cleared between users.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final, cast
+
+import outcome
+import trio
+
+from lakefs.host.memory_advice import HUGE_BYTES, POPULATE_WRITE, advise
+from lakefs.limits import CHUNK_BYTES, PAGE_BYTES
+
+BUFFER_BYTES: Final = CHUNK_BYTES + PAGE_BYTES
+"""One chunk, then its vector (256 bytes at most) and the zeros to the page's end."""
+_HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+class PooledBuffer:
+    """One acquisition of a buffer.  `release` exactly once; `view` must not be touched afterwards."""
+
+    __slots__ = ("_memory", "_pool")
+
+    def __init__(self, pool: BufferPool, memory: memoryview) -> None:
+        self._pool = pool
+        self._memory: memoryview | None = memory
+
+    @property
+    def view(self) -> memoryview:
+        """The whole buffer: writable, page-aligned, BUFFER_BYTES long."""
+        assert self._memory is not None, "the buffer was released"
+        return self._memory
+
+    def release(self) -> None:
+        """Give the memory back."""
+        memory, self._memory = self._memory, None
+        assert memory is not None, "the buffer was released twice"
+        self._pool._take_back(memory)
+
+
+class BufferPool:
+    """A bounded set of payload buffers, made when first needed."""
+
+    def __init__(self, total_bytes: int, huge_buffers: int = 0) -> None:
+        """`huge_buffers`: so many are on huge pages, where the machine gives them on request."""
+        self._count_max = total_bytes // BUFFER_BYTES
+        assert self._count_max > 0, "a pool holds at least one buffer"
+        self._huge_wanted = min(huge_buffers, self._count_max)
+        self._huge: mmap.mmap | None = None
+        self._made = 0
+        self._free: list[memoryview] = []
+        self._waiting: OrderedDict[trio.lowlevel.Task, None] = OrderedDict()
+
+    @property
+    def in_use(self) -> int:
+        """Buffers acquired and not yet released."""
+        return self._made - len(self._free)
+
+    @property
+    def capacity(self) -> int:
+        """Buffers that can be in use at once."""
+        return self._count_max
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that wait for a buffer."""
+        return len(self._waiting)
+
+    def try_acquire(self) -> PooledBuffer | None:
+        """A buffer, or None when all are in use."""
+        if self._huge_wanted:
+            self._make_huge()
+        if self._free:
+            assert not self._waiting
+            return PooledBuffer(self, self._free.pop())
+        if self._made < self._count_max:
+            memory = memoryview(mmap.mmap(-1, BUFFER_BYTES))
+            self._made += 1
+            return PooledBuffer(self, memory)
+        return None
+
+    async def acquire(self) -> PooledBuffer:
+        """A buffer; waits in turn while all are in use.  Cancelled: nothing is taken."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        buffer = self.try_acquire()
+        if buffer is not None:
+            return buffer
+        task = trio.lowlevel.current_task()
+        self._waiting[task] = None
+
+        def leave(raise_cancel: object) -> trio.lowlevel.Abort:
+            del self._waiting[task]
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        return cast(PooledBuffer, await trio.lowlevel.wait_task_rescheduled(leave))
+
+    def _take_back(self, memory: memoryview) -> None:
+        if not self._waiting:
+            self._free.insert(len(self._free) if memory.obj is self._huge else 0, memory)
+            return
+        task, _ = self._waiting.popitem(last=False)
+        trio.lowlevel.reschedule(task, outcome.Value(PooledBuffer(self, memory)))
+
+    def _make_huge(self) -> None:
+        """Take those on huge pages; once, and none where there are none to be had."""
+        count, self._huge_wanted = self._huge_wanted, 0
+        self._huge = _huge_memory(count * BUFFER_BYTES)
+        if self._huge is not None:
+            view = memoryview(self._huge)
+            self._free += [view[at * BUFFER_BYTES :][:BUFFER_BYTES] for at in range(count)]
+            self._made += count
+
+
+def _huge_memory(size_bytes: int) -> mmap.mmap | None:
+    """Private memory whose huge pages are there; None where the kernel gives none on request."""
+    try:
+        if "[never]" in _HUGE_PAGES.read_text():
+            return None
+        whole = -(-size_bytes // HUGE_BYTES) * HUGE_BYTES
+        memory = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError):
+        return None
+    if advise(memory, mmap.MADV_HUGEPAGE):
+        memory.close()
+        return None
+    advise(memory, POPULATE_WRITE)  # an older kernel takes them when they are touched
+    return memory

@@ -1,0 +1,369 @@
+"""`LakeSteps`: the object service as steps, one method for each thing a user does with names and blobs.
+
+The public clients (`lakefs.client.blocking.lake.Lake`, `lakefs.client.trio.lake.TrioLake`) have the same methods and
+only drive what is written here.  Texts are names as users write them: `BUCKET/KEY`, `lake://` accepted.
+
+What the store promises of each is in docs/durability.md; in short: a change is durable when its method returns,
+a name changes atomically, bytes read were checked.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from lakefs.content.verify import Check
+from lakefs.errors import BucketNotFound, InvalidArgument, KeyNotFound, LakeError
+from lakefs.get.opened import AT_ONCE_BYTES, Access
+from lakefs.grants.descriptors import SegmentDescriptors
+from lakefs.ids import Buffer
+from lakefs.lake.reads import ReadSteps
+from lakefs.lake.uploads import Progress as Progress, PutData as PutData, UploadSteps
+from lakefs.names import Name, parse_name, parse_object_name
+from lakefs.put.lent import memory_source, return_memory
+from lakefs.put.many import put_many
+from lakefs.put.objects import put, put_stream
+from lakefs.put.shared_memory import LentMemories, SharedMemory, Slot
+from lakefs.put.sources import FileSource
+from lakefs.put.upload import PutResult, Transfer, only_result, result_of
+from lakefs.steps.steps import Steps, send, work
+from lakefs.wire.grants import MEDIA_DRAM
+from lakefs.wire.messages import (
+    NO_CONDITION,
+    AccessKeyCreate,
+    AccessKeyList,
+    AccessKeyRemove,
+    AccessKeys,
+    AccessKeyStat,
+    BucketCreate,
+    BucketList,
+    BucketRemove,
+    Buckets,
+    BucketSet,
+    BucketStat,
+    Condition,
+    Copy,
+    DeleteNames,
+    Listed,
+    ListNames,
+    MakeFolder,
+    NameResults,
+    ObjectAttributes,
+    ObjectStat,
+    Rename,
+    ReportReply,
+    RunFsck,
+    RunGc,
+    RunScrub,
+    StatNames,
+    Status,
+    StatusReply,
+)
+
+
+@dataclass(frozen=True)
+class LakeSteps(UploadSteps, ReadSteps):
+    """Everything a client can do, as steps.  `network`: the engine is reached over TCP."""
+
+    descriptors: SegmentDescriptors
+    carries_descriptors: bool
+    network: bool = False
+    check: Check = Check.BLAKE3
+    lent: LentMemories = field(default_factory=LentMemories)
+    at_once_bytes: int = AT_ONCE_BYTES
+    """Of cached content, read in the driver's own thread."""
+    is_held: Callable[[int], bool] = lambda epoch: True
+    """See `Access.is_held`."""
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def put(
+        self,
+        name: str,
+        data: PutData,
+        *,
+        content_type: str = "",
+        user_metadata: dict[str, str] | None = None,
+        if_absent: bool = False,
+        if_match: str = "",
+        create_bucket: bool = False,
+        progress: Progress | None = None,
+    ) -> Steps[PutResult]:
+        """Store data under a name, replacing what was there; durable on return.
+
+        `if_absent`: only when the name is free; `if_match`: only when the present ETag is this one; `create_bucket`:
+        make the bucket when it is missing.
+        PreconditionFailed, KeyNotFound (`if_match` of a free name), StoreFull, SourceChanged, LocalFileError,
+        InvalidName, BucketNotFound.
+        """
+        target = parse_object_name(name)
+        condition = Condition(absent=if_absent, etags=[if_match] if if_match else [])
+        attributes = ObjectAttributes(
+            mtime_ns=time.time_ns(), content_type=content_type, user_metadata=user_metadata or {}
+        )
+        transfer = self.transfer(progress)
+        if isinstance(data, (bytes, bytearray, memoryview, Slot)):
+            source = memory_source(data)
+            result = yield from put(
+                transfer, target, source, attributes, condition=condition, create_bucket=create_bucket
+            )
+            return result
+        if isinstance(data, os.PathLike):
+            return (
+                yield from self.put_file(
+                    target,
+                    Path(data),
+                    attributes,
+                    condition=condition,
+                    create_bucket=create_bucket,
+                    progress=progress,
+                )
+            )
+        if getattr(data, "read", None) is None:
+            kind = type(data).__name__
+            raise InvalidArgument(f"cannot put a {kind}; pass bytes, a slot, a pathlib.Path or a binary file")
+        return (
+            yield from put_stream(
+                transfer, target, data, attributes, condition=condition, create_bucket=create_bucket
+            )
+        )
+
+    def put_file(
+        self,
+        target: Name,
+        path: Path,
+        attributes: ObjectAttributes | None = None,
+        *,
+        condition: Condition = NO_CONDITION,
+        create_bucket: bool = False,
+        progress: Progress | None = None,
+    ) -> Steps[PutResult]:
+        """Store a regular file with its permission bits and modification time; as `put` otherwise."""
+        source = yield from work(FileSource, path)
+        try:
+            base = attributes or ObjectAttributes()
+            found = msgspec.structs.replace(base, mode=source.mode, mtime_ns=source.mtime_ns)
+            return (
+                yield from put(
+                    self.transfer(progress),
+                    target,
+                    source,
+                    found,
+                    condition=condition,
+                    create_bucket=create_bucket,
+                )
+            )
+        finally:
+            source.close()
+
+    def put_many(
+        self,
+        objects: Sequence[tuple[str, Buffer | Slot]],
+        *,
+        create_bucket: bool = False,
+        in_flight: int = 256,
+    ) -> Steps[list[ObjectStat]]:
+        """Store many small objects (each at most 4 MiB, one chunk) in few journal groups; durable on return.
+
+        At most `in_flight` objects are under way, in two requests: one is received and decided while the other is
+        synced.  Each name is atomic by itself.  The first failure is raised after all have been tried; what cannot
+        be asked (InvalidName, InvalidArgument) is raised before anything is.
+        """
+        attributes = ObjectAttributes(mtime_ns=time.time_ns())
+        return put_many(
+            self.transfer(None), objects, attributes, create_bucket=create_bucket, in_flight=in_flight
+        )
+
+    def return_memory(self, memory: SharedMemory) -> Steps[None]:
+        """End the lending of a shared memory, if the engine has it; it touches the memory no more on return."""
+        return return_memory(self.lent, memory)
+
+    # --- names -----------------------------------------------------------------------------------
+
+    def stat(self, name: str) -> Steps[ObjectStat]:
+        """What is known of a name; a key ending in `/`, or only a bucket, asks for a folder."""
+        parsed = parse_name(name)
+        return only_result((yield from send(StatNames([(parsed.bucket, parsed.key)]))))
+
+    def stat_many(self, names: Sequence[Name]) -> Steps[list[ObjectStat | LakeError]]:
+        """What is known of names, in order; an error stands in the place of one that is not there."""
+        reply = yield from send(StatNames([(name.bucket, name.key) for name in names]))
+        assert isinstance(reply.message, NameResults)
+        stats: list[ObjectStat | LakeError] = []
+        for item in reply.message.results:
+            try:
+                stats.append(result_of(item))
+            except LakeError as error:
+                stats.append(error)
+        return stats
+
+    def exists(self, name: str) -> Steps[bool]:
+        """Whether a name is there; a missing bucket is no error."""
+        try:
+            yield from self.stat(name)
+        except (KeyNotFound, BucketNotFound):
+            return False
+        return True
+
+    def list_page(
+        self, name: str, *, after: str = "", delimiter: str = "", limit: int = 1000, folders: bool = False
+    ) -> Steps[Listed]:
+        """One page of the keys that begin with the name's key, in byte order."""
+        bucket, prefix = parse_name(name)
+        reply = yield from send(ListNames(bucket, prefix, after, delimiter, limit, folders))
+        assert isinstance(reply.message, Listed)
+        return reply.message
+
+    def remove(self, name: str) -> Steps[bool]:
+        """Remove an object, or an empty folder; whether it was there."""
+        return (yield from self.remove_many([parse_object_name(name)])) == 1
+
+    def remove_many(self, names: Sequence[Name]) -> Steps[int]:
+        """Remove objects, up to 1000; how many were there.  The first failure is raised after all were tried."""
+        reply = yield from send(DeleteNames([(name.bucket, name.key) for name in names]))
+        assert isinstance(reply.message, NameResults)
+        present = [item for item in reply.message.results if item.failure or item.stat]
+        return len([result_of(item) for item in present])
+
+    def move(
+        self, source: str, target: str, *, replace: bool = True, create_bucket: bool = False
+    ) -> Steps[ObjectStat]:
+        """Rename an object or a folder (both end in `/`), atomically."""
+        old, new = parse_object_name(source), parse_object_name(target)
+        return only_result((yield from send(Rename(*old, *new, replace, create_bucket))))
+
+    def copy(self, source: str, target: str, *, create_bucket: bool = False) -> Steps[ObjectStat]:
+        """Give an object's content a second name; no byte moves."""
+        old, new = parse_object_name(source), parse_object_name(target)
+        return only_result((yield from send(Copy(*old, *new, create_bucket=create_bucket))))
+
+    def make_folder(
+        self, name: str, *, exclusive: bool = False, create_bucket: bool = False
+    ) -> Steps[ObjectStat]:
+        """Make a folder that stays when empty."""
+        bucket, key = parse_object_name(name)
+        folder_key = key if key.endswith("/") else key + "/"
+        return only_result((yield from send(MakeFolder(bucket, folder_key, exclusive, create_bucket))))
+
+    # --- buckets -------------------------------------------------------------------------------
+
+    def buckets(self) -> Steps[list[BucketStat]]:
+        """All buckets, in byte order of their names."""
+        return _bucket_list((yield from send(BucketList())).message)
+
+    def create_bucket(self, name: str) -> Steps[BucketStat]:
+        """Make a bucket; AlreadyExists."""
+        return _bucket_list((yield from send(BucketCreate(name))).message)[0]
+
+    def remove_bucket(self, name: str) -> Steps[None]:
+        """Remove an empty bucket; BucketNotFound, BucketNotEmpty."""
+        yield from send(BucketRemove(name))
+
+    def bucket(self, name: str) -> Steps[BucketStat]:
+        """A bucket and its settings; BucketNotFound."""
+        return _bucket_list((yield from send(BucketList(name))).message)[0]
+
+    def set_bucket(
+        self, name: str, *, anonymous_read: bool | None = None, versioning: str | None = None
+    ) -> Steps[BucketStat]:
+        """Change settings of a bucket, None: as it is; see `BucketStat`.  BucketNotFound, InvalidArgument."""
+        return _bucket_list((yield from send(BucketSet(name, anonymous_read, versioning))).message)[0]
+
+    # --- access keys -----------------------------------------------------------------------------
+
+    def create_access_key(
+        self, *, buckets: Sequence[str] = (), read_only: bool = False
+    ) -> Steps[AccessKeyStat]:
+        """Make an access key for those buckets (none: all); the answer has its secret.  Durable on return."""
+        return _key_list((yield from send(AccessKeyCreate(list(buckets), read_only))).message).keys[0]
+
+    def access_keys(self) -> Steps[list[AccessKeyStat]]:
+        """All access keys, in byte order, without their secrets; at most ACCESS_KEYS_MAX."""
+        found: list[AccessKeyStat] = []
+        after = ""
+        while True:
+            page = _key_list((yield from send(AccessKeyList(after=after))).message)
+            found += page.keys
+            after = page.next_after
+            if not after:
+                return found
+
+    def find_access_key(self, access_key: str) -> Steps[AccessKeyStat | None]:
+        """What an access key may do, with its secret, as it is now; None when it was never made, or revoked."""
+        if not access_key:
+            return None
+        page = _key_list((yield from send(AccessKeyList(access_key, secrets=True))).message)
+        return page.keys[0] if page.keys else None
+
+    def remove_access_key(self, access_key: str) -> Steps[None]:
+        """Revoke an access key, at once for whoever asks from now on; AccessKeyNotFound."""
+        yield from send(AccessKeyRemove(access_key))
+
+    # --- upkeep ----------------------------------------------------------------------------------
+
+    def status(self) -> Steps[str]:
+        """State of the engine, JSON text."""
+        reply = yield from send(Status())
+        assert isinstance(reply.message, StatusReply)
+        return reply.message.status_json
+
+    def gc(self, *, compact: bool = False) -> Steps[str]:
+        """One cycle of garbage collection, with `compact` to the last page; its report, JSON text."""
+        reply = yield from send(RunGc(compact))
+        assert isinstance(reply.message, ReportReply)
+        return reply.message.report_json
+
+    def fsck(self, *, full: bool = False) -> Steps[str]:
+        """Check the store, with `full` every byte of it; the report, JSON text."""
+        reply = yield from send(RunFsck(full))
+        assert isinstance(reply.message, ReportReply)
+        return reply.message.report_json
+
+    def scrub(
+        self,
+        *,
+        for_s: float = 0.0,
+        rate_bytes_per_s: int | None = None,
+        restart: bool = False,
+        damaged: bool = False,
+    ) -> Steps[str]:
+        """Go on with the scrub for a while, at most a minute, and tell of it: JSON text.  See `RunScrub`."""
+        rate = -1 if rate_bytes_per_s is None else rate_bytes_per_s
+        reply = yield from send(RunScrub(for_s, rate, restart, damaged))
+        assert isinstance(reply.message, ReportReply)
+        return reply.message.report_json
+
+    # --- for the modules beside this one ---------------------------------------------------------
+
+    def transfer(self, progress: Progress | None) -> Transfer:
+        """How this client moves bytes to the engine."""
+        transfer = Transfer(descriptors=self.carries_descriptors, network=self.network, lent=self.lent)
+        return replace(transfer, progress=progress) if progress else transfer
+
+    def access(self, progress: Progress | None) -> Access:
+        """How this client reads."""
+        media = MEDIA_DRAM if self.carries_descriptors else 0
+        access = Access(
+            self.descriptors,
+            self.carries_descriptors,
+            self.check,
+            media,
+            self.at_once_bytes,
+            is_held=self.is_held,
+        )
+        return replace(access, progress=progress) if progress else access
+
+
+def _bucket_list(message: object) -> list[BucketStat]:
+    assert isinstance(message, Buckets)
+    return message.buckets
+
+
+def _key_list(message: object) -> AccessKeys:
+    assert isinstance(message, AccessKeys)
+    return message

@@ -1,0 +1,155 @@
+"""The part of a lake that is about multipart uploads, as steps; `lakefs.lake.multipart` has how they go."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from lakefs.errors import InvalidArgument
+from lakefs.get.opened import Access
+from lakefs.ids import Buffer
+from lakefs.lake.multipart import (
+    ListedPart,
+    UploadName,
+    abort_upload,
+    complete_upload,
+    copy_part,
+    create_upload,
+    list_parts,
+    list_uploads,
+    put_part,
+    put_part_stream,
+)
+from lakefs.names import parse_name, parse_object_name
+from lakefs.put.lent import memory_source
+from lakefs.put.shared_memory import Slot
+from lakefs.put.sources import FileSource
+from lakefs.put.upload import Transfer
+from lakefs.steps.steps import Steps, work
+from lakefs.wire.messages import (
+    NO_CONDITION,
+    Condition,
+    ObjectAttributes,
+    ObjectStat,
+    Parts,
+    PartStat,
+    UploadList,
+    Uploads,
+)
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes of those that were already there), as increments."""
+
+PutData = Buffer | Slot | os.PathLike[str] | BinaryIO
+"""What can be put: a buffer, a slot of shared memory, the path of a file, or a binary file object read to its end."""
+
+
+class UploadSteps(ABC):
+    """Multipart uploads of a lake."""
+
+    @abstractmethod
+    def transfer(self, progress: Progress | None) -> Transfer:
+        """How this client moves bytes to the engine."""
+
+    @abstractmethod
+    def access(self, progress: Progress | None) -> Access:
+        """How this client reads."""
+
+    def create_upload(
+        self,
+        name: str,
+        attributes: ObjectAttributes | None = None,
+        *,
+        details: Mapping[str, str] | None = None,
+    ) -> Steps[UploadName]:
+        """Begin a multipart upload to a name, whose bucket must exist; durable on return.
+
+        The object gets the attributes, and, where they have no modification time, that of its completion.  `details`
+        (1 KiB) come back with lists of uploads.
+        """
+        return create_upload(parse_object_name(name), attributes or ObjectAttributes(), details)
+
+    def put_part(
+        self,
+        upload: UploadName,
+        number: int,
+        data: PutData,
+        *,
+        md5: bytes | None = None,
+        checksums: Mapping[str, bytes] | None = None,
+        progress: Progress | None = None,
+    ) -> Steps[PartStat]:
+        """Store data as part 1 to 10,000 of an upload, in any order; a number given again is replaced.
+
+        Durable on return.  `md5` (16 bytes) is its ETag and is made here when it is not given.
+        UploadNotFound, InvalidArgument, RequestTooLarge (over 5 GiB), StoreFull, SourceChanged, LocalFileError.
+        """
+        transfer = self.transfer(progress)
+        if isinstance(data, (bytes, bytearray, memoryview, Slot)):
+            source = memory_source(data)
+            return (yield from put_part(transfer, upload, number, source, md5=md5, checksums=checksums))
+        if isinstance(data, os.PathLike):
+            file = yield from work(FileSource, Path(data))
+            try:
+                return (yield from put_part(transfer, upload, number, file, md5=md5, checksums=checksums))
+            finally:
+                file.close()
+        if getattr(data, "read", None) is None:
+            kind = type(data).__name__
+            raise InvalidArgument(f"cannot put a {kind}; pass bytes, a slot, a pathlib.Path or a binary file")
+        return (yield from put_part_stream(transfer, upload, number, data, checksums=checksums))
+
+    def copy_part(
+        self,
+        upload: UploadName,
+        number: int,
+        source: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        if_match: str = "",
+    ) -> Steps[PartStat]:
+        """Make a range of an object (to its end when no length is given) a part; chunks whole in it do not move."""
+        return copy_part(
+            self.access(None),
+            self.transfer(None),
+            upload,
+            number,
+            parse_object_name(source),
+            offset=offset,
+            length=length,
+            if_match=if_match,
+        )
+
+    def parts_page(self, upload: UploadName, *, after: int = 0, limit: int = 1000) -> Steps[Parts]:
+        """One page of an upload's parts by number; UploadNotFound."""
+        return list_parts(upload, after=after, limit=limit)
+
+    def uploads_page(
+        self, name: str, *, after: str = "", after_upload: bytes = b"", delimiter: str = "", limit: int = 1000
+    ) -> Steps[Uploads]:
+        """One page of a bucket's unfinished uploads to keys that begin with the name's key, by key and id."""
+        bucket, prefix = parse_name(name)
+        return list_uploads(UploadList(bucket, prefix, after, after_upload, delimiter, limit))
+
+    def complete_upload(
+        self,
+        upload: UploadName,
+        parts: Sequence[ListedPart | tuple[int, bytes]],
+        *,
+        checksums: Mapping[str, bytes] | None = None,
+        condition: Condition = NO_CONDITION,
+    ) -> Steps[ObjectStat]:
+        """Make the listed parts (number, ETag of 16 bytes) the object; the others are dropped.  Durable on return.
+
+        No byte moves.  UploadNotFound, InvalidPart, InvalidPartOrder, PartTooSmall, PreconditionFailed.
+        """
+        listed = [ListedPart(*part) for part in parts]
+        return complete_upload(self.transfer(None), upload, listed, checksums=checksums, condition=condition)
+
+    def abort_upload(self, upload: UploadName) -> Steps[None]:
+        """End an upload and drop its parts; what has the name stays.  UploadNotFound."""
+        return abort_upload(upload)

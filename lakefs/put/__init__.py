@@ -1,0 +1,1 @@
+"""Storing: sources, lent memory, one object, many objects."""

@@ -1,0 +1,123 @@
+"""Puts from shared memory as steps: the engine copies slots of memory that it was lent; no byte passes the socket.
+
+Where memory cannot be lent (over TCP, to an engine that has no more room for lendings, or none at all) the bytes
+are sent instead.
+
+Rules kept here:
+- A memory is lent when it is first used, and again when the connection is another: the engine answers SessionLost to a
+  number that it does not know, and has done nothing then.
+- A request names slots of one memory, at most 16 MiB.
+- Nothing is copied from slots for a name any more when its put has ended, in whatever way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lakefs.content.chunking import CutPlan, iter_extents
+from lakefs.errors import EngineBusy, LakeError, PermissionDenied, SessionLost, UnsupportedVersion
+from lakefs.ids import Buffer
+from lakefs.limits import STORE_REQUEST_CHUNKS, STORE_WINDOW
+from lakefs.put.shared_memory import LentMemories, SharedMemory, Slot
+from lakefs.put.sources import BufferSource
+from lakefs.put.upload import ATTEMPTS, Transfer, Upload, note_stored, store_manifests
+from lakefs.steps.steps import Pipeline, Send, Steps, Tell, send
+from lakefs.wire.engine_port import Reply
+from lakefs.wire.messages import LendMemory, MemoryLent, Request, ReturnMemory, StoreSlots
+
+
+class SlotSource(BufferSource):
+    """A slot as a source; whoever cannot lend its memory reads its bytes."""
+
+    def __init__(self, slot: Slot) -> None:
+        super().__init__(slot.buffer)
+        self.slot = slot
+
+
+def memory_source(data: Buffer | Slot) -> BufferSource:
+    """A source of what lies in memory, shared or not."""
+    return SlotSource(data) if isinstance(data, Slot) else BufferSource(data)
+
+
+def lend(transfer: Transfer, memory: SharedMemory) -> Steps[int | None]:
+    """The number by which the engine knows the memory, lent now if it was not; None where it cannot be."""
+    lent = transfer.lent
+    if lent is None or not transfer.descriptors:
+        return None
+    known = lent.number_of(memory)
+    if known is not None:
+        return known
+    request = LendMemory(memory.size_bytes, writable=True)
+    try:
+        reply = yield from send(request, descriptors=[memory.descriptor])
+    except (PermissionDenied, UnsupportedVersion, EngineBusy):
+        return None
+    assert isinstance(reply.message, MemoryLent)
+    known = lent.number_of(memory)
+    if known is not None:  # another operation was faster
+        yield Tell(ReturnMemory(reply.message.memory))
+        return known
+    lent.note(memory, reply.message.memory)
+    return reply.message.memory
+
+
+def send_slots(
+    transfer: Transfer, memory: SharedMemory, request_for: Callable[[int], Request]
+) -> Steps[Reply | None]:
+    """Ask what names the memory by its number; None where it cannot be lent.  For requests of no session."""
+    for attempt in range(ATTEMPTS):
+        number = yield from lend(transfer, memory)
+        if number is None:
+            return None
+        try:
+            return (yield from send(request_for(number)))
+        except SessionLost:
+            forget_number(transfer.lent, memory, number)
+            if attempt == ATTEMPTS - 1:
+                raise
+        except LakeError:
+            raise
+        except BaseException:
+            yield from take_back(transfer, memory)
+            raise
+    raise AssertionError("unreachable")
+
+
+def forget_number(lent: LentMemories | None, memory: SharedMemory, number: int) -> None:
+    """The engine does not know it any more."""
+    assert lent is not None, "what has a number was lent"
+    lent.forget(memory, number)
+
+
+def take_back(transfer: Transfer, memory: SharedMemory) -> Steps[None]:
+    """End the lending after a put was cancelled: else slots filled anew might be stored under its names."""
+    if transfer.lent is not None:
+        try:
+            yield from return_memory(transfer.lent, memory)
+        except LakeError:
+            return  # it ends with its connection
+
+
+def store_by_slots(upload: Upload, slot: Slot, number: int, plan: CutPlan) -> Steps[None]:
+    """Store what a slot of a lent memory holds as an upload's chunks.  SessionLost: begin the put again."""
+    pipeline = Pipeline(STORE_WINDOW)
+    try:
+        extents = list(iter_extents(plan.lengths()))
+        for first in range(0, len(extents), STORE_REQUEST_CHUNKS):
+            batch = extents[first : first + STORE_REQUEST_CHUNKS]
+            offsets = [slot.offset + offset for offset, _ in batch]
+            lengths = [length for _, length in batch]
+            request = StoreSlots(upload.session, number, offsets, lengths)
+            yield from pipeline.submit(Send(request), note_stored(upload, lengths))
+            yield from store_manifests(upload, pipeline)
+        yield from pipeline.drain()
+    except SessionLost:
+        forget_number(upload.transfer.lent, slot.memory, number)
+        raise
+
+
+def return_memory(lent: LentMemories, memory: SharedMemory) -> Steps[None]:
+    """End the lending of a memory; nothing happens when it is not lent.  The engine touches it no more on return."""
+    number = lent.take(memory)
+    if number is not None:
+        yield from send(ReturnMemory(number))

@@ -1,0 +1,189 @@
+"""Put of many small objects as steps, in few requests and journal groups: from buffers, and from shared memory.
+
+Rules kept here:
+- Each name is atomic by itself; all are tried, and the first failure is raised behind them.
+- What cannot be asked is raised before anything is.
+- At most two requests are under way: one is received, or copied, and decided while the other is synced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from lakefs.errors import InvalidArgument, LakeError, SessionLost
+from lakefs.ids import Buffer
+from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES, FRAME_BYTES, PUT_MANY_WINDOW
+from lakefs.names import Name, parse_object_name
+from lakefs.put.lent import forget_number, lend, send_slots, take_back
+from lakefs.put.shared_memory import SharedMemory, Slot
+from lakefs.put.upload import Transfer, result_of
+from lakefs.steps.steps import Pipeline, Send, Steps, send
+from lakefs.wire.engine_port import Reply
+from lakefs.wire.messages import (
+    NO_CONDITION,
+    NameChange,
+    NameResults,
+    ObjectAttributes,
+    ObjectStat,
+    PutObjects,
+    PutSlots,
+)
+
+
+class _Object(NamedTuple):
+    """One to put; `place` is its place in the answer."""
+
+    place: int
+    name: Name
+    data: Buffer | Slot
+    length: int
+
+
+class _Put:
+    """A put of many under way."""
+
+    def __init__(
+        self, transfer: Transfer, count: int, attributes: ObjectAttributes, create_bucket: bool
+    ) -> None:
+        self.transfer = transfer
+        self.stats: list[ObjectStat | None] = [None] * count
+        self.failures: list[LakeError] = []
+        self._attributes = attributes
+        self._create_bucket = create_bucket
+
+    def changes(self, batch: Sequence[_Object]) -> list[NameChange]:
+        return [
+            NameChange(*item.name, b"", self._attributes, NO_CONDITION, self._create_bucket) for item in batch
+        ]
+
+    def note(self, batch: Sequence[_Object], reply: Reply) -> None:
+        """A request was answered."""
+        assert isinstance(reply.message, NameResults)
+        for item, result in zip(batch, reply.message.results, strict=True):
+            try:
+                self.stats[item.place] = result_of(result)
+            except LakeError as error:
+                self.failures.append(error)
+
+
+def put_many(
+    transfer: Transfer,
+    objects: Sequence[tuple[str, Buffer | Slot]],
+    attributes: ObjectAttributes,
+    *,
+    create_bucket: bool,
+    in_flight: int,
+) -> Steps[list[ObjectStat]]:
+    """Store objects of at most 4 MiB, at most `in_flight` under way; their stats in order.  Durable on return.
+
+    InvalidName, InvalidArgument; what puts raise.
+    """
+    parsed = [_parsed(place, name, data) for place, (name, data) in enumerate(objects)]
+    put = _Put(transfer, len(parsed), attributes, create_bucket)
+    try:
+        yield from _put_all(put, parsed, max(1, in_flight // PUT_MANY_WINDOW))
+    except LakeError:
+        raise  # nothing is in flight
+    except BaseException:
+        for memory, _ in _by_memory(parsed):
+            if memory is not None:
+                yield from take_back(transfer, memory)
+        raise
+    if put.failures:
+        raise put.failures[0]
+    return [stat for stat in put.stats if stat is not None]
+
+
+def _put_all(put: _Put, objects: Sequence[_Object], at_once: int) -> Steps[None]:
+    """Put all, at most `at_once` with one request; nothing is in flight when this returns or raises a LakeError."""
+    pipeline = Pipeline(PUT_MANY_WINDOW)
+    try:
+        for memory, group in _by_memory(objects):
+            yield from _submit_group(pipeline, put, memory, group, at_once)
+        yield from pipeline.drain()
+    except LakeError:
+        yield from pipeline.settle()
+        raise
+
+
+def _submit_group(
+    pipeline: Pipeline, put: _Put, memory: SharedMemory | None, group: Sequence[_Object], at_once: int
+) -> Steps[None]:
+    """Objects of one memory, or of none."""
+    number = None if memory is None else (yield from lend(put.transfer, memory))
+    if memory is None or number is None:
+        for batch in _batches(group, FRAME_BYTES, at_once):
+            yield from pipeline.submit(_bodies(put, batch), _noting(put, batch))
+    else:
+        for batch in _batches(group, BODY_BYTES_MAX, at_once):
+            yield from _submit_slots(pipeline, put, batch, memory, number)
+
+
+def _parsed(place: int, name: str, data: Buffer | Slot) -> _Object:
+    length = data.length if isinstance(data, Slot) else memoryview(data).nbytes
+    if length > CHUNK_BYTES:
+        raise InvalidArgument(f"{name} is longer than {CHUNK_BYTES} bytes; put it by itself", subject=name)
+    return _Object(place, parse_object_name(name), data, length)
+
+
+def _by_memory(objects: Sequence[_Object]) -> Iterator[tuple[SharedMemory | None, list[_Object]]]:
+    """The objects in groups: those without shared memory, and those of each."""
+    groups: dict[SharedMemory | None, list[_Object]] = {}
+    for item in objects:
+        memory = item.data.memory if isinstance(item.data, Slot) else None
+        groups.setdefault(memory, []).append(item)
+    yield from groups.items()
+
+
+def _batches(objects: Sequence[_Object], bytes_max: int, count_max: int) -> Iterator[list[_Object]]:
+    batch: list[_Object] = []
+    size = 0
+    for item in objects:
+        if batch and (size + item.length > bytes_max or len(batch) == count_max):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += item.length
+    if batch:
+        yield batch
+
+
+def _noting(put: _Put, batch: Sequence[_Object]) -> Callable[[Reply], None]:
+    return lambda reply: put.note(batch, reply)
+
+
+def _bodies(put: _Put, batch: Sequence[_Object]) -> Send:
+    """Objects whose bytes go along."""
+    payloads = [_view(item.data) for item in batch]
+    return Send(PutObjects([item.length for item in batch], put.changes(batch)), body=payloads)
+
+
+def _view(data: Buffer | Slot) -> memoryview:
+    return data.buffer if isinstance(data, Slot) else memoryview(data).cast("B")
+
+
+def _submit_slots(
+    pipeline: Pipeline, put: _Put, batch: list[_Object], memory: SharedMemory, number: int
+) -> Steps[None]:
+    """Objects that the engine copies; asked once more when the connection turns out to be another."""
+    slots = [item.data for item in batch if isinstance(item.data, Slot)]
+    offsets, lengths = [slot.offset for slot in slots], [slot.length for slot in slots]
+
+    def request_for(known: int) -> PutSlots:
+        return PutSlots(known, offsets, lengths, put.changes(batch))
+
+    def failed(error: Exception) -> Steps[None] | None:
+        if not isinstance(error, SessionLost):
+            raise error
+        return again()
+
+    def again() -> Steps[None]:
+        forget_number(put.transfer.lent, memory, number)
+        reply = yield from send_slots(put.transfer, memory, request_for)
+        if reply is None:
+            effect = _bodies(put, batch)
+            reply = yield from send(effect.request, effect.body)
+        put.note(batch, reply)
+
+    yield from pipeline.submit(Send(request_for(number)), _noting(put, batch), failed)

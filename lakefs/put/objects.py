@@ -1,0 +1,249 @@
+"""Put: bytes -> chunks -> manifest -> name, written once as steps.
+
+Shapes of a put, by what is cheapest for the engine and the wire:
+- one chunk: `PutObjects`, one round trip, one journal group (`PutSlots` from shared memory);
+- shared memory that was lent: the engine copies slots of it (`StoreSlots`);
+- a file, and a stream that carries descriptors: the engine reads the file itself (`StoreFromSource`);
+- anything else: chunks in bodies; where the wire is a network their ids are offered first.
+
+Rules kept here:
+- A name appears whole at `Commit` or not at all; a source that changed meanwhile is never committed.
+- When a session is lost (engine restart), the put begins again, at most `ATTEMPTS` times.
+- Memory: `STORE_WINDOW` requests in flight, and one open manifest per level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import BinaryIO
+
+from lakefs.bucket_names import broken_rule, check_new_bucket_name
+from lakefs.content.chunking import CutPlan, iter_extents, may_be_safetensors, plan_file
+from lakefs.content.manifest import CutKind
+from lakefs.errors import BucketNotFound, EngineUnreachable, SessionLost
+from lakefs.limits import CHUNK_BYTES, STORE_REQUEST_CHUNKS, STORE_WINDOW
+from lakefs.names import Name
+from lakefs.put.lent import SlotSource, lend, send_slots, store_by_slots
+from lakefs.put.sources import BufferSource, Source, read_stream
+from lakefs.put.upload import (
+    ATTEMPTS,
+    PutResult,
+    Transfer,
+    Upload,
+    abandon_upload,
+    commit_upload,
+    forget,
+    note_stored,
+    offer_payloads,
+    only_result,
+    open_upload,
+    store_manifests,
+    store_payloads,
+)
+from lakefs.steps.steps import Pipeline, Send, Steps, send, work
+from lakefs.wire.engine_port import Reply
+from lakefs.wire.messages import (
+    NO_CONDITION,
+    BucketList,
+    Condition,
+    NameChange,
+    ObjectAttributes,
+    PutObjects,
+    PutSlots,
+    SourceClose,
+    SourceOpen,
+    SourceOpened,
+    StoreFromSource,
+)
+
+
+def put(
+    transfer: Transfer,
+    name: Name,
+    source: Source,
+    attributes: ObjectAttributes,
+    *,
+    condition: Condition = NO_CONDITION,
+    create_bucket: bool = False,
+) -> Steps[PutResult]:
+    """Store a source of known length under a name.  Durable on return.
+
+    SourceChanged, PreconditionFailed, StoreFull, SessionLost (after ATTEMPTS), and what names raise.
+    """
+    change = NameChange(name.bucket, name.key, b"", attributes, condition, create_bucket)
+    plan = yield from _plan(source)
+    head = list(islice(plan.lengths(), 2))
+    if len(head) <= 1:
+        return (yield from _put_one_chunk(transfer, change, source))
+    yield from _check_bucket(change)
+    for attempt in range(ATTEMPTS):
+        try:
+            return (yield from _put_many_chunks(transfer, change, source, plan))
+        except SessionLost:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def put_stream(
+    transfer: Transfer,
+    name: Name,
+    stream: BinaryIO,
+    attributes: ObjectAttributes,
+    *,
+    condition: Condition = NO_CONDITION,
+    create_bucket: bool = False,
+) -> Steps[PutResult]:
+    """Store what a stream gives until its end, cut every 4 MiB.  Durable on return.
+
+    A lost session cannot be begun again: the stream is spent, so SessionLost is raised.
+    """
+    change = NameChange(name.bucket, name.key, b"", attributes, condition, create_bucket)
+    first = yield from work(read_stream, stream, CHUNK_BYTES)
+    second = (yield from work(read_stream, stream, CHUNK_BYTES)) if len(first) == CHUNK_BYTES else b""
+    if not second:
+        return (yield from _put_one_chunk(transfer, change, BufferSource(first)))
+    yield from _check_bucket(change)
+    upload = yield from open_upload(transfer, CutKind.FIXED)
+    try:
+        pipeline = Pipeline(STORE_WINDOW)
+        piece = first
+        following = second
+        while piece:
+            yield from pipeline.submit(*store_payloads(upload, [memoryview(piece)]))
+            yield from store_manifests(upload, pipeline)
+            piece = following
+            following = (
+                (yield from work(read_stream, stream, CHUNK_BYTES)) if len(piece) == CHUNK_BYTES else b""
+            )
+        yield from pipeline.drain()
+        return (yield from commit_upload(upload, change))
+    except EngineUnreachable:
+        raise  # it was waited for already, and the session ends by itself
+    except BaseException:
+        yield from abandon_upload(upload)
+        raise
+
+
+def _put_one_chunk(transfer: Transfer, change: NameChange, source: Source) -> Steps[PutResult]:
+    reply: Reply | None = None
+    if isinstance(source, SlotSource):
+        slot = source.slot
+        reply = yield from send_slots(
+            transfer, slot.memory, lambda number: PutSlots(number, [slot.offset], [slot.length], [change])
+        )
+    if reply is None:
+        payload = yield from _read(source, 0, source.size_bytes)
+        source.verify_unchanged()
+        reply = yield from send(PutObjects([len(payload)], [change]), body=[payload])
+    stat = only_result(reply)
+    transfer.progress(source.size_bytes, 0)
+    return PutResult(stat, source.size_bytes, source.size_bytes)
+
+
+def _check_bucket(change: NameChange) -> Steps[None]:
+    """BucketNotFound, InvalidName, before the bytes move that cannot be stored."""
+    if change.create_bucket and not broken_rule(change.bucket):
+        return
+    try:
+        yield from send(BucketList(change.bucket))
+    except BucketNotFound:
+        if change.create_bucket:
+            check_new_bucket_name(change.bucket)
+        raise
+
+
+def _put_many_chunks(
+    transfer: Transfer, change: NameChange, source: Source, plan: CutPlan
+) -> Steps[PutResult]:
+    upload = yield from open_upload(transfer, plan.cut_kind)
+    try:
+        yield from store_source(upload, source, plan)
+        source.verify_unchanged()
+        return (yield from commit_upload(upload, change))
+    except EngineUnreachable:
+        raise  # it was waited for already, and the session ends by itself
+    except SessionLost:
+        upload.untell()
+        yield from abandon_upload(upload)  # it is there still when only a source, or lent memory, was lost
+        raise
+    except BaseException:
+        yield from abandon_upload(upload)
+        raise
+
+
+def store_source(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
+    """Store a source's chunks, in the way that costs the least here."""
+    transfer = upload.transfer
+    if isinstance(source, SlotSource):
+        number = yield from lend(transfer, source.slot.memory)
+        if number is not None:
+            yield from store_by_slots(upload, source.slot, number, plan)
+            return
+    if transfer.descriptors and source.descriptor is not None and source.size_bytes:
+        yield from store_by_descriptor(upload, source, plan)
+    else:
+        yield from store_by_body(upload, source, plan)
+
+
+def _read(source: Source, offset: int, length: int) -> Steps[memoryview]:
+    """Bytes of a source, in place from memory."""
+    if source.in_memory:
+        return source.read_at(offset, length)
+    return (yield from work(source.read_at, offset, length))
+
+
+def _plan(source: Source) -> Steps[CutPlan]:
+    """How a source is cut; looked at in place where that is a look at 9 bytes of memory."""
+
+    def read_at(offset: int, length: int) -> bytes:
+        return bytes(source.read_at(offset, length))
+
+    if source.in_memory and not may_be_safetensors(read_at, source.size_bytes):
+        return CutPlan(source.size_bytes)
+    return (yield from work(plan_file, read_at, source.size_bytes))
+
+
+def _batches(plan: CutPlan) -> Iterator[list[tuple[int, int]]]:
+    extents = iter_extents(plan.lengths())
+    while batch := list(islice(extents, STORE_REQUEST_CHUNKS)):
+        yield batch
+
+
+def store_by_descriptor(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
+    """The engine reads the source itself; nothing passes through this process."""
+    assert source.descriptor is not None
+    reply = yield from send(SourceOpen(), descriptors=[source.descriptor])
+    assert isinstance(reply.message, SourceOpened)
+    number = reply.message.source
+    pipeline = Pipeline(STORE_WINDOW)
+    try:
+        for batch in _batches(plan):
+            offsets = [offset for offset, _ in batch]
+            lengths = [length for _, length in batch]
+            request = StoreFromSource(upload.session, number, offsets, lengths)
+            yield from pipeline.submit(Send(request), note_stored(upload, lengths))
+            yield from store_manifests(upload, pipeline)
+        yield from pipeline.drain()
+    except EngineUnreachable:
+        raise  # the source ends with the connection
+    except BaseException:
+        yield from forget(SourceClose(number))
+        raise
+    yield from send(SourceClose(number))
+
+
+def store_by_body(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
+    """Send a source's chunks in bodies; where the wire is a network, only those that the engine lacks."""
+    pipeline = Pipeline(STORE_WINDOW)
+    for batch in _batches(plan):
+        payloads: list[memoryview] = []
+        for offset, length in batch:
+            payloads.append((yield from _read(source, offset, length)))
+        if upload.transfer.network:
+            yield from pipeline.submit(*offer_payloads(upload, payloads, pipeline))
+        else:
+            yield from pipeline.submit(*store_payloads(upload, payloads))
+        yield from store_manifests(upload, pipeline)
+    yield from pipeline.drain()

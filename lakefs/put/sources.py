@@ -1,0 +1,170 @@
+"""Sources: where the bytes of a put come from.
+
+A source of known length can be read at any offset from any thread (a file, a buffer); a stream is read once, in
+order.  A file remembers its size and times when it was opened: `verify_unchanged` after the last read tells
+whether what was stored is a state that the file really had.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from lakefs.errors import InvalidArgument, LocalFileError, SourceChanged
+from lakefs.host.file_systems import LOCAL_FILE_SYSTEMS, file_system_of
+from lakefs.ids import Buffer
+
+
+class Source(Protocol):
+    """Bytes of known length, readable at any offset."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Length when opened."""
+        ...
+
+    @property
+    def descriptor(self) -> int | None:
+        """A descriptor that the engine may read from itself, when there is one."""
+        ...
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether `read_at` is a slice of memory, for which no thread is needed."""
+        ...
+
+    def read_at(self, offset: int, length: int) -> memoryview:
+        """Exactly `length` bytes; SourceChanged when there are fewer.  Blocks."""
+        ...
+
+    def verify_unchanged(self) -> None:
+        """SourceChanged when the source is not what it was when opened."""
+        ...
+
+    def close(self) -> None:
+        """Release it."""
+        ...
+
+
+class BufferSource:
+    """A buffer in memory, which the caller leaves alone until the put has ended."""
+
+    descriptor: int | None = None
+    in_memory = True
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._view = memoryview(buffer).cast("B")
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._view)
+
+    def read_at(self, offset: int, length: int) -> memoryview:
+        return self._view[offset : offset + length]
+
+    def verify_unchanged(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class FileSource:
+    """A regular file.  LocalFileError when it cannot be opened or is not regular."""
+
+    in_memory = False
+
+    def __init__(self, path: str | Path, *, follow_symlinks: bool = True, folder: int | None = None) -> None:
+        """`folder`: the descriptor of a folder in which the last name of the path is opened."""
+        self.path = os.fspath(path)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_symlinks else os.O_NOFOLLOW)
+        try:
+            name = self.path if folder is None else os.path.basename(self.path)
+            self._descriptor = os.open(name, flags, dir_fd=folder)
+        except OSError as error:
+            raise LocalFileError(f"{self.path}: {error.strerror}", subject=self.path) from error
+        self._stat = os.fstat(self._descriptor)
+        if not stat.S_ISREG(self._stat.st_mode):
+            os.close(self._descriptor)
+            kind = "a folder; use -r" if stat.S_ISDIR(self._stat.st_mode) else "not a regular file"
+            raise LocalFileError(f"{self.path}: is {kind}", subject=self.path)
+        self._is_local = file_system_of(self._descriptor) in LOCAL_FILE_SYSTEMS
+
+    @property
+    def size_bytes(self) -> int:
+        return self._stat.st_size
+
+    @property
+    def descriptor(self) -> int | None:
+        """None of a file on a file system that the engine would refuse: a network's, or one that a process serves."""
+        return self._descriptor if self._is_local else None
+
+    def fileno(self) -> int:
+        """The descriptor, for this process."""
+        return self._descriptor
+
+    @property
+    def mode(self) -> int:
+        """Permission bits."""
+        return stat.S_IMODE(self._stat.st_mode)
+
+    @property
+    def mtime_ns(self) -> int:
+        """Modification time."""
+        return self._stat.st_mtime_ns
+
+    def read_at(self, offset: int, length: int) -> memoryview:
+        target = memoryview(bytearray(length))
+        done = 0
+        while done < length:
+            try:
+                count = os.preadv(self._descriptor, [target[done:]], offset + done)
+            except OSError as error:
+                raise LocalFileError(f"{self.path}: {error.strerror}", subject=self.path) from error
+            if count == 0:
+                raise SourceChanged(
+                    f"{self.path} shrank while it was read; nothing was stored under its name",
+                    subject=self.path,
+                )
+            done += count
+        return target
+
+    def verify_unchanged(self) -> None:
+        if not self.size_bytes and os.pread(self._descriptor, 1, 0):
+            # Files of /proc say that they are empty; their bytes have no length until they are read.
+            raise SourceChanged(
+                f"{self.path} holds more than its length says; give its content to stdin instead: lake put -",
+                subject=self.path,
+            )
+        now = os.fstat(self._descriptor)
+        then = self._stat
+        if (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns):
+            raise SourceChanged(
+                f"{self.path} changed while it was read; nothing was stored under its name", subject=self.path
+            )
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def read_stream(stream: BinaryIO, length: int) -> bytes:
+    """Up to `length` bytes of a stream, fewer only at its end.  Blocks.  LocalFileError, InvalidArgument."""
+    pieces: list[bytes | bytearray] = []
+    missing = length
+    while missing:
+        try:
+            piece: object = stream.read(missing)
+        except OSError as error:
+            raise LocalFileError(f"the stream cannot be read: {error}") from error
+        if not isinstance(piece, (bytes, bytearray)) or len(piece) > missing:
+            kind = type(piece).__name__
+            raise InvalidArgument(
+                f"a stream gave {kind}; put a binary stream, of which reading waits for bytes"
+            )
+        if not piece:
+            break
+        pieces.append(piece)
+        missing -= len(piece)
+    return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)

@@ -1,0 +1,663 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""The hot index's table, native; `lakefs.shared_index.table` has the rules for readers and the writer.
+
+Rules kept here besides:
+- What a reader loads is loaded with atomic instructions, whole entry by whole entry, into memory of its own: nothing
+  is decided on bytes that can still change.
+- No step on the table runs Python code: what a list holds cannot change while its ids are looked for.
+- Each loop is bounded by a constant, whatever the table's bytes are.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport (
+    PyBytes_AS_STRING,
+    PyBytes_CheckExact,
+    PyBytes_FromStringAndSize,
+    PyBytes_GET_SIZE,
+)
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+
+from lakefs.shared_index.table_format import entries_max, is_capacity, stripe_shift, table_bytes
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <string.h>
+    #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+    #error "the hot index is little-endian"
+    #endif
+
+    #define LAKE_PROBE_SLOTS 64
+    #define LAKE_SHIFT_SLOTS 1024
+    #define LAKE_STRIPES 4096
+    #define LAKE_STRIPES_OFFSET 4096
+    #define LAKE_ENTRIES_OFFSET (LAKE_STRIPES_OFFSET + 4 * LAKE_STRIPES)
+    #define LAKE_VACANT 0
+    #define LAKE_DEAD 255
+    #define LAKE_ATTEMPTS 8
+    #define LAKE_BATCH 64
+
+    typedef union {
+        struct {
+            uint32_t version;
+            uint8_t kind, tier;
+            uint16_t distance;
+            uint8_t digest[32];
+            uint64_t segment;
+            uint32_t offset, stored_bytes, crc, check;
+        };
+        uint32_t halves[16];
+        uint64_t words[8];
+    } lake_entry;
+    _Static_assert(sizeof(lake_entry) == 64, "an entry is a cache line");
+
+    typedef struct {
+        lake_entry *entries;
+        uint32_t *stripes;
+        uint64_t capacity, limit, count, dead;
+        int home_shift, stripe_shift;
+    } lake_table;
+
+    static uint32_t lake_crc_table[256];
+
+    static uint32_t lake_crc_plain(const lake_entry *entry)
+    {
+        const uint8_t *bytes = (const uint8_t *)entry;
+        uint32_t crc = ~0u;
+        for (int i = 0; i < 60; i++)
+            crc = (crc >> 8) ^ lake_crc_table[(crc ^ bytes[i]) & 255];
+        return ~crc;
+    }
+
+    #if defined(__x86_64__)
+    __attribute__((target("sse4.2")))
+    static uint32_t lake_crc_sse42(const lake_entry *entry)
+    {
+        uint64_t crc = 0xffffffffu;
+        for (int i = 0; i < 7; i++)
+            crc = __builtin_ia32_crc32di(crc, entry->words[i]);
+        return ~__builtin_ia32_crc32si((uint32_t)crc, entry->crc);
+    }
+    #endif
+
+    static uint32_t (*lake_crc)(const lake_entry *) = lake_crc_plain;
+
+    static void lake_choose_crc(void)
+    {
+        for (uint32_t i = 0; i < 256; i++) {
+            uint32_t crc = i;
+            for (int bit = 0; bit < 8; bit++)
+                crc = (crc >> 1) ^ (0x82f63b78u & (0u - (crc & 1)));
+            lake_crc_table[i] = crc;
+        }
+    #if defined(__x86_64__)
+        __builtin_cpu_init();
+        if (__builtin_cpu_supports("sse4.2"))
+            lake_crc = lake_crc_sse42;
+    #endif
+    }
+
+    static inline void lake_pause(void)
+    {
+    #if defined(__x86_64__)
+        __builtin_ia32_pause();
+    #endif
+    }
+
+    static inline uint64_t lake_home(const lake_table *table, const uint8_t *digest)
+    {
+        uint64_t head;
+        memcpy(&head, digest, 8);
+        return head >> table->home_shift;
+    }
+
+    static inline void lake_prefetch(const lake_table *table, const uint8_t *chunk)
+    {
+        const lake_entry *entry = table->entries + lake_home(table, chunk + 1);
+        __builtin_prefetch(entry);
+        __builtin_prefetch(entry + 1);
+    }
+
+    static inline uint32_t *lake_stripe(const lake_table *table, uint64_t slot)
+    {
+        uint64_t stripe = slot >> table->stripe_shift;
+        return table->stripes + (stripe < LAKE_STRIPES ? stripe : LAKE_STRIPES - 1);
+    }
+
+    /* --- what readers do ------------------------------------------------------------------------ */
+
+    /* Whether the entry was loaded whole. */
+    static inline int lake_load(const lake_entry *at, lake_entry *into)
+    {
+        uint32_t version = __atomic_load_n(&at->version, __ATOMIC_ACQUIRE);
+        for (int i = 0; i < 8; i++)
+            into->words[i] = __atomic_load_n(at->words + i, __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        return !(version & 1) && into->version == version
+            && __atomic_load_n(&at->version, __ATOMIC_RELAXED) == version;
+    }
+
+    /* 1 found, 0 not there, -1 changed under the look.
+
+       An entry's first word is its version, kind, tier and distance in one: even, it tells of the whole entry that
+       was there.  The second begins the digest; only what has the same there is loaded whole. */
+    static inline int lake_look(const lake_table *table, const uint8_t *chunk, uint64_t home, lake_entry *found)
+    {
+        const lake_entry *at = table->entries + home;
+        uint64_t head;
+        memcpy(&head, chunk + 1, 8);
+        for (uint64_t distance = 0; distance < LAKE_PROBE_SLOTS; distance++, at++) {
+            uint64_t first = __atomic_load_n(at->words, __ATOMIC_ACQUIRE);
+            if (first & 1)
+                return -1;
+            if (((first >> 32) & 255) == LAKE_VACANT || first >> 48 < distance)
+                return 0;
+            if (__atomic_load_n(at->words + 1, __ATOMIC_RELAXED) != head)
+                continue;
+            if (!lake_load(at, found))
+                return -1;
+            if (found->kind == chunk[0] && !memcmp(found->digest, chunk + 1, 32))
+                return lake_crc(found) == found->check ? 1 : -1;
+        }
+        return 0;
+    }
+
+    static int lake_find(const lake_table *table, const uint8_t *chunk, lake_entry *found)
+    {
+        uint64_t home = lake_home(table, chunk + 1);
+        uint32_t *first = lake_stripe(table, home);
+        uint32_t *last = lake_stripe(table, home + LAKE_PROBE_SLOTS - 1);
+        for (int attempt = 0; attempt < LAKE_ATTEMPTS; attempt++) {
+            uint32_t first_before = __atomic_load_n(first, __ATOMIC_ACQUIRE);
+            uint32_t last_before = __atomic_load_n(last, __ATOMIC_ACQUIRE);
+            int seen = lake_look(table, chunk, home, found);
+            if (seen == 1)
+                return 1;
+            __atomic_thread_fence(__ATOMIC_ACQUIRE);
+            if (seen == 0 && !((first_before | last_before) & 1)
+                && first_before == __atomic_load_n(first, __ATOMIC_RELAXED)
+                && last_before == __atomic_load_n(last, __ATOMIC_RELAXED))
+                return 0;
+            lake_pause();
+        }
+        return 0;
+    }
+
+    typedef struct {
+        uint64_t segment;
+        uint32_t offset, stored_bytes, crc, tier;
+    } lake_place;
+    _Static_assert(sizeof(lake_place) == 24, "as PLACE of the format");
+
+    static inline void lake_tell(const lake_entry *found, void *into)
+    {
+        lake_place place = {found->segment, found->offset, found->stored_bytes, found->crc, found->tier};
+        memcpy(into, &place, sizeof(place));
+    }
+
+    /* --- places as the grants of an answer (msgpack; `lakefs.wire.grants.Grant`) ---------------- */
+
+    #define LAKE_GRANT_BYTES 35  /* at most: array 1, tier 1, slab 3 and generation 9, four numbers of 5, a zero */
+    #define LAKE_SEGMENT_TIER 1
+    #define LAKE_SLAB_TIER 3
+    #define LAKE_GENERATION_BITS 48
+    #define LAKE_ARRAY_BYTES 5
+
+    static inline uint8_t *lake_pack_number(uint8_t *at, uint64_t number)
+    {
+        if (number < 0x80) {
+            *at++ = (uint8_t)number;
+        } else if (number <= 0xff) {
+            *at++ = 0xcc;
+            *at++ = (uint8_t)number;
+        } else if (number <= 0xffff) {
+            uint16_t big = __builtin_bswap16((uint16_t)number);
+            *at++ = 0xcd;
+            memcpy(at, &big, 2);
+            at += 2;
+        } else if (number <= 0xffffffffu) {
+            uint32_t big = __builtin_bswap32((uint32_t)number);
+            *at++ = 0xce;
+            memcpy(at, &big, 4);
+            at += 4;
+        } else {
+            uint64_t big = __builtin_bswap64(number);
+            *at++ = 0xcf;
+            memcpy(at, &big, 8);
+            at += 8;
+        }
+        return at;
+    }
+
+    static uint8_t *lake_pack_array(uint8_t *at, uint32_t length)
+    {
+        if (length < 16) {
+            *at++ = (uint8_t)(0x90 | length);
+        } else if (length <= 0xffff) {
+            uint16_t big = __builtin_bswap16((uint16_t)length);
+            *at++ = 0xdc;
+            memcpy(at, &big, 2);
+            at += 2;
+        } else {
+            uint32_t big = __builtin_bswap32(length);
+            *at++ = 0xdd;
+            memcpy(at, &big, 4);
+            at += 4;
+        }
+        return at;
+    }
+
+    /* NULL for a place that no grant tells. */
+    static inline uint8_t *lake_pack_grant(uint8_t *at, const lake_entry *found)
+    {
+        uint64_t segment = found->segment, generation = 0;
+        if (found->tier == LAKE_SLAB_TIER) {
+            segment = found->segment >> LAKE_GENERATION_BITS;
+            generation = found->segment & ((UINT64_C(1) << LAKE_GENERATION_BITS) - 1);
+        } else if (found->tier != LAKE_SEGMENT_TIER) {
+            return NULL;
+        }
+        *at++ = 0x98;
+        at = lake_pack_number(at, found->tier);
+        at = lake_pack_number(at, segment);
+        at = lake_pack_number(at, found->offset);
+        at = lake_pack_number(at, found->stored_bytes);
+        at = lake_pack_number(at, found->stored_bytes);
+        *at++ = 0;
+        at = lake_pack_number(at, found->crc);
+        return lake_pack_number(at, generation);
+    }
+
+    /* --- what the writer does: it alone changes the table, and reads what it wrote itself -------- */
+
+    static void lake_write(lake_entry *at, const lake_entry *wanted, uint64_t distance)
+    {
+        lake_entry entry = *wanted;
+        entry.version = at->version + 2;
+        entry.distance = (uint16_t)distance;
+        entry.check = entry.kind == LAKE_VACANT ? 0 : lake_crc(&entry);
+        __atomic_store_n(&at->version, at->version | 1, __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_RELEASE);
+        __atomic_store_n(at->halves + 1, entry.halves[1], __ATOMIC_RELAXED);
+        for (int i = 1; i < 8; i++)
+            __atomic_store_n(at->words + i, entry.words[i], __ATOMIC_RELAXED);
+        __atomic_store_n(&at->version, entry.version, __ATOMIC_RELEASE);
+    }
+
+    static void lake_turn_stripes(lake_table *table, uint64_t first_slot, uint64_t last_slot)
+    {
+        uint32_t *last = lake_stripe(table, last_slot);
+        for (uint32_t *stripe = lake_stripe(table, first_slot); stripe <= last; stripe++)
+            __atomic_store_n(stripe, *stripe + 1, __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    }
+
+    /* The slot of the chunk (1), or where it would go (0): home + LAKE_PROBE_SLOTS is nowhere. */
+    static int lake_search(const lake_table *table, const uint8_t *chunk, uint64_t home, uint64_t *slot)
+    {
+        for (uint64_t distance = 0; distance < LAKE_PROBE_SLOTS; distance++) {
+            const lake_entry *entry = table->entries + home + distance;
+            *slot = home + distance;
+            if (entry->kind == LAKE_VACANT || entry->distance < distance)
+                return 0;
+            if (entry->kind == chunk[0] && !memcmp(entry->digest, chunk + 1, 32))
+                return 1;
+        }
+        *slot = home + LAKE_PROBE_SLOTS;
+        return 0;
+    }
+
+    /* Slots from `slot` to the empty one behind its run; -1: too far from home, or too many. */
+    static int lake_run(const lake_table *table, uint64_t slot)
+    {
+        for (int length = 0; length < LAKE_SHIFT_SLOTS; length++) {
+            const lake_entry *entry = table->entries + slot + length;
+            if (entry->kind == LAKE_VACANT)
+                return length;
+            if (entry->distance + 1 >= LAKE_PROBE_SLOTS)
+                return -1;
+        }
+        return -1;
+    }
+
+    static int lake_put(lake_table *table, const uint8_t *chunk, const lake_entry *wanted)
+    {
+        uint64_t home = lake_home(table, chunk + 1), slot;
+        int is_there = lake_search(table, chunk, home, &slot);
+        if (!is_there) {
+            if (slot == home + LAKE_PROBE_SLOTS || table->count + table->dead >= table->limit)
+                return 0;
+            int length = lake_run(table, slot);
+            if (length < 0)
+                return 0;
+            for (lake_entry *at = table->entries + slot + length; at > table->entries + slot; at--)
+                lake_write(at, at - 1, at[-1].distance + 1);
+            table->count++;
+        }
+        lake_write(table->entries + slot, wanted, slot - home);
+        return 1;
+    }
+
+    static int lake_remove(lake_table *table, const uint8_t *chunk)
+    {
+        static const lake_entry vacant;
+        uint64_t home = lake_home(table, chunk + 1), slot;
+        if (!lake_search(table, chunk, home, &slot))
+            return 0;
+        table->count--;
+        uint64_t end = slot + 1;
+        while (table->entries[end].kind != LAKE_VACANT && table->entries[end].distance) {
+            if (++end - slot > LAKE_SHIFT_SLOTS) {
+                lake_entry dead = vacant;
+                dead.kind = LAKE_DEAD;
+                memcpy(dead.digest, chunk + 1, 32);
+                lake_write(table->entries + slot, &dead, slot - home);
+                table->dead++;
+                return 1;
+            }
+        }
+        lake_turn_stripes(table, slot, end - 1);
+        for (lake_entry *at = table->entries + slot; at < table->entries + end - 1; at++)
+            lake_write(at, at + 1, at[1].distance - 1);
+        lake_write(table->entries + end - 1, &vacant, 0);
+        __atomic_thread_fence(__ATOMIC_RELEASE);
+        lake_turn_stripes(table, slot, end - 1);
+        return 1;
+    }
+
+    static void lake_clear(lake_table *table)
+    {
+        static const lake_entry vacant;
+        uint64_t slots = table->capacity + LAKE_PROBE_SLOTS;
+        lake_turn_stripes(table, 0, slots - 1);
+        for (uint64_t slot = 0; slot < slots; slot++)
+            if (table->entries[slot].kind != LAKE_VACANT)
+                lake_write(table->entries + slot, &vacant, 0);
+        __atomic_thread_fence(__ATOMIC_RELEASE);
+        lake_turn_stripes(table, 0, slots - 1);
+        table->count = table->dead = 0;
+    }
+
+    static int lake_audit(lake_table *table)
+    {
+        uint64_t count = 0, dead = 0, slots = table->capacity + LAKE_PROBE_SLOTS;
+        int64_t before = -1;
+        for (uint64_t slot = 0; slot < slots; slot++) {
+            const lake_entry *entry = table->entries + slot;
+            if (entry->version & 1)
+                return 0;
+            if (entry->kind == LAKE_VACANT) {
+                before = -1;
+                continue;
+            }
+            if (entry->distance > before + 1 || entry->distance >= LAKE_PROBE_SLOTS
+                || lake_home(table, entry->digest) + entry->distance != slot || lake_crc(entry) != entry->check)
+                return 0;
+            if (entry->kind == LAKE_DEAD)
+                dead++;
+            else if (entry->kind == 1 || entry->kind == 2)
+                count++;
+            else
+                return 0;
+            before = entry->distance;
+        }
+        table->count = count;
+        table->dead = dead;
+        return 1;
+    }
+    """
+    enum:
+        LAKE_ARRAY_BYTES
+        LAKE_BATCH
+        LAKE_ENTRIES_OFFSET
+        LAKE_GRANT_BYTES
+        LAKE_STRIPES_OFFSET
+
+    ctypedef struct lake_entry:
+        uint8_t kind
+        uint8_t tier
+        uint8_t digest[32]
+        uint64_t segment
+        uint32_t offset
+        uint32_t stored_bytes
+        uint32_t crc
+
+    ctypedef struct lake_place:
+        pass
+
+    ctypedef struct lake_table:
+        lake_entry *entries
+        uint32_t *stripes
+        uint64_t capacity
+        uint64_t limit
+        uint64_t count
+        uint64_t dead
+        int home_shift
+        int stripe_shift
+
+    void PyObject_GC_UnTrack(void *tracked)
+    void lake_choose_crc() nogil
+    void lake_prefetch(const lake_table *table, const uint8_t *chunk) nogil
+    int lake_find(const lake_table *table, const uint8_t *chunk, lake_entry *found) nogil
+    void lake_tell(const lake_entry *found, void *into) nogil
+    uint8_t *lake_pack_array(uint8_t *at, uint32_t length) nogil
+    uint8_t *lake_pack_grant(uint8_t *at, const lake_entry *found) nogil
+    int lake_put(lake_table *table, const uint8_t *chunk, const lake_entry *wanted) nogil
+    int lake_remove(lake_table *table, const uint8_t *chunk) nogil
+    void lake_clear(lake_table *table) nogil
+    int lake_audit(lake_table *table) nogil
+    void *memcpy(void *target, const void *source, size_t length) nogil
+    void *memset(void *target, int value, size_t length) nogil
+
+lake_choose_crc()
+
+
+cdef inline const uint8_t *id_bytes(object chunk) except NULL:
+    """The 33 bytes of a well-formed id."""
+    cdef const uint8_t *raw
+    if not PyBytes_CheckExact(chunk) or PyBytes_GET_SIZE(chunk) != 33:
+        raise ValueError("an id has 33 bytes and a kind that is known")
+    raw = <const uint8_t *>PyBytes_AS_STRING(chunk)
+    if raw[0] != 1 and raw[0] != 2:
+        raise ValueError("an id has 33 bytes and a kind that is known")
+    return raw
+
+
+cdef inline tuple found_tuple(const lake_entry *found):
+    cdef tuple place = (found.tier, found.segment, found.offset, found.stored_bytes, found.crc)
+    PyObject_GC_UnTrack(<void *>place)  # numbers only: nothing for the collector to look at
+    return place
+
+
+cdef class HotTable:
+    """A table in memory that the caller maps; read-only memory gives a table that only finds."""
+
+    cdef lake_table table
+    cdef Py_buffer memory
+    cdef bint is_held
+    cdef bint is_writable
+
+    def __cinit__(self, memory, unsigned long long capacity):
+        self.is_held = False
+        if not is_capacity(capacity):
+            raise ValueError(f"a table has no {capacity} slots")
+        with memoryview(memory) as view:
+            self.is_writable = not view.readonly
+        PyObject_GetBuffer(memory, &self.memory, PyBUF_WRITABLE if self.is_writable else PyBUF_SIMPLE)
+        self.is_held = True
+        if self.memory.len < table_bytes(capacity):
+            raise ValueError(f"{self.memory.len} bytes are too few for a table of {capacity} slots")
+        if <size_t>self.memory.buf % 8:
+            raise ValueError("a table begins at a multiple of 8")
+        self.table.entries = <lake_entry *>(<char *>self.memory.buf + LAKE_ENTRIES_OFFSET)
+        self.table.stripes = <uint32_t *>(<char *>self.memory.buf + LAKE_STRIPES_OFFSET)
+        self.table.capacity = capacity
+        self.table.limit = entries_max(capacity)
+        self.table.count = self.table.dead = 0
+        self.table.home_shift = 65 - int(capacity).bit_length()
+        self.table.stripe_shift = stripe_shift(capacity)
+
+    def __dealloc__(self):
+        if self.is_held:
+            PyBuffer_Release(&self.memory)
+
+    @property
+    def capacity(self):
+        """How many homes there are."""
+        return self.table.capacity
+
+    @property
+    def count(self):
+        """Chunks that this writer put, or `audit` found."""
+        return self.table.count
+
+    @property
+    def dead(self):
+        """Slots lost to marks."""
+        return self.table.dead
+
+    def find(self, chunk):
+        """Where the chunk is; None when that is not known here."""
+        cdef lake_entry found
+        if lake_find(&self.table, id_bytes(chunk), &found):
+            return found_tuple(&found)
+        return None
+
+    def find_many(self, list chunks not None):
+        """The same for each, in order."""
+        cdef lake_entry found[LAKE_BATCH]
+        cdef const uint8_t *ids[LAKE_BATCH]
+        cdef bint known[LAKE_BATCH]
+        cdef Py_ssize_t begin, i, length, total = PyList_GET_SIZE(chunks)
+        cdef list results = [None] * total
+        for begin in range(0, total, LAKE_BATCH):
+            length = min(<Py_ssize_t>LAKE_BATCH, PyList_GET_SIZE(chunks) - begin)
+            for i in range(length):
+                ids[i] = id_bytes(<object>PyList_GET_ITEM(chunks, begin + i))
+                lake_prefetch(&self.table, ids[i])
+            for i in range(length):
+                known[i] = lake_find(&self.table, ids[i], &found[i])
+            for i in range(length):
+                if known[i]:
+                    results[begin + i] = found_tuple(&found[i])
+        return results
+
+    def find_packed(self, list chunks not None, into not None):
+        """Write a `lakefs.shared_index.table_format.PLACE` for each chunk into memory of the caller's; how many were found.
+
+        Tier 0: not known.  What comes out makes no Python objects.
+        """
+        cdef lake_entry found[LAKE_BATCH]
+        cdef const uint8_t *ids[LAKE_BATCH]
+        cdef Py_buffer target
+        cdef lake_place *place
+        cdef Py_ssize_t begin, i, length, count = 0, total = PyList_GET_SIZE(chunks)
+        PyObject_GetBuffer(into, &target, PyBUF_WRITABLE)
+        try:
+            if target.len < total * <Py_ssize_t>sizeof(lake_place):
+                raise ValueError("there is no room for so many places")
+            place = <lake_place *>target.buf
+            for begin in range(0, total, LAKE_BATCH):
+                length = min(<Py_ssize_t>LAKE_BATCH, total - begin)
+                for i in range(length):
+                    ids[i] = id_bytes(<object>PyList_GET_ITEM(chunks, begin + i))
+                    lake_prefetch(&self.table, ids[i])
+                for i in range(length):
+                    if lake_find(&self.table, ids[i], &found[0]):
+                        lake_tell(&found[0], place)
+                        count += 1
+                    else:
+                        memset(place, 0, sizeof(lake_place))
+                    place += 1
+        finally:
+            PyBuffer_Release(&target)
+        return count
+
+    def pack_grants(self, list chunks not None, list instead=None):
+        """Grants of chunks as an answer has them, in msgpack, and the length of the shortest.
+
+        None unless all of them are known, to lie in segments or slabs.  The place that `instead` has for a chunk goes in
+        without a look.
+        """
+        cdef lake_entry found
+        cdef const uint8_t *ids[LAKE_BATCH]
+        cdef uint8_t *packed
+        cdef uint8_t *at
+        cdef PyObject *given
+        cdef uint32_t shortest = 0xFFFFFFFF
+        cdef Py_ssize_t begin, i, length, total = PyList_GET_SIZE(chunks)
+        if instead is not None and PyList_GET_SIZE(instead) != total:
+            raise ValueError("as many chunks as places in their stead")
+        packed = <uint8_t *>malloc(LAKE_ARRAY_BYTES + total * LAKE_GRANT_BYTES)
+        if packed == NULL:
+            raise MemoryError("no memory for the grants of an answer")
+        try:
+            at = lake_pack_array(packed, <uint32_t>total)
+            for begin in range(0, total, LAKE_BATCH):
+                length = min(<Py_ssize_t>LAKE_BATCH, total - begin)
+                for i in range(length):
+                    ids[i] = id_bytes(<object>PyList_GET_ITEM(chunks, begin + i))
+                    lake_prefetch(&self.table, ids[i])
+                for i in range(length):
+                    given = <PyObject *>None if instead is None else PyList_GET_ITEM(instead, begin + i)
+                    if given != <PyObject *>None:
+                        found.tier, found.segment, found.offset, found.stored_bytes, found.crc = <object>given
+                    elif not lake_find(&self.table, ids[i], &found):
+                        return None
+                    at = lake_pack_grant(at, &found)
+                    if at == NULL:
+                        return None
+                    shortest = min(shortest, found.stored_bytes)
+            return PyBytes_FromStringAndSize(<char *>packed, at - packed), shortest
+        finally:
+            free(packed)
+
+    def put(
+        self,
+        chunk,
+        unsigned char tier,
+        unsigned long long segment,
+        unsigned int offset,
+        unsigned int stored_bytes,
+        unsigned int crc,
+    ):
+        """The chunk is there now; False when the table has no room for it."""
+        cdef lake_entry wanted
+        cdef const uint8_t *raw = id_bytes(chunk)
+        self.check_writable()
+        memset(&wanted, 0, sizeof(wanted))
+        wanted.kind = raw[0]
+        wanted.tier = tier
+        memcpy(wanted.digest, raw + 1, 32)
+        wanted.segment = segment
+        wanted.offset = offset
+        wanted.stored_bytes = stored_bytes
+        wanted.crc = crc
+        return bool(lake_put(&self.table, raw, &wanted))
+
+    def remove(self, chunk):
+        """The chunk is not found any more; whether it was there."""
+        cdef const uint8_t *raw = id_bytes(chunk)
+        self.check_writable()
+        return bool(lake_remove(&self.table, raw))
+
+    def clear(self):
+        """Nothing is found any more."""
+        self.check_writable()
+        with nogil:
+            lake_clear(&self.table)
+
+    def audit(self):
+        """Whether every entry is whole and where it belongs; sets `count` and `dead`.  Without the interpreter's lock."""
+        cdef int is_good
+        with nogil:
+            is_good = lake_audit(&self.table)
+        return bool(is_good)
+
+    cdef int check_writable(self) except -1:
+        if not self.is_writable:
+            raise TypeError("the table is read-only")
+        return 0

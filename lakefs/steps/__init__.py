@@ -1,0 +1,1 @@
+"""Operations as generators: effects, tickets, the pipeline of requests in flight."""

@@ -1,0 +1,175 @@
+"""Steps: how put, get and the rest are written once and driven by any client.
+
+An operation is a generator.  It yields `Start(effect)` and is sent a ticket at once; it yields `Wait(ticket)` and is
+sent the effect's result, or has its exception thrown in.  An effect is a request to the engine (`Send`) or a piece
+of blocking or CPU-heavy work of the client's own (`Work`), which drivers run in threads.  Three drivers exist: the
+blocking client, the trio client, and the trio client over an embedded engine.
+
+Rules kept here:
+- An operation never blocks and never touches trio or sockets.
+- When an operation ends, by return or raise, its driver waits for all `Work` still running and forgets `Send`s.
+- A cancellation does not come between a request that takes something of the engine (`takes`) and its answer: what
+  was taken can then be given back.
+- `Pipeline` keeps at most `window` effects in flight and completes them in the order they were started.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+from lakefs.errors import LakeError
+from lakefs.ids import Buffer
+from lakefs.wire.engine_port import Reply
+from lakefs.wire.messages import (
+    LendMemory,
+    OpenHotIndex,
+    OpenObjects,
+    OpenSegments,
+    OpenSlabs,
+    PinChunks,
+    Request,
+    SessionOpen,
+    SourceOpen,
+)
+
+T = TypeVar("T")
+Ticket = object
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Ask the engine.  `into`: memory for the reply's body (exactly as long as the body will be)."""
+
+    request: Request
+    body: Sequence[Buffer] = ()
+    descriptors: Sequence[int] = ()
+    into: Sequence[memoryview] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Run a blocking or CPU-heavy call in a thread."""
+
+    call: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+
+
+Effect = Send | Work
+
+
+_TAKING: Final = (
+    SessionOpen,
+    SourceOpen,
+    LendMemory,
+    OpenHotIndex,
+    OpenObjects,
+    OpenSegments,
+    OpenSlabs,
+    PinChunks,
+)
+
+
+def takes(effect: Effect) -> bool:
+    """Whether the answer is something that the operation has to give back: a session, a lease, a descriptor, pins."""
+    return isinstance(effect, Send) and isinstance(effect.request, _TAKING)
+
+
+class Start(NamedTuple):
+    """Begin an effect; answered with its ticket."""
+
+    effect: Effect
+
+
+class Wait(NamedTuple):
+    """Wait for an effect; answered with its result."""
+
+    ticket: Ticket
+
+
+class Tell(NamedTuple):
+    """Send a request of which the answer does not matter; answered with None, by some drivers at once."""
+
+    request: Request
+
+
+Step = Start | Wait | Tell
+Steps = Generator[Step, Any, T]
+
+
+def send(
+    request: Request,
+    body: Sequence[Buffer] = (),
+    descriptors: Sequence[int] = (),
+    into: Sequence[memoryview] = (),
+) -> Steps[Reply]:
+    """One request and its reply."""
+    ticket = yield Start(Send(request, body, descriptors, into))
+    reply: Reply = yield Wait(ticket)
+    return reply
+
+
+def work(call: Callable[..., T], *args: Any) -> Steps[T]:
+    """One piece of work and its result."""
+    ticket = yield Start(Work(call, args))
+    result: T = yield Wait(ticket)
+    return result
+
+
+Completion = Callable[[Any], "Steps[None] | None"]
+"""Called with an effect's result; may return further steps, which run before the next completion."""
+
+
+class Pipeline:
+    """At most `window` effects in flight, completed in order.
+
+    A completion may submit to the pipeline again (it returns steps that do so).  An effect that fails raises out of
+    the `submit` or `drain` that met it, unless its `failed` handler takes the error.
+    """
+
+    def __init__(self, window: int) -> None:
+        assert window >= 1
+        self._window = window
+        self._flight: deque[tuple[Ticket, Completion, Callable[[Exception], Steps[None] | None] | None]] = (
+            deque()
+        )
+
+    def submit(
+        self,
+        effect: Effect,
+        done: Completion,
+        failed: Callable[[Exception], Steps[None] | None] | None = None,
+    ) -> Steps[None]:
+        """Start the effect, first completing the oldest ones while the window is full."""
+        while len(self._flight) >= self._window:
+            yield from self._complete_oldest()
+        ticket = yield Start(effect)
+        self._flight.append((ticket, done, failed))
+
+    def drain(self) -> Steps[None]:
+        """Complete everything, also what completions submit on the way."""
+        while self._flight:
+            yield from self._complete_oldest()
+
+    def settle(self) -> Steps[None]:
+        """Wait for what is in flight when something has failed; further failures are passed over."""
+        while self._flight:
+            try:
+                yield from self._complete_oldest()
+            except LakeError:
+                continue
+
+    def _complete_oldest(self) -> Steps[None]:
+        ticket, done, failed = self._flight.popleft()
+        try:
+            result = yield Wait(ticket)
+        except Exception as error:
+            if failed is None:
+                raise
+            further = failed(error)
+        else:
+            further = done(result)
+        if further is not None:
+            yield from further

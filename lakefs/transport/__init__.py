@@ -1,0 +1,1 @@
+"""How frames travel: Unix and TCP streams on trio."""

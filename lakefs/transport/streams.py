@@ -1,0 +1,450 @@
+"""The real network: Unix and TCP streams on trio, with descriptors on Unix sockets.
+
+Rules kept here:
+- The system call is tried first and waited for only when it would block: a wait costs more than the call.  Where
+  that was in vain several times in a row, as with a peer that asks, and then waits for the answer, more and more
+  receives wait first.  Nothing here is a checkpoint unless it waits, except that every 32nd receive in a row is one.
+- A Unix listener lets in the engine's own user, root, and members of the configured group, by what the kernel
+  says of the peer; others get a failure frame and are closed.
+- A socket file is replaced only when nobody answers on it, and removed only while it is ours.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import socket
+import stat
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import structlog
+import trio
+
+from lakefs.errors import AddressInUse, EngineUnreachable, InvalidArgument, LakeError, PermissionDenied
+from lakefs.host.descriptors import after, close_all
+from lakefs.ids import Buffer
+from lakefs.limits import HELLO_TIMEOUT_S, LISTEN_BACKLOG
+from lakefs.ports import Listener, Stream
+from lakefs.transport.address import Address, TcpAddress, UnixAddress, parse_address
+from lakefs.transport.sockets import (
+    connect_error,
+    lost_error,
+    new_socket,
+    receive_with_descriptors,
+    send_some,
+    tune,
+)
+from lakefs.transport.unix_sockets import remedy_of
+from lakefs.wire.connection import farewell
+
+_log: Final = structlog.get_logger(__name__)
+
+_RECEIVES_IN_A_ROW: Final = 32
+_WAITS_FIRST_MAX: Final = 16
+_ACCEPT_RETRY_S: Final = 0.1
+"""Pause when the process is out of descriptors or memory; connections wait in the backlog."""
+_CONNECT_RETRY_S: Final = 0.01
+_EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_PEER_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
+_SO_PEERGROUPS: Final = 59  # linux/socket.h; not in the socket module
+_GROUPS_MAX: Final = 65536
+
+
+class PortUse(enum.Enum):
+    """Whether a TCP address is ours alone."""
+
+    ALONE = "nobody else listens there"
+    FIRST = "nobody else listens there yet; later ones of the same user may join"
+    JOIN = "others of the same user may listen there already; the kernel spreads connections over all (SO_REUSEPORT)"
+
+
+class SocketStream:
+    """A `Stream` on a connected, non-blocking socket."""
+
+    def __init__(self, sock: socket.socket, peer: str, uid: int | None = None) -> None:
+        self._sock = sock
+        self._peer = peer
+        self.uid = uid
+        self._unix = sock.family == socket.AF_UNIX
+        self._descriptors: list[int] = []
+        self._receives = 0
+        self._vain = self._wait_first = 0
+        """Tries to receive in a row that found nothing; receives that wait without a try."""
+
+    @property
+    def carries_descriptors(self) -> bool:
+        """True on Unix sockets."""
+        return self._unix
+
+    @property
+    def peer(self) -> str:
+        """Credentials of a client, address of a server."""
+        return self._peer
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """Bytes received, 0 at the end.  EngineUnreachable when the connection broke or was closed here."""
+        self._receives += 1
+        if self._receives >= _RECEIVES_IN_A_ROW:
+            self._receives = 0
+            await trio.lowlevel.checkpoint()
+        if self._wait_first:
+            self._wait_first -= 1
+        elif (count := self._receive(buffer)) is not None:
+            self._vain = 0
+            return count
+        else:
+            self._vain = self._wait_first = min(self._vain + 1, _WAITS_FIRST_MAX)
+        self._receives = 0
+        while True:
+            try:
+                await trio.lowlevel.wait_readable(self._sock.fileno())
+            except (trio.ClosedResourceError, ValueError) as error:  # closed meanwhile, or before
+                raise lost_error(self._peer) from error
+            count = self._receive(buffer)
+            if count is not None:
+                return count
+
+    def _receive(self, buffer: memoryview) -> int | None:
+        """Bytes received; None when there are none yet."""
+        try:
+            if self._unix:
+                return receive_with_descriptors(self._sock, buffer, self._descriptors)
+            return self._sock.recv_into(buffer)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise lost_error(self._peer, error) from error
+
+    def take_descriptors(self) -> list[int]:
+        """Descriptors received so far; the caller's from now on."""
+        taken = self._descriptors
+        if taken:
+            self._descriptors = []
+        return taken
+
+    def send_nowait(self, parts: Sequence[Buffer], descriptors: Sequence[int] = ()) -> int:
+        """Bytes that the socket took.  EngineUnreachable."""
+        try:
+            return send_some(self._sock, parts, descriptors)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise lost_error(self._peer, error) from error
+
+    async def wait_writable(self) -> None:
+        """Until the socket takes bytes again.  EngineUnreachable once it is closed here."""
+        try:
+            await trio.lowlevel.wait_writable(self._sock.fileno())
+        except (trio.ClosedResourceError, ValueError) as error:  # closed meanwhile, or before
+            raise lost_error(self._peer) from error
+
+    async def send(self, parts: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
+        """Send everything.  EngineUnreachable."""
+        left = [part for part in parts if len(part)]
+        while left:
+            count = self.send_nowait(left, descriptors)
+            if count:
+                left, descriptors = after(left, count), ()
+            else:
+                await self.wait_writable()
+
+    def is_at_end(self) -> bool:
+        """Whether the next bytes would be none: the peer has closed, or is gone."""
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def send_end(self) -> None:
+        """Close the socket's sending half."""
+        with suppress(OSError):  # the peer is gone, and knows
+            self._sock.shutdown(socket.SHUT_WR)
+
+    async def aclose(self) -> None:
+        """Close the socket and whatever descriptors nobody took."""
+        _close(self._sock)
+        close_all(self.take_descriptors())
+
+
+class SocketListener:
+    """A `Listener` on a bound, listening, non-blocking socket."""
+
+    def __init__(self, sock: socket.socket, address: Address, group: int | None) -> None:
+        self._sock = sock
+        self._address = address
+        self._group = group
+        self._inode = _inode_of(address)
+
+    @property
+    def address(self) -> str:
+        """The address with the real port."""
+        return str(self._address)
+
+    async def accept(self) -> Stream:
+        """The next client that may come in; always a checkpoint.  EngineUnreachable once closed."""
+        await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                sock, _ = self._sock.accept()
+            except BlockingIOError:
+                await self._wait()
+                continue
+            except OSError as error:
+                await self._survive(error)
+                continue
+            stream = self._admit(sock)
+            if stream is not None:
+                return stream
+
+    async def aclose(self) -> None:
+        """Stop listening; removes the socket's file unless somebody has replaced it."""
+        _close(self._sock)
+        if self._inode is not None and _inode_of(self._address) == self._inode:
+            assert isinstance(self._address, UnixAddress), "only Unix sockets have a file"
+            os.unlink(self._address.path)
+        self._inode = None
+
+    async def _wait(self) -> None:
+        try:
+            await trio.lowlevel.wait_readable(self._sock.fileno())
+        except trio.ClosedResourceError as error:
+            raise lost_error(self.address) from error
+
+    async def _survive(self, error: OSError) -> None:
+        """Wait out what will pass; raise what will not."""
+        if error.errno in _EXHAUSTED:
+            _log.warning("accept_postponed", address=self.address, reason=error.strerror)
+            await trio.sleep(_ACCEPT_RETRY_S)
+        elif self._sock.fileno() < 0 or error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
+            raise lost_error(self.address, error) from error
+        else:  # an error of the one connection that was to be accepted (accept(2))
+            await trio.lowlevel.checkpoint()
+
+    def _admit(self, sock: socket.socket) -> SocketStream | None:
+        try:
+            sock.setblocking(False)
+            peer, uid = self._peer_of(sock)
+            tune(sock)
+        except PermissionDenied as error:
+            _refuse(sock, error)
+            return None
+        except OSError:  # gone before it was let in
+            sock.close()
+            return None
+        return SocketStream(sock, peer, uid)
+
+    def _peer_of(self, sock: socket.socket) -> tuple[str, int | None]:
+        if isinstance(self._address, TcpAddress):
+            host, port = sock.getpeername()[:2]
+            return str(TcpAddress(host, port)).removeprefix("tcp://"), None
+        pid, uid, gid = _PEER_CREDENTIALS.unpack(
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+        )
+        if uid not in (0, os.geteuid()) and not self._in_group(sock, gid):
+            raise PermissionDenied(
+                f"user {uid} may not use the engine at {self.address}: {remedy_of(self._group)}"
+            )
+        return f"uid {uid} pid {pid}", uid
+
+    def _in_group(self, sock: socket.socket, gid: int) -> bool:
+        if self._group is None:
+            return False
+        return gid == self._group or self._group in peer_groups(sock)
+
+
+class TrioNetwork:
+    """The `Network` of the operating system.
+
+    `group`: members may use Unix sockets made here (mode 0660); without it only the owner and root (0600).
+    """
+
+    def __init__(self, *, group: int | None = None, port_use: PortUse = PortUse.ALONE) -> None:
+        self._group = group
+        self._port_use = port_use
+
+    async def listen(self, address: str) -> Listener:
+        """Bind an address.  AddressInUse, PermissionDenied, InvalidArgument."""
+        parsed = parse_address(address)
+        if isinstance(parsed, UnixAddress):
+            sock = _bind_unix(parsed, self._group)
+        else:
+            parsed, sock = await bind_tcp(parsed, self._port_use)
+        try:
+            sock.listen(LISTEN_BACKLOG)
+        except OSError as error:
+            sock.close()
+            raise _bind_error(parsed, error) from error
+        return SocketListener(sock, parsed, self._group)
+
+    async def connect(self, address: str) -> Stream:
+        """Connect within 5 s.  EngineUnreachable, PermissionDenied, InvalidArgument."""
+        parsed = parse_address(address)
+        failure: LakeError = EngineUnreachable(
+            f"no engine answers at {parsed} within {HELLO_TIMEOUT_S:.0f} s"
+        )
+        with trio.move_on_after(HELLO_TIMEOUT_S):
+            for target, sockaddr in await _resolve(parsed):
+                try:
+                    return SocketStream(await _connected(target, sockaddr), str(parsed))
+                except OSError as error:
+                    failure = connect_error(parsed, error)
+        raise failure
+
+
+def peer_groups(sock: socket.socket) -> list[int]:
+    """Supplementary groups of a Unix socket's peer, as they were when it connected; empty when unknown."""
+    width = struct.calcsize("I")
+    try:
+        packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_MAX * width)
+    except OSError:  # a kernel before 4.13
+        return []
+    return list(struct.unpack(f"{len(packed) // width}I", packed))
+
+
+def _bind_unix(address: UnixAddress, group: int | None) -> socket.socket:
+    _clear_stale(address)
+    sock = new_socket(address)
+    try:
+        # On Linux the file gets the mode of the unbound socket: it is never open wider, not even for an instant.
+        os.fchmod(sock.fileno(), 0o600)
+        sock.bind(address.path)
+        if group is not None:
+            os.chown(address.path, -1, group)
+            os.chmod(address.path, 0o660)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise _bind_error(address, error) from error
+    return sock
+
+
+def _clear_stale(address: UnixAddress) -> None:
+    """Remove the socket file that a dead engine left.  AddressInUse when somebody answers or it is no socket."""
+    try:
+        mode = os.lstat(address.path).st_mode
+    except OSError:  # nothing there, or bind says why not
+        return
+    if not stat.S_ISSOCK(mode):
+        raise AddressInUse(
+            f"{address.path} exists and is no socket; choose another path", subject=address.path
+        )
+    with new_socket(address) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(address.path)
+        except ConnectionRefusedError:
+            os.unlink(address.path)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EPERM):
+                raise _bind_error(address, error) from error
+    raise AddressInUse(
+        f"an engine already serves at {address}; stop it or choose another path", subject=address.path
+    )
+
+
+async def bind_tcp(address: TcpAddress, port_use: PortUse) -> tuple[TcpAddress, socket.socket]:
+    """A bound socket that does not listen yet, and its address with the real port.
+
+    AddressInUse, PermissionDenied, InvalidArgument, EngineUnreachable for an unknown host.
+    """
+    target, sockaddr = (await _resolve(address))[0]
+    if port_use is PortUse.FIRST and address.port:
+        # With SO_REUSEPORT nobody would say that others listen there.
+        _bound_tcp(address, target, sockaddr, shared=False).close()
+    sock = _bound_tcp(address, target, sockaddr, shared=port_use is not PortUse.ALONE)
+    return TcpAddress(address.host, sock.getsockname()[1]), sock
+
+
+def _bound_tcp(
+    address: TcpAddress, target: Address, sockaddr: str | tuple[str, int], *, shared: bool
+) -> socket.socket:
+    sock = new_socket(target)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(sockaddr)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise _bind_error(address, error) from error
+    return sock
+
+
+def _bind_error(address: Address, error: OSError) -> LakeError:
+    reason = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        return AddressInUse(
+            f"{address} is taken; stop what listens there or choose another", subject=str(address)
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return PermissionDenied(f"{address} may not be listened on ({reason})", subject=str(address))
+    return InvalidArgument(f"{address} cannot be listened on ({reason})", subject=str(address))
+
+
+async def _resolve(address: Address) -> list[tuple[Address, str | tuple[str, int]]]:
+    """Addresses with numeric hosts, and what connect and bind take.  EngineUnreachable for an unknown host."""
+    if isinstance(address, UnixAddress):
+        return [(address, address.path)]
+    try:
+        found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise EngineUnreachable(
+            f"host {address.host} is not known ({error.strerror})", subject=str(address)
+        ) from error
+    numeric = [TcpAddress(str(sockaddr[0]), int(sockaddr[1])) for *_, sockaddr in found]
+    return [(target, (target.host, target.port)) for target in numeric]
+
+
+async def _connected(target: Address, sockaddr: str | tuple[str, int]) -> socket.socket:
+    """A connected, non-blocking socket.  OSError as connect."""
+    sock = new_socket(target)
+    try:
+        sock.setblocking(False)
+        tune(sock)
+        code = sock.connect_ex(sockaddr)
+        while code == errno.EAGAIN:  # a Unix listener whose backlog is full
+            await trio.sleep(_CONNECT_RETRY_S)
+            code = sock.connect_ex(sockaddr)
+        if code == errno.EINPROGRESS:
+            await trio.lowlevel.wait_writable(sock.fileno())
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+    except BaseException:
+        _close(sock)
+        raise
+    return sock
+
+
+def _refuse(sock: socket.socket, error: PermissionDenied) -> None:
+    """Tell a client why it may not come in, if that goes without waiting, and close."""
+    _log.warning("client_refused", reason=error.message)
+    with sock:
+        try:
+            sock.send(farewell(error), socket.MSG_NOSIGNAL)
+        except OSError:
+            return
+
+
+def _close(sock: socket.socket) -> None:
+    if sock.fileno() >= 0:
+        trio.lowlevel.notify_closing(sock.fileno())
+        sock.close()
+
+
+def _inode_of(address: Address) -> int | None:
+    """Inode of a Unix socket's file; None when there is none."""
+    if isinstance(address, TcpAddress):
+        return None
+    try:
+        return os.lstat(address.path).st_ino
+    except OSError:
+        return None

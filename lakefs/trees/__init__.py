@@ -1,0 +1,1 @@
+"""Folders of local files, in and out."""

@@ -1,0 +1,413 @@
+"""Getting trees: many objects, each into a local file of its own, as steps over `LakeSteps`.
+
+Small objects are fetched together: one `OpenObjects` for up to 256 names, their chunks in one pipeline, each file
+written in one go.  A larger one is fetched by itself (`lakefs.trees.get_file`).
+
+Rules kept here:
+- No key leads out of the target folder: keys with `..`, empty or absolute parts are refused, one by one; so is
+  what lies below a folder that is a symbolic link here, unless links are to be followed.
+- A file that fails ends alone; the others go on.  What is not fetched has failed, unless it was asked to be left.
+- A small object has its file written and named by one piece of work, so nothing half-written can be left.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from lakefs.errors import (
+    EngineUnreachable,
+    InvalidName,
+    LakeError,
+    LocalFileError,
+)
+from lakefs.get.fetch import fetch_pieces
+from lakefs.get.objects import close_leases, close_object, open_objects
+from lakefs.get.opened import Opened, Piece
+from lakefs.lake.lake_steps import LakeSteps
+from lakefs.limits import CHUNK_BYTES, FRAME_BYTES, WRITE_FILES_BATCH, WRITE_FILES_WINDOW
+from lakefs.names import Name
+from lakefs.put.sources import FileSource
+from lakefs.steps.steps import Pipeline, Steps, Work, work
+from lakefs.trees.get_file import GetOptions, get_opened
+from lakefs.trees.local_folders import LocalTarget
+from lakefs.trees.part_files import restore_attributes, write_whole
+from lakefs.trees.walk import Fate, FileOutcome, Observer, Totals, file_holds_blob, is_fatal
+from lakefs.wire.messages import ListEntry, ObjectStat
+
+OPEN_BATCH = 256
+OPEN_TOGETHER_BYTES = 32 << 20
+"""Up to 65 chunks each: 256 layouts of 80 bytes a chunk are 1.3 MiB, well inside one control part."""
+OBJECT_KIND = 2
+NO_STAT = ObjectStat("", "", 0, 0, 0, "", 0)
+
+
+def get_tree(
+    lake: LakeSteps, source: Name, folder: str, options: GetOptions, observer: Observer
+) -> Steps[Totals]:
+    """All objects below a folder of the lake into a local folder, made if need be.
+
+    `source.key` is empty or ends in `/`.  KeyNotFound, BucketNotFound; what else is raised ends everything
+    (`trees.is_fatal`); other failures are outcomes.
+    """
+    assert source.is_folder
+    if source.key:
+        yield from lake.stat(str(source))
+    yield from work(_make_root, folder)
+    run = _TreeGet(lake, source, folder, options, observer)
+    after = ""
+    while True:
+        page = yield from lake.list_page(str(source), after=after, folders=True)
+        for start in range(0, len(page.entries), OPEN_BATCH):
+            yield from run.take(page.entries[start : start + OPEN_BATCH])
+        after = page.next_after
+        if not after:
+            return run.totals
+
+
+def local_target(folder: str, relative_key: str, *, follow: bool = False) -> LocalTarget:
+    """Where an object of a folder lands.  InvalidName for keys that no path below the folder can say."""
+    parts = relative_key.split("/")
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise InvalidName(
+            f"{relative_key!r} cannot be a path below {folder}; get it by itself, under another name",
+            subject=relative_key,
+        )
+    return LocalTarget(folder, tuple(parts[:-1]), parts[-1], follow)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """An object, or a folder, and where it lands."""
+
+    entry: ListEntry
+    target: LocalTarget
+
+    @property
+    def path(self) -> str:
+        """As outcomes show it."""
+        return self.target.path
+
+
+@dataclass(frozen=True)
+class _Surveyed:
+    """What was found at an object's path."""
+
+    wanted: _Wanted
+    ended: FileOutcome | None = None
+    compare: bool = False
+
+
+class _TreeGet:
+    """One tree operation and its counts."""
+
+    def __init__(
+        self, lake: LakeSteps, source: Name, folder: str, options: GetOptions, observer: Observer
+    ) -> None:
+        self.totals = Totals()
+        self._access = lake.access(observer.progress)
+        self._source = source
+        self._folder = folder
+        self._options = options
+        self._observer = observer
+
+    def take(self, entries: Sequence[ListEntry]) -> Steps[None]:
+        """Fetch one batch of a listing."""
+        wanted = [one for entry in entries if (one := self._wanted(entry)) is not None]
+        surveyed = yield from work(self._survey, wanted)
+        missing: list[_Surveyed] = []
+        for found in surveyed:
+            if found.ended is None:
+                missing.append(found)
+                continue
+            if found.ended.fate is Fate.UNCHANGED:
+                self._observer.progress(found.ended.size_bytes, found.ended.size_bytes)
+            self._end(found.ended)
+        if missing:
+            yield from self._fetch(missing)
+
+    def _wanted(self, entry: ListEntry) -> _Wanted | None:
+        """The object with its path; None when there is nothing to fetch."""
+        relative = entry.key[len(self._source.key) :]
+        if not relative:
+            return None
+        try:
+            target = local_target(self._folder, relative.removesuffix("/"), follow=self._options.follow)
+        except LakeError as error:
+            self._end(FileOutcome("", self._name(entry), Fate.FAILED, entry.size_bytes, error=error))
+            return None
+        wanted = _Wanted(entry, target)
+        if entry.kind != OBJECT_KIND and not relative.endswith("/"):
+            self._fail(wanted, _not_a_file(self._name(entry)))
+            return None
+        return wanted
+
+    # --- what is there (blocks; runs as work) ------------------------------------------------------
+
+    def _survey(self, wanted: Sequence[_Wanted]) -> list[_Surveyed]:
+        """Make folders, and see which objects are there already."""
+        found: list[_Surveyed] = []
+        for one in wanted:
+            try:
+                surveyed = self._survey_one(one)
+            except LakeError as error:
+                surveyed = _Surveyed(one, self._outcome(one, Fate.FAILED, error=error))
+            if surveyed is not None:
+                found.append(surveyed)
+        return found
+
+    def _survey_one(self, one: _Wanted) -> _Surveyed | None:
+        if one.entry.key.endswith("/"):
+            _make_folder(one.target)
+            if one.entry.size_bytes:
+                raise _content_of_a_folder(self._name(one.entry))
+            return None
+        with one.target.folder(make=True) as folder:
+            try:
+                status = os.stat(one.target.name, dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                return _Surveyed(one)
+            except OSError as error:
+                raise LocalFileError(f"{one.path}: {error.strerror}", subject=one.path) from error
+            if not self._options.replace:
+                return _Surveyed(one, self._outcome(one, Fate.SKIPPED, notice="there already"))
+            if stat.S_ISDIR(status.st_mode):
+                raise LocalFileError(f"{one.path}: is a folder", subject=one.path)
+            if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+                raise LocalFileError(f"{one.path}: is not a regular file", subject=one.path)
+            return self._compared(one, status, folder)
+
+    def _compared(self, one: _Wanted, status: os.stat_result, folder: int) -> _Surveyed:
+        comparable = self._options.compare and stat.S_ISREG(status.st_mode)
+        if not comparable or status.st_size != one.entry.size_bytes:
+            return _Surveyed(one)
+        if status.st_size > CHUNK_BYTES:
+            return _Surveyed(one, compare=True)
+        try:
+            source = FileSource(one.path, follow_symlinks=False, folder=folder)
+        except LocalFileError:
+            return _Surveyed(one)  # not readable: it is replaced
+        try:
+            equal = file_holds_blob(source, _stat_of(one.entry))
+            if equal:
+                restore_attributes(source, one.entry)
+                return _Surveyed(one, self._outcome(one, Fate.UNCHANGED))
+        finally:
+            source.close()
+        return _Surveyed(one, compare=equal is None)
+
+    # --- fetching ----------------------------------------------------------------------------------
+
+    def _fetch(self, missing: Sequence[_Surveyed]) -> Steps[None]:
+        """Those of few chunks are opened together; the layouts of many large ones would not fit one answer."""
+        few = [found for found in missing if found.wanted.entry.size_bytes <= OPEN_TOGETHER_BYTES]
+        names = [self._name_of(found.wanted) for found in few]
+        answers = yield from open_objects(self._access, names, inline_bytes=FRAME_BYTES)
+        small: list[tuple[_Wanted, Opened]] = []
+        try:
+            for found, opened in zip(few, answers, strict=True):
+                if isinstance(opened, LakeError):
+                    self._fail(found.wanted, opened)
+                elif len(opened.pieces) <= 1:
+                    small.append((found.wanted, opened))
+                else:
+                    yield from self._fetch_alone(found.wanted, opened, compare=found.compare)
+            yield from self._fetch_small([pair for pair in small if not pair[1].inline])
+            yield from self._write_inline([pair for pair in small if pair[1].inline])
+        finally:
+            yield from close_leases([opened.lease for opened in answers if isinstance(opened, Opened)])
+        for found in missing:
+            if found.wanted.entry.size_bytes > OPEN_TOGETHER_BYTES:
+                yield from self._open_and_fetch(found)
+
+    def _open_and_fetch(self, found: _Surveyed) -> Steps[None]:
+        (opened,) = yield from open_objects(self._access, [self._name_of(found.wanted)])
+        if isinstance(opened, LakeError):
+            self._fail(found.wanted, opened)
+            return
+        try:
+            yield from self._fetch_alone(found.wanted, opened, compare=found.compare)
+        finally:
+            yield from close_object(opened)
+
+    def _write_inline(self, small: Sequence[tuple[_Wanted, Opened]]) -> Steps[None]:
+        """Objects whose bytes came with the answer: write them in a few pieces of work."""
+        pipeline = Pipeline(WRITE_FILES_WINDOW)
+        for start in range(0, len(small), WRITE_FILES_BATCH):
+            batch = small[start : start + WRITE_FILES_BATCH]
+            effect = Work(_write_batch, (batch, self._options.replace))
+            yield from pipeline.submit(effect, partial(self._written, batch))
+        yield from pipeline.drain()
+
+    def _written(self, batch: Sequence[tuple[_Wanted, Opened]], failures: Sequence[LakeError | None]) -> None:
+        for (one, opened), failure in zip(batch, failures, strict=True):
+            size = opened.stat.size_bytes
+            if failure is not None:
+                self._fail(one, failure)
+            else:
+                self._observer.progress(size, 0)
+                self._end(self._outcome(one, Fate.FETCHED, size))
+
+    def _fetch_small(self, small: Sequence[tuple[_Wanted, Opened]]) -> Steps[None]:
+        """Objects of one chunk each, all in one pipeline; those left over after a failure each by itself."""
+        joined = _JoinedSink([(one.target, opened) for one, opened in small], replace=self._options.replace)
+        try:
+            yield from fetch_pieces(self._access, joined.opened, joined.opened.pieces, joined)
+        except LakeError as error:
+            yield from work(joined.stop)
+            if isinstance(error, EngineUnreachable):
+                raise
+        for index, (one, opened) in enumerate(small):
+            failure = joined.failures.get(index)
+            if failure is not None:
+                self._fail(one, failure)
+            elif index in joined.written:
+                self._end(self._outcome(one, Fate.FETCHED, opened.stat.size_bytes))
+            else:
+                yield from self._fetch_alone(one, opened, compare=False)
+
+    def _fetch_alone(self, one: _Wanted, opened: Opened, *, compare: bool) -> Steps[None]:
+        options = GetOptions(compare=compare, replace=self._options.replace)
+        try:
+            outcome = yield from get_opened(self._access, opened, one.target, options, self._observer)
+        except LakeError as error:
+            self._fail(one, error)
+            return
+        self._end(outcome)
+
+    # --- ends --------------------------------------------------------------------------------------
+
+    def _name_of(self, one: _Wanted) -> Name:
+        return Name(self._source.bucket, one.entry.key)
+
+    def _name(self, entry: ListEntry) -> str:
+        return f"{self._source.bucket}/{entry.key}"
+
+    def _outcome(
+        self,
+        one: _Wanted,
+        fate: Fate,
+        new_bytes: int = 0,
+        *,
+        notice: str = "",
+        error: LakeError | None = None,
+    ) -> FileOutcome:
+        return FileOutcome(
+            one.path, self._name(one.entry), fate, one.entry.size_bytes, new_bytes, notice, error
+        )
+
+    def _fail(self, one: _Wanted, error: LakeError) -> None:
+        if is_fatal(error):
+            raise error
+        self._end(self._outcome(one, Fate.FAILED, error=error))
+
+    def _end(self, outcome: FileOutcome) -> None:
+        self.totals.count(outcome)
+        self._observer.outcome(outcome)
+
+
+class _JoinedSink:
+    """Many objects of at most one chunk, as one opened object whose pieces lie behind each other.
+
+    `written` holds the indexes of those whose file is complete, `failures` why others could not be written; what
+    is in neither was not fetched, or has no bytes.
+    """
+
+    in_place = True
+
+    def __init__(self, targets: Sequence[tuple[LocalTarget, Opened]], *, replace: bool) -> None:
+        self.written: set[int] = set()
+        self.failures: dict[int, LakeError] = {}
+        self._targets = targets
+        self._replace = replace
+        self._idle = threading.Condition()
+        self._users = 0
+        self._stopped = False
+        self._starts: list[int] = []
+        self._indexes: list[int] = []
+        self.opened = self._joined()
+
+    def _joined(self) -> Opened:
+        joined = Opened(Name("", ""), NO_STAT, 0, [], {}, {})
+        offset = 0
+        for index, (_, opened) in enumerate(self._targets):
+            joined.grants.update(opened.grants)
+            joined.inline.update(opened.inline)
+            for piece in opened.pieces:
+                joined.pieces.append(Piece(piece.chunk, offset, piece.length))
+                self._starts.append(offset)
+                self._indexes.append(index)
+                offset += piece.length
+        return joined
+
+    def memory_for(self, piece: Piece) -> memoryview:
+        return memoryview(bytearray(piece.length))
+
+    def deliver(self, piece: Piece, payload: memoryview) -> None:
+        with self._idle:
+            if self._stopped:
+                return
+            self._users += 1
+        index = self._indexes[bisect_right(self._starts, piece.offset) - 1]
+        target, opened = self._targets[index]
+        try:
+            write_whole(target, payload, opened.stat, replace=self._replace)
+            self.written.add(index)
+        except LakeError as error:
+            self.failures[index] = error
+        finally:
+            with self._idle:
+                self._users -= 1
+                self._idle.notify_all()
+
+    def stop(self) -> None:
+        """Write no further file, and wait for those being written.  Blocks."""
+        with self._idle:
+            self._stopped = True
+            self._idle.wait_for(lambda: not self._users)
+
+
+def _write_batch(batch: Sequence[tuple[_Wanted, Opened]], replace: bool) -> list[LakeError | None]:
+    """Write each object's file; its error stands in its place.  Blocks."""
+    failures: list[LakeError | None] = []
+    for one, opened in batch:
+        try:
+            write_whole(one.target, opened.inline[opened.pieces[0].chunk], opened.stat, replace=replace)
+            failures.append(None)
+        except LakeError as error:
+            failures.append(error)
+    return failures
+
+
+def _make_root(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise LocalFileError(f"{path}: {error.strerror}", subject=path) from error
+
+
+def _make_folder(target: LocalTarget) -> None:
+    """Make the folder of the target's name, unless it is there."""
+    inner = LocalTarget(target.root, (*target.below, target.name), "", target.follow)
+    os.close(inner.open_folder(make=True))
+
+
+def _not_a_file(name: str) -> LocalFileError:
+    reason = "is no regular file in the lake (a symbolic link, perhaps), and get -r fetches only those"
+    return LocalFileError(f"{name} {reason}; to have it, mount the lake", subject=name)
+
+
+def _content_of_a_folder(name: str) -> LocalFileError:
+    reason = "is a folder's own key, and has content, which no folder here can have"
+    return LocalFileError(f"{name} {reason}; to have that, give: lake get {name} FILE", subject=name)
+
+
+def _stat_of(entry: ListEntry) -> ObjectStat:
+    return ObjectStat(
+        "", entry.key, entry.kind, entry.node, entry.size_bytes, entry.etag, entry.mtime_ns, entry.blob
+    )

@@ -1,0 +1,353 @@
+"""Putting trees: many local files, each under a name of its own, as steps over `LakeSteps`.
+
+Small files travel together: a frame of at most 4 MiB and 256 files is read by one piece of work and stored by one
+`PutObjects`; a few frames are in flight.  A file of more than one chunk is put alone, and the engine reads it.
+
+Rules kept here:
+- A file that changed while it was read is not stored; the others go on.
+- With `compare`, a file whose content and mode are already stored under its name is left alone: sizes first, then
+  the bytes, at the stored object's own cuts.  Times decide nothing.
+- A small file is cut as `put` would cut it: what has more than one chunk (a safetensors file) is put alone.
+- Memory: `jobs` frames of at most 8 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from lakefs.content.chunking import plan_file
+from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, UserError
+from lakefs.get.objects import close_object, open_object
+from lakefs.lake.lake_steps import LakeSteps
+from lakefs.limits import CHUNK_BYTES, FRAME_BYTES, FRAMES_PER_JOB
+from lakefs.names import Name
+from lakefs.put.sources import FileSource
+from lakefs.put.upload import result_of
+from lakefs.steps.steps import Pipeline, Send, Steps, Work, send, work
+from lakefs.trees.walk import (
+    FRAME_FILES,
+    Fate,
+    FileOutcome,
+    LocalEntry,
+    Observer,
+    Totals,
+    Walk,
+    file_holds_blob,
+    is_fatal,
+    same_content,
+)
+from lakefs.wire.engine_port import Reply
+from lakefs.wire.messages import (
+    Condition,
+    MakeFolder,
+    NameChange,
+    NameResult,
+    NameResults,
+    ObjectAttributes,
+    ObjectStat,
+    PutObjects,
+    StatNames,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PutOptions:
+    """`compare`: leave alone what is already stored; `jobs`: frames of small files in flight.
+
+    `create_bucket`: make the bucket, when it is missing, with the first file that is stored.
+    """
+
+    compare: bool = True
+    if_absent: bool = False
+    create_bucket: bool = False
+    content_type: str = ""
+    jobs: int = 4
+
+
+def put_tree(
+    lake: LakeSteps, walks: Iterable[Walk], bucket: str, options: PutOptions, observer: Observer
+) -> Steps[Totals]:
+    """Store all files of the walks in a bucket, under the walks' keys.  Each is durable when its outcome is told.
+
+    Raises only what ends everything: an engine that is gone or full, a bucket that is missing and not to be made,
+    a root that is not there.  What was stored until then stays.
+    """
+    run = _TreePut(lake, bucket, options, observer)
+    for walk in walks:
+        while batch := (yield from work(walk.next_batch, FRAME_FILES)):
+            yield from run.take(batch)
+    yield from run.pipeline.drain()
+    return run.totals
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A small file as read: its payload, or what became of it instead."""
+
+    entry: LocalEntry
+    payload: memoryview | None = None
+    attributes: ObjectAttributes | None = None
+    fate: Fate | None = None
+    error: LakeError | None = None
+
+
+class _TreePut:
+    """One tree operation: its pipeline of frames, and its counts."""
+
+    def __init__(self, lake: LakeSteps, bucket: str, options: PutOptions, observer: Observer) -> None:
+        self.pipeline = Pipeline(FRAMES_PER_JOB * options.jobs)
+        self.totals = Totals()
+        self._lake = lake
+        self._bucket = bucket
+        self._options = options
+        self._observer = observer
+        self._condition = Condition(absent=options.if_absent)
+
+    def take(self, batch: Sequence[LocalEntry]) -> Steps[None]:
+        """Handle what the walk met; frames may still be in flight on return."""
+        files: list[LocalEntry] = []
+        for entry in batch:
+            if entry.ended is not None:
+                self._end(replace(entry.ended, name=f"{self._bucket}/{entry.key}"))
+            elif entry.is_folder:
+                yield from self._make_folder(entry)
+            else:
+                files.append(entry)
+        stored = (yield from self._stats(files)) if self._options.compare else {}
+        for frame in _frames(entry for entry in files if entry.size_bytes <= CHUNK_BYTES):
+            yield from self.pipeline.submit(Work(self._read_frame, (frame, stored)), self._send_frame)
+        for entry in files:
+            if entry.size_bytes > CHUNK_BYTES:
+                yield from self._put_alone(entry, stored.get(entry.key))
+
+    # --- what is there -----------------------------------------------------------------------------
+
+    def _stats(self, entries: Sequence[LocalEntry]) -> Steps[dict[str, ObjectStat]]:
+        """Stats of those keys that are objects of their file's size and mode, and of the type that was asked for."""
+        if not entries:
+            return {}
+        reply = yield from send(StatNames([(self._bucket, entry.key) for entry in entries]))
+        assert isinstance(reply.message, NameResults)
+        return {
+            entry.key: item.stat
+            for entry, item in zip(entries, reply.message.results, strict=True)
+            if item.stat is not None and self._may_be(item.stat, entry)
+        }
+
+    def _may_be(self, stat: ObjectStat, entry: LocalEntry) -> bool:
+        wanted_type = self._options.content_type or stat.content_type
+        found = (stat.size_bytes, stat.mode, stat.content_type)
+        return found == (entry.size_bytes, entry.mode, wanted_type)
+
+    def _is_stored(self, entry: LocalEntry, stat: ObjectStat) -> Steps[bool]:
+        """Whether the object has the file's bytes."""
+        name = Name(self._bucket, entry.key)
+        source = yield from work(FileSource, entry.path)
+        try:
+            opened = yield from open_object(self._lake.access(None), name)
+            try:
+                return (yield from same_content(source, opened))
+            finally:
+                yield from close_object(opened)
+        except KeyNotFound:
+            return False
+        finally:
+            source.close()
+
+    # --- small files -------------------------------------------------------------------------------
+
+    def _read_frame(self, frame: Sequence[LocalEntry], stored: dict[str, ObjectStat]) -> list[_Read]:
+        """Read a frame's files.  Blocks.  What no longer fits, since it grew, is left to be put alone."""
+        reads: list[_Read] = []
+        room = 2 * FRAME_BYTES
+        for entry in frame:
+            read = self._read_file(entry, stored.get(entry.key), room)
+            room -= len(read.payload) if read.payload is not None else 0
+            reads.append(read)
+        return reads
+
+    def _read_file(self, entry: LocalEntry, stat: ObjectStat | None, room: int) -> _Read:
+        try:
+            source = FileSource(entry.path)
+            try:
+                if source.size_bytes > min(room, CHUNK_BYTES):
+                    return _Read(entry)
+                if stat is not None and stat.size_bytes == source.size_bytes:
+                    equal = file_holds_blob(source, stat)
+                    if equal is None:
+                        return _Read(entry)
+                    if equal:
+                        return _Read(entry, fate=Fate.UNCHANGED)
+                payload = source.read_at(0, source.size_bytes)
+                source.verify_unchanged()
+                if _has_cuts(payload):
+                    return _Read(entry)
+                attributes = self._attributes(source)
+            finally:
+                source.close()
+        except LakeError as error:
+            return _Read(entry, error=error)
+        return _Read(entry, payload, attributes)
+
+    def _attributes(self, source: FileSource) -> ObjectAttributes:
+        return ObjectAttributes(
+            mode=source.mode, mtime_ns=source.mtime_ns, content_type=self._options.content_type
+        )
+
+    def _send_frame(self, reads: list[_Read]) -> Steps[None]:
+        """The completion of a frame's reading: settle what needs no sending, send the rest."""
+        ready: list[_Read] = []
+        for read in reads:
+            if read.payload is not None:
+                ready.append(read)
+            elif read.error is not None:
+                self._fail(read.entry, read.error)
+            elif read.fate is Fate.UNCHANGED:
+                self._unchanged(read.entry)
+            else:
+                yield from self._put_alone(read.entry, None)
+        # What was read may be up to two frames' worth, when files grew meanwhile.
+        for part in _frames_of_reads(ready):
+            yield from self.pipeline.submit(
+                self._put_request(part), self._frame_stored(part), self._frame_failed(part)
+            )
+
+    def _put_request(self, reads: Sequence[_Read]) -> Send:
+        payloads = [read.payload for read in reads if read.payload is not None]
+        changes = [
+            NameChange(
+                self._bucket,
+                read.entry.key,
+                b"",
+                read.attributes or ObjectAttributes(),
+                self._condition,
+                self._options.create_bucket,
+            )
+            for read in reads
+        ]
+        return Send(PutObjects([len(payload) for payload in payloads], changes), body=payloads)
+
+    def _frame_stored(self, reads: Sequence[_Read]) -> Callable[[Reply], None]:
+        def done(reply: Reply) -> None:
+            assert isinstance(reply.message, NameResults)
+            for read, item in zip(reads, reply.message.results, strict=True):
+                self._stored_or_failed(read, item)
+
+        return done
+
+    def _frame_failed(self, reads: Sequence[_Read]) -> Callable[[Exception], Steps[None]]:
+        """A request that was refused as a whole is tried file by file, so that one bad name fails alone."""
+
+        def failed(error: Exception) -> Steps[None]:
+            if not isinstance(error, UserError) or len(reads) == 1:
+                if not isinstance(error, LakeError):
+                    raise error
+                for read in reads:
+                    self._fail(read.entry, error)
+                return
+            for read in reads:
+                yield from self.pipeline.submit(
+                    self._put_request([read]), self._frame_stored([read]), self._frame_failed([read])
+                )
+
+        return failed
+
+    def _stored_or_failed(self, read: _Read, item: NameResult) -> None:
+        assert read.payload is not None
+        try:
+            result_of(item)
+        except LakeError as error:
+            self._fail(read.entry, error)
+            return
+        size = len(read.payload)
+        self._observer.progress(size, 0)
+        self._end(self._outcome(read.entry, Fate.STORED, size, size))
+
+    # --- large files and folders -------------------------------------------------------------------
+
+    def _put_alone(self, entry: LocalEntry, stat: ObjectStat | None) -> Steps[None]:
+        try:
+            if self._options.compare and (yield from self._already_there(entry, stat)):
+                self._unchanged(entry)
+                return
+            result = yield from self._lake.put_file(
+                Name(self._bucket, entry.key),
+                Path(entry.path),
+                ObjectAttributes(content_type=self._options.content_type),
+                condition=self._condition,
+                create_bucket=self._options.create_bucket,
+                progress=self._observer.progress,
+            )
+        except LakeError as error:
+            self._fail(entry, error)
+            return
+        self._end(self._outcome(entry, Fate.STORED, result.size_bytes, result.new_bytes))
+
+    def _already_there(self, entry: LocalEntry, stat: ObjectStat | None) -> Steps[bool]:
+        if stat is None and entry.size_bytes <= CHUNK_BYTES:
+            stat = (yield from self._stats([entry])).get(entry.key)
+        return stat is not None and (yield from self._is_stored(entry, stat))
+
+    def _make_folder(self, entry: LocalEntry) -> Steps[None]:
+        """An empty folder is stored as one; the root of a bucket needs none."""
+        if not entry.key:
+            return
+        try:
+            yield from send(MakeFolder(self._bucket, entry.key, create_bucket=self._options.create_bucket))
+        except LakeError as error:
+            self._fail(entry, error)
+
+    # --- ends --------------------------------------------------------------------------------------
+
+    def _outcome(self, entry: LocalEntry, fate: Fate, size_bytes: int, new_bytes: int) -> FileOutcome:
+        return FileOutcome(entry.path, f"{self._bucket}/{entry.key}", fate, size_bytes, new_bytes)
+
+    def _unchanged(self, entry: LocalEntry) -> None:
+        self._observer.progress(entry.size_bytes, entry.size_bytes)
+        self._end(self._outcome(entry, Fate.UNCHANGED, entry.size_bytes, 0))
+
+    def _fail(self, entry: LocalEntry, error: LakeError) -> None:
+        """Note a failed file; raises what would fail the others too."""
+        if is_fatal(error) or (isinstance(error, BucketNotFound) and not self._options.create_bucket):
+            raise error
+        name = f"{self._bucket}/{entry.key}"
+        self._end(FileOutcome(entry.path, name, Fate.FAILED, entry.size_bytes, error=error))
+
+    def _end(self, outcome: FileOutcome) -> None:
+        self.totals.count(outcome)
+        self._observer.outcome(outcome)
+
+
+def _has_cuts(payload: memoryview) -> bool:
+    """Whether a payload of one chunk's size would be cut, as a safetensors file is."""
+    plan = plan_file(lambda offset, length: bytes(payload[offset : offset + length]), len(payload))
+    return len(list(islice(plan.lengths(), 2))) > 1
+
+
+def _frames(entries: Iterable[LocalEntry]) -> Iterator[list[LocalEntry]]:
+    """Runs of entries that fill a frame."""
+    return _filled(entries, lambda entry: entry.size_bytes)
+
+
+def _frames_of_reads(reads: Iterable[_Read]) -> Iterator[list[_Read]]:
+    return _filled(reads, lambda read: len(read.payload or b""))
+
+
+def _filled(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Runs of things of at most FRAME_BYTES and FRAME_FILES; one that is larger comes alone."""
+    run: list[T] = []
+    size = 0
+    for thing in things:
+        if run and (size + size_of(thing) > FRAME_BYTES or len(run) == FRAME_FILES):
+            yield run
+            run, size = [], 0
+        run.append(thing)
+        size += size_of(thing)
+    if run:
+        yield run
