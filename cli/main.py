@@ -15,7 +15,7 @@ from typing import Final
 
 import click
 
-from cli.target import Target, engine_options
+from cli.terminal.target import Target, engine_options
 from lakefs.errors import LakeError, LocalFileError
 from lakefs.version import VERSION
 
@@ -25,30 +25,30 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 
 COMMANDS: Final = {
-    "serve": "cli.serve:serve",
-    "gateway": "cli.gateway:gateway",
-    "ls": "cli.listing:ls",
-    "put": "cli.put:put",
-    "get": "cli.get:get",
-    "cat": "cli.get:cat",
-    "stat": "cli.listing:stat",
-    "rm": "cli.naming:rm",
-    "mv": "cli.naming:mv",
-    "cp": "cli.naming:cp",
-    "du": "cli.listing:du",
-    "bucket": "cli.buckets:bucket",
-    "key": "cli.keys:key",
-    "mount": "cli.mount:mount",
-    "unmount": "cli.mount:unmount",
-    "staged": "cli.staged:staged",
-    "gc": "cli.upkeep:gc",
-    "fsck": "cli.fsck:fsck",
-    "scrub": "cli.scrub:scrub",
-    "status": "cli.upkeep:status",
-    "config": "cli.settings:config",
-    "doctor": "cli.doctor:doctor",
-    "bench": "cli.bench:bench",
-    "completion": "cli.completion:completion",
+    "serve": "cli.serve.serve:serve",
+    "gateway": "cli.serve.gateway:gateway",
+    "ls": "cli.objects.ls:ls",
+    "put": "cli.objects.put:put",
+    "get": "cli.objects.get:get",
+    "cat": "cli.objects.get:cat",
+    "stat": "cli.objects.ls:stat",
+    "rm": "cli.objects.rename_and_remove:rm",
+    "mv": "cli.objects.rename_and_remove:mv",
+    "cp": "cli.objects.rename_and_remove:cp",
+    "du": "cli.objects.ls:du",
+    "bucket": "cli.objects.buckets:bucket",
+    "key": "cli.objects.keys:key",
+    "mount": "cli.mount.commands:mount",
+    "unmount": "cli.mount.commands:unmount",
+    "staged": "cli.mount.staged:staged",
+    "gc": "cli.operate.status:gc",
+    "fsck": "cli.operate.fsck:fsck",
+    "scrub": "cli.operate.scrub:scrub",
+    "status": "cli.operate.status:status",
+    "config": "cli.operate.config:config",
+    "doctor": "cli.operate.doctor:doctor",
+    "bench": "cli.bench.bench:bench",
+    "completion": "cli.operate.completion:completion",
 }
 
 
@@ -114,7 +114,7 @@ def _of_mount_fuse(args: list[str]) -> list[str] | None:
     """A call of mount.fuse3, which knows no verbs: `lake SOURCE DIR -o OPTIONS`."""
     if len(args) != 4 or args[2] != "-o" or args[0] in COMMANDS:
         return None
-    from cli.mount_helper import from_mount_fuse
+    from cli.mount.helper import from_mount_fuse
 
     return from_mount_fuse(args)
 

@@ -15,7 +15,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from cli import logs
+from cli.terminal import logs
 from fuse.mount_table import all_mounts, answers, unmount
 from lakefs.config.settings import CLIENT_VARIABLES, SETTING_NAMES
 

@@ -104,7 +104,7 @@ def _import_all_but_the_engine() -> None:
     for package in map(importlib.import_module, ("lakefs", "gateway")):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    for name in ("cli.main", "pyfuse3", "lmdb", "prometheus_client", "systemd.notify"):
+    for name in ("cli.main", "pyfuse3", "lmdb", "prometheus_client", "cli.terminal.systemd_notify"):
         importlib.import_module(name)
     engine = [name for name in sys.modules if name.partition(".")[0] == "engine"]
     assert not engine, f"{engine} would be imported before its failpoint is known"

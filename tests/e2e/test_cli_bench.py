@@ -13,8 +13,8 @@ from typing import cast
 
 import pytest
 
-from cli.bench import LEVELS, bar, picture
-from cli.bench_load import TRIALS, Content, Ground, run_trials
+from cli.bench.bench import LEVELS, bar, picture
+from cli.bench.load import TRIALS, Content, Ground, run_trials
 from fuse.mount_table import all_mounts
 from lakefs import Lake
 from lakefs.histogram import Histogram

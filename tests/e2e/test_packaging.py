@@ -59,7 +59,7 @@ def _assert_works(python: Path, away: Path) -> None:
     # -f: mount(8) only pretends.
     _run(python.with_name("mount.lake"), "lake", away, "-f", cwd=away)
     probe = (
-        "import lakefs, engine.format, gateway.admin, fuse.errno_map, systemd.notify; print(lakefs.__file__)"
+        "import lakefs, engine.format, gateway.admin, fuse.errno_map, cli.terminal; print(lakefs.__file__)"
     )
     assert _run(python, "-c", probe, cwd=away).startswith(str(python.parents[1]))
     shipped = "import importlib.util as u; print(u.find_spec('tests'), u.find_spec('bench'))"
@@ -90,11 +90,13 @@ def test_the_wheel_holds_the_packages_the_units_the_types_and_the_licence(wheel:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     top_level = {name.split("/")[0] for name in names}
-    assert top_level == {*PRODUCT_PACKAGES, f"lakefs_appliance-{VERSION}.dist-info"}
+    release = f"lakefs_appliance-{VERSION}"
+    assert top_level == {*PRODUCT_PACKAGES, f"{release}.dist-info", f"{release}.data"}
     modules = {
         str(path) for path in tracked_files() if path.parts[0] in PRODUCT_PACKAGES and path.suffix == ".py"
     }
     assert modules - names == set()
-    assert {"lakefs/py.typed", "systemd/lake-engine.service", "systemd/lake-mount@.service"} <= names
-    assert {"systemd/sysusers.d/lake.conf", "systemd/tmpfiles.d/lake.conf"} <= names
+    assert "lakefs/py.typed" in names
+    units = ("lake-engine.service", "lake-mount@.service", "sysusers.d/lake.conf", "tmpfiles.d/lake.conf")
+    assert {f"{release}.data/data/share/lake/systemd/{unit}" for unit in units} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.gateway_process import DRAIN_TIMEOUT_S
+from cli.serve.gateway_process import DRAIN_TIMEOUT_S
 from tests.e2e.served import Served
 from tests.style.source_tree import ROOT
 

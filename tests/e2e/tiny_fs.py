@@ -21,7 +21,7 @@ import pyfuse3
 import trio
 
 import fuse.mounting
-from cli.logs import log_to_stderr
+from cli.terminal.logs import log_to_stderr
 from fuse.mount_table import real_path
 from fuse.mounting import MountOptions, mounted
 

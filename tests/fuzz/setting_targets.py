@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cli.mount_options import parse_mount_options
+from cli.mount.options import parse_mount_options
 from engine.namespace.keys import check_bucket_name, check_key, lookup_path, split_key
 from engine.namespace.versions import checked_version
 from lakefs.config import settings as config

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PRODUCT_PACKAGES: Final = ("lakefs", "engine", "gateway", "fuse", "cli", "systemd")
+PRODUCT_PACKAGES: Final = ("lakefs", "engine", "gateway", "fuse", "cli")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

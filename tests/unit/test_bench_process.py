@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli.bench_process import lake_process, signals_held_back
+from cli.bench.process import lake_process, signals_held_back
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -38,7 +38,7 @@ def test_a_signal_while_the_process_is_begun_ends_it_too(
             begun.append(self)
             signal.raise_signal(number)
 
-    monkeypatch.setattr("cli.bench_process.subprocess.Popen", Begun)
+    monkeypatch.setattr("cli.bench.process.subprocess.Popen", Begun)
     with pytest.raises(KeyboardInterrupt), lake_process(["serve"]):
         raise AssertionError("the block was begun")
     assert begun[0].returncode == -signal.SIGTERM
@@ -48,7 +48,7 @@ def test_a_signal_while_the_process_is_begun_ends_it_too(
 def test_a_process_that_cannot_be_begun_leaves_the_signals_as_they_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cli.bench_process.sys.executable", "/nowhere/python")
+    monkeypatch.setattr("cli.bench.process.sys.executable", "/nowhere/python")
     with pytest.raises(FileNotFoundError), lake_process(["serve"]):
         raise AssertionError("the block was begun")
     assert [signal.getsignal(number) for number in ENDING] == [interrupt] * 3

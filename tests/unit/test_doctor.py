@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from cli.doctor import NATIVE_MODULES, PYTHON_PACKAGES, _native_modules
+from cli.operate.doctor import NATIVE_MODULES, PYTHON_PACKAGES, _native_modules
 from tests.style.source_tree import ROOT
 
 
@@ -35,7 +35,7 @@ def test_a_native_module_that_was_not_built_is_named_with_what_follows(
     def found(name: str) -> object:
         return None if name == module else find_spec("sys")
 
-    monkeypatch.setattr("cli.doctor.find_spec", found)
+    monkeypatch.setattr("cli.operate.doctor.find_spec", found)
     finding = _native_modules()
     assert finding.verdict == verdict
     assert finding.detail.startswith(f"{module}: not built, {effect}")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from cli.main import COMMANDS
-from cli.mount_helper import from_mount, from_mount_fuse
-from cli.mount_options import parse_mount_options
-from cli.mount_places import NAME_CHARACTERS_MAX, escaped_path, places_of
+from cli.mount.helper import from_mount, from_mount_fuse
+from cli.mount.options import parse_mount_options
+from cli.mount.places import NAME_CHARACTERS_MAX, escaped_path, places_of
 from fuse import mount_table
 from fuse.mount_table import MountEntry, all_mounts, mount_at
 from lakefs.errors import InvalidArgument

@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cli.mount_log import LOG_BYTES_MAX
+from cli.mount.log import LOG_BYTES_MAX
 
 _WRITER = """
 import os, sys
 from pathlib import Path
-import cli.mount_log as log
+import cli.mount.log as log
 import structlog
-from cli.logs import log_to_stderr
+from cli.terminal.logs import log_to_stderr
 
 path = Path(sys.argv[1])
 log.LOG_BYTES_MAX = int(sys.argv[2])

@@ -12,8 +12,8 @@ import pytest
 import trio
 import trio.testing
 
-from systemd.notify import STATUS_BYTES_MAX, Notifier, notifier_from
-from systemd.watchdog import keep_watchdog
+from cli.terminal.systemd_notify import STATUS_BYTES_MAX, Notifier, notifier_from
+from cli.terminal.systemd_watchdog import keep_watchdog
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.style.source_tree import ROOT
 
 PROGRAM = """
 import ctypes, sys, threading
-from cli.process import keep_one_arena
+from cli.terminal.process import keep_one_arena
 if sys.argv[2] == "one":
     keep_one_arena()
 libc = ctypes.CDLL(None)
@@ -41,8 +41,8 @@ def test_threads_share_one_heap(wanted: str, is_one: bool, tmp_path: Path) -> No
 
 WALKED = """
 import gc, sys
-import cli.faces, engine.process.engine_process
-from cli.process import run_loop
+import cli.serve.faces, engine.process.engine_process
+from cli.terminal.process import run_loop
 async def main():
     return len(gc.get_objects()), gc.get_freeze_count()
 print(*run_loop(main))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from cli.start_checks import CHECKS, check_first_start
+from cli.serve.start_checks import CHECKS, check_first_start
 from lakefs.config import settings as config
 from lakefs.config.settings import load
 from lakefs.errors import AddressInUse, ConfigError, InvalidArgument, LakeError, LocalFileError
@@ -81,7 +81,7 @@ def test_only_a_user_s_default_store_is_refused_beside_the_system_s_engine(
     with socket.socket(socket.AF_UNIX) as engine:
         engine.bind(f"{tmp_path}/system")
         engine.listen()
-        monkeypatch.setattr("cli.start_checks.SYSTEM_SOCKET", tmp_path / "system")
+        monkeypatch.setattr("cli.serve.start_checks.SYSTEM_SOCKET", tmp_path / "system")
         with pytest.raises(InvalidArgument, match="lake serve --data"):
             check(4711, {})
         check(4711, {"LAKE_DATA": f"{tmp_path}/own"})

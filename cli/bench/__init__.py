@@ -1,0 +1,1 @@
+"""lake bench: engines, mounts and load for half a minute."""

@@ -1,0 +1,1 @@
+"""mount, unmount, staged, and the helper that mount(8) runs."""

@@ -1,0 +1,240 @@
+"""`lake mount` and `lake unmount`: buckets as folders of this machine.
+
+`lake mount` returns when the mount serves; the process behind it lives in the background until the mount is taken
+away or the process is told to end.  With --foreground this process is the one.  What stands behind -o is in
+`cli.mount.options`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+import click
+
+from cli.terminal.output import notice, write_line
+from cli.terminal.target import Target, engine_options, target_of
+from lakefs.errors import EngineBusy, InvalidArgument, LakeError, LocalFileError
+
+if TYPE_CHECKING:
+    from cli.mount.daemon import Reporter
+    from cli.mount.places import MountPlaces
+    from fuse.mounting import MountOptions
+
+FLAG_NAMES = ("bucket", "read_only", "allow_other", "sync", "staging", "staging_size", "read_ahead")
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--bucket", metavar="NAME", help="Mount this bucket; else all of them, as folders.")
+@click.option("--read-only", is_flag=True, help="Refuse every change.")
+@click.option(
+    "--foreground", is_flag=True, help="Stay, and log to stderr; else return when the mount serves."
+)
+@click.option("--allow-other", is_flag=True, help="Let other users in, as far as modes allow.")
+@click.option("--sync", is_flag=True, help="A file is durable when its close returns, not within a second.")
+@click.option(
+    "--staging", metavar="DIR", help="Folder for what is written and not stored yet; one mount's alone."
+)
+@click.option("--staging-size", metavar="SIZE", help="Most bytes in it; writes beyond fail with ENOSPC.")
+@click.option("--read-ahead", metavar="KIB", help="How far the kernel reads ahead; else 4096.")
+@click.option(
+    "-o", "texts", metavar="OPTIONS", multiple=True, help="Options as mount(8) takes them: ro,sync,..."
+)
+@click.option("--quiet", is_flag=True, hidden=True)
+@engine_options
+@click.pass_context
+def mount(
+    context: click.Context,
+    /,
+    folder: Path,
+    texts: tuple[str, ...],
+    foreground: bool,
+    quiet: bool,
+    **flags: Any,
+) -> None:
+    """Mount the lake, or one bucket of it, at the folder DIR.
+
+    DIR must exist and be empty.  lake unmount, umount and fusermount3 -u take the mount away again.
+    """
+    from cli.terminal.logs import log_to_stderr
+    from lakefs.config.settings import load
+
+    log_level = load().log_level  # before the process leaves the folder that a path may be relative to
+    given = _given(texts, flags)
+    address, token = _engine(target_of(context), given)
+    options, places = _options(folder, given)
+    reporter: Reporter = _Terminal()
+    log: TextIO | None = None
+    if not foreground:
+        if options.debug:
+            raise InvalidArgument("-o debug prints every request on stderr: give --foreground with it")
+        from cli.mount.daemon import detach
+
+        outcome = detach(places.log)
+        if isinstance(outcome, str):
+            if not quiet:
+                write_line(outcome)
+                _tell_leftovers(options.staging)
+            return
+        from cli.mount.log import BoundedLog
+
+        reporter, log = outcome, cast("TextIO", BoundedLog(places.log))
+    log_to_stderr(log_level, log)
+    _serve(address, token, options, places, reporter)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option(
+    "--lazy",
+    is_flag=True,
+    help="Also when it is in use: who has files open in it goes on, and nobody else sees it.",
+)
+def unmount(folder: Path, lazy: bool) -> None:
+    """Take away the lake mount at DIR, and wait until what was written through it is stored."""
+    from cli.mount.places import places_of
+    from fuse.mount_point import MountLock
+    from fuse.mount_table import LAKE_TYPE, answers, mount_at, real_path, unmount as take_away
+
+    place = real_path(folder)
+    entry = mount_at(place)
+    if entry is None:
+        raise LocalFileError(f"nothing is mounted at {place}", subject=str(place))
+    if entry.type != LAKE_TYPE:
+        raise InvalidArgument(
+            f"{place} is a mount of {entry.type}, not of a lake; remove it with: umount {place}",
+            subject=str(place),
+        )
+    try:
+        take_away(place, lazy=lazy)
+    except EngineBusy:
+        if answers(place) is not False:
+            raise
+        take_away(place, lazy=True)
+        notice(f"the process behind {place} had been killed; files that are still open in it fail")
+    lock = places_of(place).lock
+    if not lazy and os.access(lock, os.R_OK | os.W_OK):
+        with MountLock(lock) as held:
+            held.wait_free(place)
+
+
+def _given(texts: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
+    """What -o and the flags say, by the names of MountOptions' fields; a flag goes before -o."""
+    from cli.mount.options import parse_mount_options, parse_read_ahead, parse_staging_size
+
+    given = parse_mount_options(texts)
+    for name in FLAG_NAMES:
+        value = flags[name]
+        if value is None or value is False:
+            continue
+        elif name == "staging_size":
+            given["staging_bytes"] = parse_staging_size("--staging-size", value)
+        elif name == "read_ahead":
+            given["read_ahead_kib"] = parse_read_ahead("--read-ahead", value)
+        else:
+            given[name] = value
+    return given
+
+
+def _engine(where: Target, given: dict[str, Any]) -> tuple[str, str]:
+    """Address and token; a socket's path is made absolute, since the process leaves its folder."""
+    from lakefs.client.address import resolve
+
+    server, token_file = given.pop("server", None), given.pop("token_file", None)
+    if where.data is not None:
+        raise InvalidArgument(
+            "a mount needs an engine that serves; give --server ADDRESS instead of --data DIR"
+        )
+    chosen = Target(
+        where.server or server, None, where.token_file or (Path(token_file) if token_file else None)
+    )
+    address, token = resolve(chosen.server, chosen.token())
+    if address.startswith("unix:"):
+        address = f"unix:{os.path.abspath(address.removeprefix('unix:'))}"
+    return address, token
+
+
+def _options(folder: Path, given: dict[str, Any]) -> tuple[MountOptions, MountPlaces]:
+    """The whole of the options.  A place that cannot be mounted at is refused before anything is made for it."""
+    from cli.mount.places import places_of
+
+    try:
+        from fuse.mounting import MountOptions
+    except ImportError as error:
+        raise LocalFileError(f"libfuse cannot be loaded ({error}): install the package fuse3") from error
+    from fuse.mount_point import check_mount_point
+    from fuse.mount_table import mount_at, real_path
+
+    place = real_path(folder)
+    if mount_at(place) is None:
+        check_mount_point(place, may_hold_files=given.get("may_hold_files", False))
+    places = places_of(place)
+    staging = Path(os.path.abspath(given.pop("staging"))) if "staging" in given else places.staging
+    for path in (staging, places.folder):
+        if Path(os.path.realpath(path)).is_relative_to(place):
+            raise InvalidArgument(
+                f"{path} is below the mount point {place}; choose another folder", subject=str(path)
+            )
+    places.make()
+    return MountOptions(place, staging, **given), places
+
+
+def _serve(address: str, token: str, options: MountOptions, places: MountPlaces, reporter: Reporter) -> None:
+    """Be the mount process.  What keeps it from serving is told to whoever waits, and raised."""
+    from cli.mount.process import run_mount
+    from fuse.mount_point import MountLock, check_mount_point
+
+    try:
+        with MountLock(places.lock) as lock:
+            lock.take(options.mount_point)
+            check_mount_point(options.mount_point, may_hold_files=options.may_hold_files)
+            run_mount(address, token, options, reporter.ready)
+    except BaseExceptionGroup as group:
+        error = _only(group)
+        if isinstance(error, LakeError):
+            reporter.failed(error)
+        raise error from group
+    except LakeError as error:
+        reporter.failed(error)
+        raise
+
+
+def _tell_leftovers(staging: Path) -> None:
+    """Say on stderr that an earlier mount left something, and which command shows it."""
+    import shlex
+
+    from fuse.leftovers import find_leftovers, is_in_use
+
+    try:
+        count = sum(not is_in_use(leftover) for leftover in find_leftovers(staging))
+    except LocalFileError:
+        return  # the mount serves, and its log says what is to be said of the folder
+    if count:
+        files = "1 file" if count == 1 else f"{count} files"
+        notice(
+            f"{files} of an earlier mount could not be stored and can be restored;"
+            f" see: lake staged ls --staging {shlex.quote(str(staging))}"
+        )
+
+
+class _Terminal:
+    """A mount in the foreground: the line goes to stdout; an error reaches the user as that of any command."""
+
+    def ready(self, line: str) -> None:
+        """One line, at once."""
+        import sys
+
+        write_line(line)
+        sys.stdout.flush()
+
+    def failed(self, error: LakeError) -> None:
+        """Nothing: the command ends with it."""
+
+
+def _only(error: BaseException) -> BaseException:
+    """What nurseries wrapped, when that is one error; else the group."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

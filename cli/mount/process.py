@@ -1,0 +1,78 @@
+"""The process behind a mount: one loop, signals, the service manager.
+
+SIGTERM, SIGINT and SIGHUP end it: no request is taken any more, what was written is stored, the mount is taken away.
+A second one ends it at once; what is staged stays where it is, and the next mount names it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from cli.terminal.systemd_notify import notifier_from
+from cli.terminal.systemd_watchdog import keep_watchdog
+from fuse.mounting import MountOptions
+from fuse.service import serve_mount
+
+END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+EXIT_HURRIED: Final = 75
+DESCRIPTORS_MAX: Final = 262_144
+"""100,000 open handles with two descriptors each, and what the process needs itself."""
+_log: Final = structlog.get_logger()
+
+
+def run_mount(address: str, token: str, options: MountOptions, ready: Callable[[str], None]) -> None:
+    """Serve the mount until it is unmounted or told to end.  `ready` is called with a line when it serves."""
+    raise_descriptor_limit()
+    trio.run(partial(_run, address, token, options, ready))
+
+
+async def _run(address: str, token: str, options: MountOptions, ready: Callable[[str], None]) -> None:
+    notifier = notifier_from()
+
+    def serves(line: str) -> None:
+        _log.info("serving", mount_point=str(options.mount_point), engine=address, pid=os.getpid())
+        ready(line)
+        notifier.ready(line)
+        serving.set()
+
+    async def end_on_signal() -> None:
+        """The first signal ends the mount; a second one does not wait for that."""
+        number = await anext(signals)
+        _log.info("told to end", signal=signal.Signals(number).name)
+        notifier.stopping("storing what was written")
+        if serving.is_set():
+            options.stop.set()
+        else:
+            start.cancel()
+        for each in END_SIGNALS:
+            signal.signal(each, _hurry)
+
+    serving = trio.Event()
+    with trio.open_signal_receiver(*END_SIGNALS) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_watchdog, notifier, lambda: True)
+            nursery.start_soon(end_on_signal)
+            with trio.CancelScope() as start:
+                await serve_mount(address, token, options, serves)
+            nursery.cancel_scope.cancel()
+    _log.info("ended", mount_point=str(options.mount_point))
+
+
+def _hurry(number: int, frame: object) -> None:
+    os._exit(EXIT_HURRIED)
+
+
+def raise_descriptor_limit() -> None:
+    """As many open files as this process may have, within reason: open handles of the mount take some each."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,1 @@
+"""Commands on objects and names: put, get, cat, ls, stat, du, rm, mv, cp, bucket, key."""

@@ -1,0 +1,110 @@
+"""`lake bucket create|ls|set|rm`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.terminal.output import iso_time, json_option, write_json, write_line
+from cli.terminal.target import engine_options, target_of
+from lakefs.errors import InvalidName
+
+if TYPE_CHECKING:
+    from lakefs.wire.messages import BucketStat
+
+
+@click.group()
+@engine_options
+def bucket() -> None:
+    """Make, list, set up and remove buckets."""
+
+
+@bucket.command()
+@click.argument("name")
+@json_option
+@engine_options
+@click.pass_context
+def create(context: click.Context, name: str, as_json: bool) -> None:
+    """Make a bucket."""
+    with target_of(context).open(create=True) as lake:
+        made = lake.create_bucket(_bucket_name(name))
+    if as_json:
+        write_json({"name": made.name, "created": iso_time(made.created_ns)})
+
+
+@bucket.command("ls")
+@json_option
+@engine_options
+@click.pass_context
+def list_(context: click.Context, as_json: bool) -> None:
+    """List the buckets."""
+    with target_of(context).open() as lake:
+        buckets = lake.buckets()
+    if as_json:
+        write_json({"buckets": [_shown(bucket) for bucket in buckets]})
+        return
+    for found_bucket in buckets:
+        write_line(found_bucket.name)
+
+
+@bucket.command("set")
+@click.argument("name")
+@click.option(
+    "--anonymous-read/--no-anonymous-read",
+    default=None,
+    help="Whether S3 clients without an access key may read and list it.",
+)
+@click.option(
+    "--versioning",
+    type=click.Choice(["enabled", "suspended"]),
+    default=None,
+    help="Whether what is overwritten or removed is kept as an old version; it can be suspended, not undone.",
+)
+@json_option
+@engine_options
+@click.pass_context
+def set_(
+    context: click.Context, name: str, anonymous_read: bool | None, versioning: str | None, as_json: bool
+) -> None:
+    """Change settings of a bucket; without options, show them."""
+    with target_of(context).open() as lake:
+        found = lake.set_bucket(_bucket_name(name), anonymous_read=anonymous_read, versioning=versioning)
+    if as_json:
+        write_json(_shown(found))
+    elif anonymous_read is None and versioning is None:
+        write_line(f"anonymous-read {'yes' if found.anonymous_read else 'no'}")
+        write_line(f"versioning     {found.versioning or 'never enabled'}")
+
+
+@bucket.command()
+@click.argument("name")
+@json_option
+@engine_options
+@click.pass_context
+def rm(context: click.Context, name: str, as_json: bool) -> None:
+    """Remove an empty bucket; lake rm -r NAME empties it."""
+    with target_of(context).open() as lake:
+        lake.remove_bucket(_bucket_name(name))
+    if as_json:
+        write_json({"removed": _bucket_name(name)})
+
+
+def _shown(found: BucketStat) -> dict[str, object]:
+    """A bucket as one JSON object."""
+    return {
+        "name": found.name,
+        "created": iso_time(found.created_ns),
+        "anonymous_read": found.anonymous_read,
+        "versioning": found.versioning,
+    }
+
+
+def _bucket_name(text: str) -> str:
+    """The bucket of a text that may be written as `lake://NAME/`."""
+    from lakefs.names import parse_name
+
+    name = parse_name(text)
+    if name.key:
+        raise InvalidName(f"{text!r} names an object or folder, not a bucket", subject=text)
+    return name.bucket

@@ -1,0 +1,253 @@
+"""`lake get` and `lake cat`: out of the lake, into files, folders and stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.terminal.output import json_option
+from cli.terminal.target import Target, engine_options, target_of
+from lakefs.errors import InvalidArgument, InvalidName, IsAFolder, KeyNotFound, LakeError, LocalFileError
+
+if TYPE_CHECKING:
+    from cli.objects.transfer import Account
+    from lakefs.client.blocking.lake import Lake
+    from lakefs.names import Name
+    from lakefs.steps.steps import Steps
+    from lakefs.trees.get_file import GetOptions
+    from lakefs.trees.walk import FileOutcome
+
+ALL = 1 << 62
+
+
+@click.command()
+@click.argument("name", metavar="BUCKET/KEY")
+@click.argument("target", metavar="DST")
+@click.option("-r", "--recursive", is_flag=True, help="A folder: what is under KEY/ lands in the folder DST.")
+@click.option("--follow", is_flag=True, help="Write through symbolic links to folders inside DST.")
+@click.option("-n", "--no-clobber", is_flag=True, help="Leave files that exist; without -r fail.")
+@click.option("-q", "--quiet", is_flag=True, help="No bar, no summary.")
+@json_option
+@engine_options
+@click.pass_context
+def get(
+    context: click.Context,
+    name: str,
+    target: str,
+    recursive: bool,
+    follow: bool,
+    no_clobber: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Fetch an object into a file, checked.  A DST of - is stdout; in an existing folder it keeps its name.
+
+    A file is replaced when it is complete; mode and modification time are those that were stored.  A get that was
+    killed continues where it stopped, from a hidden file that it left beside the target.  With -r, files that have
+    the right content already are left alone; what is not fetched is reported, and fails the command.
+
+    A DST that is a symbolic link is followed.  Inside DST none is: a file takes the place of a link of its name, and
+    what belongs below a link to a folder is not fetched, unless --follow is given.
+    """
+    from cli.objects.transfer import Account
+    from lakefs.names import parse_name
+    from lakefs.trees.get_file import GetOptions
+
+    where = target_of(context)
+    to_stdout = target == "-"
+    if to_stdout and (as_json or recursive):
+        raise InvalidArgument("stdout takes the content of one object: - goes with neither --json nor -r")
+    source = parse_name(name)
+    with where.open() as lake:
+        if to_stdout:
+            _print(lake, name, 0, ALL, _writer(sys.stdout.fileno(), "stdout"))
+            return
+        total_bytes = _total_bytes(lake, source, recursive) if sys.stderr.isatty() else None
+        with Account("get", total_bytes, as_json=as_json, quiet=quiet) as account:
+            if recursive:
+                options = GetOptions(replace=not no_clobber, follow=follow)
+                _get_folder(lake, where, source, target, options, account)
+            else:
+                _get_file(lake, name, target, not no_clobber, account)
+        account.finish()
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--offset", type=click.IntRange(0), default=0, help="First byte of each.")
+@click.option(
+    "--length", type=click.IntRange(0), default=ALL, show_default="to the end", help="Bytes of each."
+)
+@engine_options
+@click.pass_context
+def cat(context: click.Context, names: tuple[str, ...], offset: int, length: int) -> None:
+    """Write objects to stdout, one behind the other, checked."""
+    sys.stdout.flush()
+    write = _writer(sys.stdout.fileno(), "stdout")
+    with target_of(context).open() as lake:
+        for name in names:
+            _print(lake, name, offset, length, write)
+
+
+def _total_bytes(lake: Lake, source: Name, recursive: bool) -> int | None:
+    """The bytes that a get will bring, for the bar; None when the get will say why there are none."""
+    if not recursive:
+        found = lake.run(lake.steps.stat_many([source]))[0]
+        return None if isinstance(found, LakeError) else found.size_bytes
+    folder = str(source) if source.is_folder else f"{source}/"
+    return sum(entry.size_bytes for entry in lake.ls(folder))
+
+
+def _get_folder(
+    lake: Lake, where: Target, source: Name, target: str, options: GetOptions, account: Account
+) -> None:
+    from lakefs.names import Name
+    from lakefs.trees.get_tree import get_tree
+
+    if where.data is not None and _is_inside(target, str(where.data)):
+        raise InvalidArgument(
+            f"{target} is inside the store's data folder; choose another folder", subject=target
+        )
+    folder = source if source.is_folder else Name(source.bucket, source.key + "/")
+    lake.run(get_tree(lake.steps, folder, target, options, account.observer))
+
+
+def _get_file(lake: Lake, text: str, target: str, replace: bool, account: Account) -> None:
+    """One object into a file.  Into a device or pipe as a stream.
+
+    A link that the user names is followed to what it points to; one that a folder has under the object's name is
+    replaced.
+    """
+    from lakefs.trees.get_file import GetOptions, get_to_file
+
+    source = _object_name(lake, text)
+    path = os.path.realpath(target) if replace else target
+    if os.path.isdir(target):
+        target = path = os.path.join(target, _last_name(lake, source, text))
+    elif target.endswith("/"):
+        raise LocalFileError(f"{target}: there is no such folder", subject=target)
+    try:
+        with _folders_explained(lake, text):
+            if replace and _is_special(path):
+                outcome = _get_into_special(lake, source, target)
+            else:
+                options = GetOptions(compare=False, replace=replace)
+                outcome = lake.run(get_to_file(lake.steps, source, path, options, account.observer))
+    except LakeError as error:
+        outcome = _failed(source, target, error)
+    account.note(outcome)
+
+
+def _last_name(lake: Lake, source: Name, text: str) -> str:
+    """The name that an object keeps in a folder.  IsAFolder, InvalidName for one that no file can have."""
+    name = source.key.rpartition("/")[2]
+    if name in ("", ".", ".."):
+        if not lake.stat(str(source)).blob:
+            raise _is_a_folder(text, "folder")
+        raise InvalidName(
+            f"{text} ends in no name that a file can have; give the file's name as DST", subject=text
+        )
+    return name
+
+
+def _object_name(lake: Lake, text: str) -> Name:
+    """The name of an object.  IsAFolder for a bucket, BucketNotFound."""
+    from lakefs.names import parse_name
+
+    name = parse_name(text)
+    if not name.key:
+        lake.bucket(name.bucket)
+        raise _is_a_folder(text, "bucket")
+    return name
+
+
+@contextlib.contextmanager
+def _folders_explained(lake: Lake, text: str) -> Iterator[None]:
+    """Raise IsAFolder in the place of KeyNotFound when there is a folder of that name."""
+    try:
+        yield
+    except (KeyNotFound, IsAFolder) as error:
+        if lake.exists(text.rstrip("/") + "/"):
+            raise _is_a_folder(text, "folder") from error
+        raise
+
+
+def _is_a_folder(text: str, kind: str) -> IsAFolder:
+    return IsAFolder(
+        f"{text} is a {kind}; fetch what is in it with: lake get -r {text} DST; see it with: lake ls {text}",
+        subject=text,
+    )
+
+
+def _failed(source: Name, target: str, error: LakeError) -> FileOutcome:
+    from lakefs.trees.walk import Fate, FileOutcome
+
+    return FileOutcome(target, str(source), Fate.FAILED, error=error)
+
+
+def _get_into_special(lake: Lake, source: Name, target: str) -> FileOutcome:
+    from lakefs.trees.walk import Fate, FileOutcome
+
+    try:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise LocalFileError(f"{target}: {error.strerror}", subject=target) from error
+    try:
+        size = lake.run(_stream(lake, source, 0, ALL, _writer(descriptor, target)))
+    finally:
+        os.close(descriptor)
+    return FileOutcome(target, str(source), Fate.FETCHED, size, size)
+
+
+def _is_special(path: str) -> bool:
+    """Whether a path is there and neither a file nor a folder, nor a link."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    resolved, outer = os.path.realpath(path), os.path.realpath(folder)
+    return resolved == outer or resolved.startswith(outer + os.sep)
+
+
+def _print(lake: Lake, text: str, offset: int, length: int, write: Callable[[bytes], None]) -> None:
+    name = _object_name(lake, text)
+    with _folders_explained(lake, text):
+        lake.run(_stream(lake, name, offset, length, write))
+
+
+def _stream(lake: Lake, source: Name, offset: int, length: int, write: Callable[[bytes], None]) -> Steps[int]:
+    from lakefs.get.objects import close_object, open_object
+    from lakefs.trees.get_file import stream_range
+
+    access = lake.steps.access(None)
+    opened = yield from open_object(access, source)
+    try:
+        return (yield from stream_range(access, opened, offset, length, write))
+    finally:
+        yield from close_object(opened)
+
+
+def _writer(descriptor: int, path: str) -> Callable[[bytes], None]:
+    """Writes all of a payload to a descriptor.  BrokenPipeError goes through; other errors are LocalFileError."""
+
+    def write(payload: bytes) -> None:
+        view = memoryview(payload)
+        try:
+            while view:
+                view = view[os.write(descriptor, view) :]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise LocalFileError(f"{path}: {error.strerror}", subject=path) from error
+
+    return write

@@ -1,0 +1,79 @@
+"""`lake key create|ls|rm`: access keys of S3 clients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.terminal.output import iso_time, json_option, write_json, write_line
+from cli.terminal.target import engine_options, target_of
+
+if TYPE_CHECKING:
+    from lakefs.wire.messages import AccessKeyStat
+
+
+@click.group()
+@engine_options
+def key() -> None:
+    """Make, list and revoke the access keys of S3 clients."""
+
+
+@key.command()
+@click.option(
+    "--bucket", "buckets", multiple=True, metavar="NAME", help="Only for this bucket; may be repeated."
+)
+@click.option("--read-only", is_flag=True, help="Only for reading and listing.")
+@json_option
+@engine_options
+@click.pass_context
+def create(context: click.Context, buckets: tuple[str, ...], read_only: bool, as_json: bool) -> None:
+    """Make an access key and print it with its secret, which is not shown again.
+
+    Without --bucket it is for all buckets.
+    """
+    with target_of(context).open(create=True) as lake:
+        made = lake.create_access_key(buckets=buckets, read_only=read_only)
+    if as_json:
+        write_json({"access_key": made.access_key, "secret_key": made.secret_key} | _limits(made))
+        return
+    write_line(f"access key  {made.access_key}")
+    write_line(f"secret key  {made.secret_key}")
+
+
+@key.command("ls")
+@json_option
+@engine_options
+@click.pass_context
+def list_(context: click.Context, as_json: bool) -> None:
+    """List the access keys; secrets are not shown."""
+    with target_of(context).open() as lake:
+        keys = lake.access_keys()
+    if as_json:
+        write_json({"keys": [{"access_key": found.access_key} | _limits(found) for found in keys]})
+        return
+    for found in keys:
+        may = "read-only " if found.read_only else "read-write"
+        write_line(f"{found.access_key}  {may}  {' '.join(found.buckets) or '(all buckets)'}")
+
+
+@key.command()
+@click.argument("access_key")
+@json_option
+@engine_options
+@click.pass_context
+def rm(context: click.Context, access_key: str, as_json: bool) -> None:
+    """Revoke an access key."""
+    with target_of(context).open() as lake:
+        lake.remove_access_key(access_key)
+    if as_json:
+        write_json({"removed": access_key})
+
+
+def _limits(found: AccessKeyStat) -> dict[str, object]:
+    """What a key may do, as members of a JSON object."""
+    return {
+        "buckets": found.buckets,
+        "read_only": found.read_only,
+        "created": iso_time(found.created_ns),
+    }

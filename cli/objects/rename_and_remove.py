@@ -1,0 +1,263 @@
+"""`lake rm`, `lake mv`, `lake cp`: changing names; no content moves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.terminal.output import escaped, json_option, notice, write_json
+from cli.terminal.target import engine_options, target_of
+from lakefs.errors import AlreadyExists, FolderNotEmpty, InvalidArgument, IsAFolder, KeyNotFound, LakeError
+from lakefs.limits import COPY_WINDOW
+
+if TYPE_CHECKING:
+    from lakefs.client.blocking.lake import Lake
+    from lakefs.names import Name
+    from lakefs.steps.steps import Steps
+    from lakefs.wire.messages import ObjectStat
+
+PAGE = 1000
+FOLDER_KIND = 1
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("-r", "--recursive", is_flag=True, help="Folders too, with all that is in them.")
+@click.option("-f", "--force", is_flag=True, help="A name that is not there is no error.")
+@json_option
+@engine_options
+@click.pass_context
+def rm(context: click.Context, names: tuple[str, ...], recursive: bool, force: bool, as_json: bool) -> None:
+    """Remove objects.
+
+    With -r also folders; -r BUCKET empties a bucket, and lake bucket rm removes it.  Each name is removed
+    atomically; an interrupted -r leaves the rest.
+    """
+    removed = 0
+    failure: LakeError | None = None
+    with target_of(context).open() as lake:
+        for name in names:
+            try:
+                count = _remove(lake, name, recursive)
+                if not count and not force and not _is_bucket(name):
+                    raise _missing(lake, name)
+                removed += count
+            except LakeError as error:
+                if force and isinstance(error, KeyNotFound):
+                    continue
+                if failure is not None:
+                    notice(f"lake: {escaped(failure.message)}")
+                failure = error
+    if as_json:
+        write_json({"removed": removed})
+    if failure is not None:
+        raise failure
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("-n", "--no-clobber", is_flag=True, help="Fail when the target exists.")
+@json_option
+@engine_options
+@click.pass_context
+def mv(context: click.Context, source: str, target: str, no_clobber: bool, as_json: bool) -> None:
+    """Rename an object or a folder, atomically, whatever its size.
+
+    An object goes into a TARGET that ends in / under its own last name.  A folder's TARGET is its new name, which
+    must be free or an empty folder.
+    """
+    with target_of(context).open() as lake:
+        old, new = _ends(lake, source, target)
+        found = lake.run(lake.steps.move(str(old), str(new), replace=not no_clobber))
+    _tell_new_name(found, as_json)
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("-r", "--recursive", is_flag=True, help="A folder, object by object.")
+@click.option("-n", "--no-clobber", is_flag=True, help="Fail when the target exists; with -r leave it.")
+@json_option
+@engine_options
+@click.pass_context
+def cp(
+    context: click.Context, source: str, target: str, recursive: bool, no_clobber: bool, as_json: bool
+) -> None:
+    """Give an object's content a second name, or all of a folder's with -r.
+
+    SOURCE and TARGET are names in the lake.  No byte moves: content is stored once, whatever its names.
+    """
+    with target_of(context).open() as lake:
+        old, new = _ends(lake, source, target)
+        if old.is_folder and not recursive:
+            raise InvalidArgument(f"{source} is a folder; copy it with: lake cp -r", subject=source)
+        if old.is_folder:
+            copied = lake.run(_copy_tree(old, new, no_clobber))
+            if as_json:
+                write_json({"copied": copied})
+            return
+        (found,) = lake.run(_copy_batch([(old, new)], no_clobber))
+    if isinstance(found, LakeError):
+        raise found
+    _tell_new_name(found, as_json)
+
+
+def _tell_new_name(found: ObjectStat, as_json: bool) -> None:
+    if as_json:
+        write_json(
+            {"name": f"{found.bucket}/{found.key}", "size_bytes": found.size_bytes, "etag": found.etag}
+        )
+
+
+def _ends(lake: Lake, source: str, target: str) -> tuple[Name, Name]:
+    """Both names in full: a folder's with their slashes, an object's target with its last name."""
+    from lakefs.names import Name, parse_name, parse_object_name
+
+    old, new = parse_object_name(source), parse_name(target)
+    if not old.is_folder:
+        as_object, as_folder = lake.run(lake.steps.stat_many([old, Name(old.bucket, old.key + "/")]))
+        if isinstance(as_object, LakeError):
+            if isinstance(as_folder, LakeError):
+                raise as_object
+            old = Name(old.bucket, old.key + "/")
+    if not old.is_folder:
+        return old, Name(new.bucket, new.key + old.key.rpartition("/")[2]) if new.is_folder else new
+    if not new.key:
+        return old, Name(new.bucket, old.key.rstrip("/").rpartition("/")[2] + "/")
+    return old, new if new.is_folder else Name(new.bucket, new.key + "/")
+
+
+def _copy_tree(old: Name, new: Name, no_clobber: bool) -> Steps[int]:
+    """Copy every object below a folder; how many.  The first failure is raised after its page."""
+    from lakefs.names import Name
+    from lakefs.steps.steps import send
+    from lakefs.wire.messages import Listed, ListNames
+
+    if old.bucket == new.bucket and new.key.startswith(old.key):
+        raise InvalidArgument(
+            f"{new} is inside {old}; a folder cannot be copied into itself", subject=str(new)
+        )
+    copied = 0
+    after = ""
+    while True:
+        reply = yield from send(ListNames(old.bucket, old.key, after, "", PAGE))
+        assert isinstance(reply.message, Listed)
+        page = reply.message
+        if not page.entries and not copied:
+            raise KeyNotFound(f"{old} does not exist or is empty", subject=str(old))
+        pairs = [
+            (Name(old.bucket, entry.key), Name(new.bucket, new.key + entry.key[len(old.key) :]))
+            for entry in page.entries
+        ]
+        for found in (yield from _copy_batch(pairs, no_clobber)):
+            if not isinstance(found, LakeError):
+                copied += 1
+            elif not isinstance(found, AlreadyExists):
+                raise found
+        after = page.next_after
+        if not after:
+            return copied
+
+
+def _copy_batch(pairs: list[tuple[Name, Name]], no_clobber: bool) -> Steps[list[ObjectStat | LakeError]]:
+    """Copies in flight together; a stat or an error for each.  AlreadyExists for a taken target with `no_clobber`."""
+    from lakefs.errors import PreconditionFailed
+    from lakefs.put.upload import only_result
+    from lakefs.steps.steps import Pipeline, Send
+    from lakefs.wire.engine_port import Reply
+    from lakefs.wire.messages import Condition, Copy
+
+    found: list[ObjectStat | LakeError] = []
+    pipeline = Pipeline(COPY_WINDOW)
+
+    def done(reply: Reply) -> None:
+        try:
+            found.append(only_result(reply))
+        except LakeError as error:
+            failed(error)
+
+    def failed(error: Exception) -> None:
+        if not isinstance(error, LakeError):
+            raise error
+        taken = no_clobber and isinstance(error, PreconditionFailed)
+        found.append(AlreadyExists(f"the target exists already: {error.message}") if taken else error)
+
+    for old, new in pairs:
+        request = Copy(*old, *new, condition=Condition(absent=no_clobber))
+        yield from pipeline.submit(Send(request), done, failed)
+    yield from pipeline.drain()
+    return found
+
+
+def _missing(lake: Lake, text: str) -> LakeError:
+    """Why nothing was removed: there is no such name, or only a folder of it."""
+    folder = text.rstrip("/") + "/"
+    if lake.exists(folder):
+        return IsAFolder(f"{text} is a folder; remove it with: lake rm -r", subject=text)
+    return KeyNotFound(f"{text} does not exist", subject=text)
+
+
+def _is_bucket(text: str) -> bool:
+    from lakefs.names import parse_name
+
+    return not parse_name(text).key
+
+
+def _remove(lake: Lake, text: str, recursive: bool) -> int:
+    """Remove what a name says; how many names went."""
+    from lakefs.names import Name, parse_name, parse_object_name
+
+    if not recursive:
+        name = parse_object_name(text)
+        try:
+            return lake.run(lake.steps.remove_many([name]))
+        except FolderNotEmpty as error:
+            raise FolderNotEmpty(
+                f"{text} is a folder that is not empty; remove it with: lake rm -r", subject=text
+            ) from error
+    name = parse_name(text)
+    removed = 0 if name.is_folder else lake.run(lake.steps.remove_many([name]))
+    folder = name if name.is_folder else Name(name.bucket, name.key + "/")
+    return removed + lake.run(_remove_tree(lake, folder))
+
+
+def _remove_tree(lake: Lake, folder: Name) -> Steps[int]:
+    """Remove all below a folder, and the folder: first the objects, then folders that stay when empty."""
+    from lakefs.names import Name
+
+    removed = yield from _remove_objects(lake, folder)
+    # Parents come before their children in a listing: those that are not empty yet wait, innermost last.
+    waiting: list[Name] = []
+    after = ""
+    while True:
+        page = yield from lake.steps.list_page(str(folder), after=after, folders=True)
+        names = [Name(folder.bucket, entry.key) for entry in page.entries]
+        for name in reversed(names):
+            try:
+                removed += yield from lake.steps.remove_many([name])
+            except FolderNotEmpty:
+                waiting.append(name)
+        after = page.next_after
+        if not after:
+            break
+    for name in sorted(waiting, key=lambda name: name.key, reverse=True):
+        removed += yield from lake.steps.remove_many([name])
+    return removed
+
+
+def _remove_objects(lake: Lake, folder: Name) -> Steps[int]:
+    """Remove the objects below a folder, a page at a time."""
+    from lakefs.names import Name
+
+    removed = 0
+    after = ""
+    while True:
+        page = yield from lake.steps.list_page(str(folder), after=after)
+        names = [Name(folder.bucket, entry.key) for entry in page.entries if not entry.key.endswith("/")]
+        if names:
+            removed += yield from lake.steps.remove_many(names)
+        after = page.next_after
+        if not after:
+            return removed

@@ -1,0 +1,1 @@
+"""For operators: gc, status, fsck, scrub, doctor, config, completion."""

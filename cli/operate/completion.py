@@ -1,0 +1,25 @@
+"""`lake completion`: the shell's script that completes commands and options."""
+
+from __future__ import annotations
+
+import click
+
+from cli.terminal.output import write_line
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the completion script for a shell.
+
+    \b
+    bash: lake completion bash > ~/.local/share/bash-completion/completions/lake
+    zsh:  lake completion zsh > "${fpath[1]}/_lake"
+    fish: lake completion fish > ~/.config/fish/completions/lake.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    completer = get_completion_class(shell)
+    assert completer is not None
+    write_line(completer(context.find_root().command, {}, "lake", "_LAKE_COMPLETE").source())

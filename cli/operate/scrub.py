@@ -1,0 +1,97 @@
+"""`lake scrub`: every stored byte read and checked while the store serves, and what was found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.terminal.output import escaped, human_bytes, iso_time, json_option, notice, write_json, write_line
+from cli.terminal.target import engine_options, target_of
+
+if TYPE_CHECKING:
+    from lakefs.client.blocking.lake import Lake
+
+EXIT_DAMAGED = 1
+STEP_S = 1.0
+TELL_EVERY = 10
+
+
+@click.group(invoke_without_command=True)
+@click.option(
+    "--rate", metavar="BYTES", help="Read at most so much a second, as 100M; 0: as fast as it goes."
+)
+@click.option("--restart", is_flag=True, help="Begin a new pass instead of going on with the one begun.")
+@json_option
+@engine_options
+@click.pass_context
+def scrub(context: click.Context, rate: str | None, restart: bool, as_json: bool) -> int:
+    """Read everything that is stored, and check it.  Goes on where it was left, and runs beside readers and writers.
+
+    Ctrl-C leaves the pass where it stands; the engine, or the next lake scrub, goes on with it.  What is damaged is
+    quarantined: put the same bytes again, and every object that they belong to is whole.
+
+    Exits with 0 when nothing is damaged, 1 when something is.  An engine also scrubs by itself (scrub_interval,
+    scrub_rate).
+    """
+    if context.invoked_subcommand is not None:
+        return 0
+    from lakefs.config.settings import parse_size
+
+    rate_bytes_per_s = None if rate is None else parse_size(rate)
+    with target_of(context).open() as lake:
+        _read_all(lake, rate_bytes_per_s, restart, tell=not as_json)
+        report = lake.scrub(damaged=True)
+    _tell(report, as_json)
+    return EXIT_DAMAGED if report["damaged"] else 0
+
+
+@scrub.command()
+@json_option
+@engine_options
+@click.pass_context
+def status(context: click.Context, as_json: bool) -> int:
+    """Where scrub stands, what the last full pass found, and which objects damage touches."""
+    with target_of(context).open() as lake:
+        report = lake.scrub(damaged=True)
+    _tell(report, as_json)
+    return EXIT_DAMAGED if report["damaged"] else 0
+
+
+def _read_all(lake: Lake, rate: int | None, restart: bool, *, tell: bool) -> None:
+    """Go on, a second at a time, until a pass ends."""
+    steps = 0
+    while True:
+        report = lake.scrub(for_s=STEP_S, rate_bytes_per_s=rate, restart=restart and steps == 0)
+        steps += 1
+        if report["done"]:
+            return
+        if tell and steps % TELL_EVERY == 0:
+            notice(f"{report['position']:.1%}, {human_bytes(report['checked_bytes'])} checked")
+
+
+def _tell(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        write_json(report)
+        return
+    if report["state"] != "idle":
+        done = f"{report['position']:.1%}, {report['checked_chunks']} chunks"
+        write_line(f"{report['state']}: {done}, {human_bytes(report['checked_bytes'])} checked in this pass")
+    last = report["last_pass"]
+    if last["ended_ns"]:
+        seconds = max((last["ended_ns"] - last["began_ns"]) / 1e9, 1e-3)
+        size = last["checked_bytes"]
+        write_line(
+            f"last full pass {iso_time(last['ended_ns'])}: {last['chunks']} chunks, {human_bytes(size)}, "
+            f"{human_bytes(size / seconds)}/s, {last['damage_found']} damaged"
+        )
+    else:
+        write_line("no full pass yet")
+    for item in report["damaged"]:
+        objects = item["objects"] or ["no object: gc frees it"]
+        for name in objects:
+            write_line(f"damage: {escaped(name)}: chunk {item['chunk']}: {escaped(item['reason'])}")
+    quarantined = report["quarantined_chunks"]
+    if quarantined > len(report["damaged"]):
+        write_line(f"and {quarantined - len(report['damaged'])} more damaged chunks")
+    write_line(f"{quarantined} chunks in quarantine" if quarantined else "nothing is damaged")

@@ -1,0 +1,1 @@
+"""serve and gateway: processes put together."""

@@ -1,0 +1,131 @@
+"""One process of a gateway: S3 for clients on one side, a client of an engine on the other.
+
+SIGTERM and SIGINT end it: nothing more is accepted, answers under way are finished, for a minute at most; a second
+signal ends the wait.  SIGHUP reads again what may change under way.  As a member of a team (`gateway_team`) it reports
+once a second, and ends when whoever started it is gone.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import trio
+
+from cli.serve.gateway_report import Report, send_reports
+from cli.terminal.systemd_notify import notifier_from
+from cli.terminal.systemd_watchdog import keep_watchdog
+from gateway.admin import serve_admin_at
+from gateway.face import S3Face, listen_s3
+from gateway.metrics import Reading, new_registry
+from gateway.s3.call import Lakes
+from gateway.s3.traffic_metrics import TrafficCollector
+from lakefs.client.trio.awaited import AwaitedEngine
+from lakefs.client.trio.lake import TrioLake
+from lakefs.config.settings import Address, Config
+from lakefs.content.verify import Check
+from lakefs.host.offload import ThreadOffload
+from lakefs.transport.streams import PortUse
+from lakefs.version import VERSION
+
+DRAIN_TIMEOUT_S: Final = 60.0
+"""How long answers under way may take when the process is told to stop; the unit waits longer."""
+WORK_THREADS: Final = 4
+HINT: Final = "--share-port to serve it together"
+
+
+@dataclass(frozen=True)
+class GatewayPlan:
+    """What the command line asks for.  `member`: the descriptor of the team's leader, None for one on its own."""
+
+    config: Config
+    s3: Address
+    engine: str
+    token: str
+    share_port: bool
+    member: int | None
+
+
+class _Stopping:
+    """Whether the stop has begun, and why nothing is ready."""
+
+    def __init__(self, engine: AwaitedEngine) -> None:
+        self.began = trio.Event()
+        self._engine = engine
+
+    def not_ready(self) -> str | None:
+        return "stopping" if self.began.is_set() else self._engine.not_ready
+
+
+async def run_gateway(plan: GatewayPlan, printer: Callable[[str], None]) -> None:
+    """Serve until told to stop.  AddressInUse, PermissionDenied, ConfigError and their like at the start."""
+    notifier = notifier_from()
+    signals_of_interest = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    with trio.open_signal_receiver(*signals_of_interest) as signals:
+        async with ThreadOffload(WORK_THREADS, "lake-gateway") as offload, trio.open_nursery() as nursery:
+            listener = await listen_s3(plan.s3, PortUse.JOIN if plan.share_port else PortUse.FIRST, HINT)
+            engine = AwaitedEngine(plan.engine, plan.token)
+            await nursery.start(engine.run)
+            lake = TrioLake(engine, offload, network=not engine.carries_descriptors, check=Check.CRC32C)
+            face = S3Face(Lakes(engine, lake, offload), plan.config)
+            url = str(await nursery.start(face.serve, listener))
+            stopping = _Stopping(engine)
+            printer(f"engine  {plan.engine}{f'  ({engine.not_ready})' if engine.not_ready else ''}")
+            printer(f"s3      {url}")
+            await _start_admin(plan, stopping, face, nursery, printer)
+            nursery.start_soon(keep_watchdog, notifier, lambda: True)
+            if plan.member is not None:
+                nursery.start_soon(
+                    send_reports,
+                    plan.member,
+                    lambda: Report(stopping.not_ready(), *face.counts()),
+                    stopping.began,
+                )
+            printer("ready")
+            notifier.ready(f"serving {url} from {plan.engine}")
+            drain = trio.CancelScope()
+            nursery.start_soon(heed_signals, signals, stopping.began, face.reload, drain.cancel)
+            await stopping.began.wait()
+            notifier.stopping("finishing what is in flight")
+            printer("stopping: finishing what is in flight")
+            with drain:
+                await face.drain(DRAIN_TIMEOUT_S)
+            await lake.aclose()
+            nursery.cancel_scope.cancel()
+    printer("stopped")
+
+
+async def _start_admin(
+    plan: GatewayPlan,
+    stopping: _Stopping,
+    face: S3Face,
+    nursery: trio.Nursery,
+    printer: Callable[[str], None],
+) -> None:
+    address = plan.config.admin
+    if address is None:
+        return
+    registry = new_registry(VERSION, readings(stopping.not_ready), [TrafficCollector(face.counts)])
+    serving = partial(serve_admin_at, address, ready=stopping.not_ready, registry=registry)
+    printer(f"admin   {await nursery.start(serving)}")
+
+
+def readings(not_ready: Callable[[], str | None]) -> list[Reading]:
+    """What `/metrics` says of a gateway."""
+    return [Reading("lake_ready", "1 when S3 is served from the engine", lambda: float(not_ready() is None))]
+
+
+async def heed_signals(
+    signals: AsyncIterator[int], stopping: trio.Event, reload: Callable[[], None], hurry: Callable[[], None]
+) -> None:
+    """SIGHUP reloads; the first of the others begins the stop, the next does not wait for its end."""
+    async for number in signals:
+        if number == signal.SIGHUP:
+            reload()
+        elif stopping.is_set():
+            hurry()
+        else:
+            stopping.set()

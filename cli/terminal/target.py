@@ -1,0 +1,143 @@
+"""Which engine a command talks to: one at an address, or a store that this process opens itself.
+
+`--data DIR` opens the store here, with its exclusive lock.  Else `--server`, else `LAKE_SERVER`, and so on, as
+`lakefs.client.address` says.  The options stand before or after the verb; the later one wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from lakefs.errors import LocalFileError, StoreUnusable
+
+if TYPE_CHECKING:
+    from lakefs.client.blocking.lake import Lake
+    from lakefs.wire.engine_port import Reply
+    from lakefs.wire.messages import Request
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass
+class Target:
+    """What the options said."""
+
+    server: str | None = None
+    data: Path | None = None
+    token_file: Path | None = None
+
+    def open(self, *, create: bool = False) -> AbstractContextManager[Lake]:
+        """The lake to work on, closed at the end of the block.  `create`: with --data, make a store that is missing.
+
+        EngineUnreachable, PermissionDenied; with --data StoreLocked, StoreUnusable.
+        """
+        if self.data is not None:
+            return _open_folder(self.data, create)
+        from lakefs.client.connect import connect
+
+        return connect(self.address(), token=self.token())
+
+    def ask(self, request: Request) -> Reply:
+        """One request and its reply, without loading what only transfers need.  Errors as `open`."""
+        if self.data is not None:
+            from lakefs.steps.steps import send
+
+            with self.open() as lake:
+                return lake.run(send(request))
+        from lakefs.client.address import resolve
+        from lakefs.client.blocking.engine import connect_blocking
+
+        address, token = resolve(self.address(), self.token())
+        with connect_blocking(address, token=token) as engine:
+            return engine.call(request)
+
+    def address(self) -> str:
+        """Where the engine is: `unix:PATH` or `tcp://HOST:PORT`, the same at every call.
+
+        EngineUnreachable, PermissionDenied.
+        """
+        from lakefs.client.address import resolve
+
+        self.server = resolve(self.server, None)[0]
+        return self.server
+
+    def token(self) -> str | None:
+        """The token for TCP, of --token-file; None: that of LAKE_TOKEN, if any."""
+        if self.token_file is None:
+            return None
+        try:
+            return self.token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not text"
+            raise LocalFileError(f"{self.token_file}: {reason}", subject=str(self.token_file)) from error
+
+
+def _open_folder(data: Path, create: bool) -> AbstractContextManager[Lake]:
+    from cli.terminal.logs import log_to_stderr
+    from engine.process.embedded import open_lake
+
+    log_to_stderr("warning")  # stdout is for results
+    if not (data / "superblock").exists():
+        if not create:
+            raise StoreUnusable(
+                f"there is no store in {data}; lake serve --data {data} makes one", subject=str(data)
+            )
+        try:
+            data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalFileError(f"{data}: {error.strerror}", subject=str(data)) from error
+    return open_lake(data)
+
+
+def target_of(context: click.Context) -> Target:
+    """The target of the running command."""
+    target = context.find_object(Target)
+    assert target is not None
+    return target
+
+
+def engine_options(command: Command) -> Command:
+    """Add --server, --data and --token-file, noted in the context's target."""
+    for option in (
+        click.option(
+            "--token-file",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="File with the token that a TCP engine asks for; else LAKE_TOKEN.",
+            expose_value=False,
+            callback=_note("token_file"),
+        ),
+        click.option(
+            "--data",
+            type=click.Path(path_type=Path),
+            metavar="DIR",
+            help="Open the store in this folder directly, without an engine.",
+            expose_value=False,
+            callback=_note("data"),
+        ),
+        click.option(
+            "--server",
+            metavar="ADDRESS",
+            help="The engine: unix:PATH or tcp://HOST:PORT; else LAKE_SERVER, else the socket of the configuration, "
+            "of this user, or of the system.",
+            expose_value=False,
+            callback=_note("server"),
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _note(attribute: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def callback(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        target = context.find_object(Target)
+        if value is not None and target is not None:
+            setattr(target, attribute, value)
+
+    return callback
