@@ -39,7 +39,7 @@ from bench.s3_stores import (
     free_port,
     serving,
 )
-from fuse.mounting import READ_AHEAD_FOLDER, MountOptions
+from fuse.kernel.attach import READ_AHEAD_FOLDER, MountOptions
 
 OURS: Final = "lake mount"
 WORK_S: Final = 60.0

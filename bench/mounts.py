@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.process import ROOT, EngineProcess, clean_environment, lake_command
-from fuse.mounting import MountOptions
+from fuse.kernel.attach import MountOptions
 
 READY_S: Final = 60.0
 END_S: Final = 30.0

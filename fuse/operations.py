@@ -39,16 +39,16 @@ from pyfuse3 import (
     XAttrNameT,
 )
 
-from fuse.attributes import no_entry, to_entry
-from fuse.changes import Changes
 from fuse.errno_map import errno_of
-from fuse.files import OpenFile
-from fuse.inodes import SYMLINK, Inode
-from fuse.listing import COMPONENT_BYTES_MAX, FolderHandle
-from fuse.lookups import Lookups
-from fuse.mount import Mount
-from fuse.set_id import without_set_id
-from fuse.xattrs import ExtendedAttributes
+from fuse.names.changes import Changes
+from fuse.names.lookups import Lookups
+from fuse.names.readdir import COMPONENT_BYTES_MAX, FolderHandle
+from fuse.names.xattrs import ExtendedAttributes
+from fuse.open_file import OpenFile
+from fuse.state.attributes import no_entry, to_entry
+from fuse.state.inodes import SYMLINK, Inode
+from fuse.state.mount import Mount
+from fuse.state.set_id import without_set_id
 from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.wire.messages import (
     SetAttributes,

@@ -15,13 +15,13 @@ from typing import Final
 import structlog
 import trio
 
-from fuse.attributes import Owner
-from fuse.events import Watcher
-from fuse.inodes import InodeTable
-from fuse.mount import Mount, now_ns
-from fuse.mounting import MountOptions, mounted
+from fuse.kernel.attach import MountOptions, mounted
+from fuse.names.watches import Watcher
 from fuse.operations import LakeOperations
-from fuse.staging import StagingFolder
+from fuse.staging.folder import StagingFolder
+from fuse.state.attributes import Owner
+from fuse.state.inodes import InodeTable
+from fuse.state.mount import Mount, now_ns
 from lakefs.client.trio.lake import TrioLake
 from lakefs.client.trio.reconnecting import connect_reconnecting
 from lakefs.errors import LakeError

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fuse.staged_put import store_staged
-from fuse.staging import Base, StagedFile, StagingFolder
-from fuse.write_behind import WriteBehind
+from fuse.staging.commit import store_staged
+from fuse.staging.folder import Base, StagedFile, StagingFolder
+from fuse.staging.write_behind import WriteBehind
 from lakefs.get.objects import close_object
 from lakefs.get.opened import Opened
 from lakefs.limits import BLOB_BYTES_MAX
@@ -28,11 +28,11 @@ NAME = Name("bkt", "folder/file")
 def small_chunks(chunk_bytes: int, small_payload_bytes: int) -> Iterator[None]:
     """Contents are cut into shorter chunks than users' are."""
     with (
-        mock.patch("fuse.staged_put.CHUNK_BYTES", chunk_bytes),
+        mock.patch("fuse.staging.commit.CHUNK_BYTES", chunk_bytes),
         mock.patch("lakefs.content.chunking.CHUNK_BYTES", chunk_bytes),
-        mock.patch("fuse.write_behind.CHUNK_BYTES", chunk_bytes),
-        mock.patch("fuse.write_behind.BEGIN_BYTES", 2 * chunk_bytes),
-        mock.patch("fuse.staged_put.SMALL_PAYLOAD_BYTES", small_payload_bytes),
+        mock.patch("fuse.staging.write_behind.CHUNK_BYTES", chunk_bytes),
+        mock.patch("fuse.staging.write_behind.BEGIN_BYTES", 2 * chunk_bytes),
+        mock.patch("fuse.staging.commit.SMALL_PAYLOAD_BYTES", small_payload_bytes),
     ):
         yield
 

@@ -79,7 +79,7 @@ def _last_words(log: Path, code: int) -> str:
 
 def _unmount(place: Path) -> None:
     """Of a process that was killed, the mount is still there."""
-    from fuse.mount_table import mount_at, real_path, unmount
+    from fuse.kernel.mount_table import mount_at, real_path, unmount
 
     real = real_path(place)
     if mount_at(real) is not None:

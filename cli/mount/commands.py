@@ -20,7 +20,7 @@ from lakefs.errors import EngineBusy, InvalidArgument, LakeError, LocalFileError
 if TYPE_CHECKING:
     from cli.mount.daemon import Reporter
     from cli.mount.places import MountPlaces
-    from fuse.mounting import MountOptions
+    from fuse.kernel.attach import MountOptions
 
 FLAG_NAMES = ("bucket", "read_only", "allow_other", "sync", "staging", "staging_size", "read_ahead")
 
@@ -95,8 +95,8 @@ def mount(
 def unmount(folder: Path, lazy: bool) -> None:
     """Take away the lake mount at DIR, and wait until what was written through it is stored."""
     from cli.mount.places import places_of
-    from fuse.mount_point import MountLock
-    from fuse.mount_table import LAKE_TYPE, answers, mount_at, real_path, unmount as take_away
+    from fuse.kernel.mount_point import MountLock
+    from fuse.kernel.mount_table import LAKE_TYPE, answers, mount_at, real_path, unmount as take_away
 
     place = real_path(folder)
     entry = mount_at(place)
@@ -161,11 +161,11 @@ def _options(folder: Path, given: dict[str, Any]) -> tuple[MountOptions, MountPl
     from cli.mount.places import places_of
 
     try:
-        from fuse.mounting import MountOptions
+        from fuse.kernel.attach import MountOptions
     except ImportError as error:
         raise LocalFileError(f"libfuse cannot be loaded ({error}): install the package fuse3") from error
-    from fuse.mount_point import check_mount_point
-    from fuse.mount_table import mount_at, real_path
+    from fuse.kernel.mount_point import check_mount_point
+    from fuse.kernel.mount_table import mount_at, real_path
 
     place = real_path(folder)
     if mount_at(place) is None:
@@ -184,7 +184,7 @@ def _options(folder: Path, given: dict[str, Any]) -> tuple[MountOptions, MountPl
 def _serve(address: str, token: str, options: MountOptions, places: MountPlaces, reporter: Reporter) -> None:
     """Be the mount process.  What keeps it from serving is told to whoever waits, and raised."""
     from cli.mount.process import run_mount
-    from fuse.mount_point import MountLock, check_mount_point
+    from fuse.kernel.mount_point import MountLock, check_mount_point
 
     try:
         with MountLock(places.lock) as lock:
@@ -205,7 +205,7 @@ def _tell_leftovers(staging: Path) -> None:
     """Say on stderr that an earlier mount left something, and which command shows it."""
     import shlex
 
-    from fuse.leftovers import find_leftovers, is_in_use
+    from fuse.staging.leftovers import find_leftovers, is_in_use
 
     try:
         count = sum(not is_in_use(leftover) for leftover in find_leftovers(staging))

@@ -18,7 +18,7 @@ import trio
 
 from cli.terminal.systemd_notify import notifier_from
 from cli.terminal.systemd_watchdog import keep_watchdog
-from fuse.mounting import MountOptions
+from fuse.kernel.attach import MountOptions
 from fuse.service import serve_mount
 
 END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -27,8 +27,8 @@ from cli.terminal.target import Target, engine_options, target_of
 from lakefs.errors import EngineUnreachable, InvalidArgument, KeyNotFound, LakeError
 
 if TYPE_CHECKING:
-    from fuse.leftovers import Leftover
-    from fuse.restoring import Standing
+    from fuse.staging.leftovers import Leftover
+    from fuse.staging.restore import Standing
     from lakefs.client.blocking.lake import Lake
 
 staging_option = click.option(
@@ -106,7 +106,7 @@ def restore(
         raise InvalidArgument("--to and --file contradict each other; give one of them")
     if (target is not None or path is not None) and len(wanted) != 1:
         raise InvalidArgument(f"--to and --file take one staged file, not {len(wanted)}")
-    from fuse.leftovers import forget as forget_for_good
+    from fuse.staging.leftovers import forget as forget_for_good
 
     where = target_of(context)
 
@@ -131,7 +131,7 @@ def restore(
 @json_option
 def forget(names: tuple[str, ...], everything: bool, staging: Path | None, as_json: bool) -> None:
     """Remove staged files for good, by name or id."""
-    from fuse.leftovers import forget as forget_for_good
+    from fuse.staging.leftovers import forget as forget_for_good
 
     def forgotten(leftover: Leftover) -> dict[str, Any]:
         forget_for_good(leftover)
@@ -146,7 +146,7 @@ def forget(names: tuple[str, ...], everything: bool, staging: Path | None, as_js
 def _found(staging: Path | None) -> list[Leftover]:
     """Everything in the folders.  LocalFileError for a folder that is named and cannot be read."""
     from cli.mount.places import staging_folders
-    from fuse.leftovers import find_leftovers
+    from fuse.staging.leftovers import find_leftovers
 
     folders = [staging] if staging is not None else staging_folders()
     return sorted(
@@ -157,7 +157,7 @@ def _found(staging: Path | None) -> list[Leftover]:
 
 def _wanted(found: list[Leftover], names: tuple[str, ...], everything: bool) -> list[Leftover]:
     """Those that are meant.  KeyNotFound, InvalidArgument when it cannot be told which."""
-    from fuse.leftovers import is_in_use
+    from fuse.staging.leftovers import is_in_use
     from lakefs.names import SCHEME
 
     if everything == bool(names):
@@ -180,8 +180,8 @@ def _wanted(found: list[Leftover], names: tuple[str, ...], everything: bool) -> 
 
 
 def _standings(where: Target, found: list[Leftover]) -> list[Standing]:
-    from fuse.leftovers import is_in_use
-    from fuse.restoring import Standing, standing
+    from fuse.staging.leftovers import is_in_use
+    from fuse.staging.restore import Standing, standing
 
     stored = _stored(where, [leftover.name for leftover in found])
     return [
@@ -238,7 +238,7 @@ def _each(
 
 
 def _claimed(leftover: Leftover, act: Callable[[Leftover], dict[str, Any]]) -> dict[str, Any]:
-    from fuse.leftovers import claimed
+    from fuse.staging.leftovers import claimed
 
     with claimed(leftover):
         return act(leftover)
@@ -256,7 +256,7 @@ def _document_at_end(past: str, done: list[dict[str, Any]], as_json: bool) -> It
 def _to_store(
     lake: Lake | None, leftover: Leftover, target: str | None, force: bool, zeros: bool
 ) -> dict[str, Any]:
-    from fuse.restoring import restore_to_store
+    from fuse.staging.restore import restore_to_store
     from lakefs.names import parse_object_name
 
     assert lake is not None, "what goes to the store needs one"
@@ -274,7 +274,7 @@ def _to_store(
 
 
 def _to_file(where: Target, leftover: Leftover, path: Path, zeros: bool) -> dict[str, Any]:
-    from fuse.leftovers import restore as restore_to_file
+    from fuse.staging.leftovers import restore as restore_to_file
 
     if leftover.is_complete:
         restore_to_file(leftover, path)
@@ -287,7 +287,7 @@ def _to_file(where: Target, leftover: Leftover, path: Path, zeros: bool) -> dict
 @contextmanager
 def _base_reader(lake: Lake, leftover: Leftover, zeros: bool) -> Iterator[Callable[[int, int], bytes] | None]:
     """What reads the content that the leftover was written over; None for zeros."""
-    from fuse.restoring import open_base
+    from fuse.staging.restore import open_base
     from lakefs.get.objects import close_object, read_range
 
     base = lake.run(open_base(lake.steps, leftover, zeros=zeros))

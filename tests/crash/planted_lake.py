@@ -136,7 +136,7 @@ def _free_before_move() -> None:
 
 def _rename_before_it_is_durable() -> None:
     """Of a mount with the option `sync`: changes of names are answered when they are visible."""
-    from fuse.mount import Change, Mount, stat_or_error
+    from fuse.state.mount import Change, Mount, stat_or_error
     from lakefs.errors import LakeError
     from lakefs.wire.messages import NameResults, ObjectStat
 
@@ -152,8 +152,8 @@ def _rename_before_it_is_durable() -> None:
 
 def _sync_forgets_engines() -> None:
     """Of a mount: fsync of a folder takes the word of an engine that knows nothing of what the last one had."""
-    from fuse.inodes import Inode
-    from fuse.mount import Mount
+    from fuse.state.inodes import Inode
+    from fuse.state.mount import Mount
     from lakefs.wire.messages import Done, Sync
 
     async def forgetful(mount: Mount, inode: Inode) -> None:

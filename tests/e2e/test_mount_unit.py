@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fuse.mounting import STOP_WAIT_S
+from fuse.kernel.attach import STOP_WAIT_S
 from tests.style.source_tree import ROOT
 
 UNIT = ROOT / "systemd" / "lake-mount@.service"

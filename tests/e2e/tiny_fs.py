@@ -1,4 +1,4 @@
-"""A small file system in memory, mounted by `fuse.mounting` in a process of its own: a mount's life without a store.
+"""A small file system in memory, mounted by `fuse.kernel.attach` in its own process: a mount without a store.
 
 `python -m tests.e2e.tiny_fs DIR [OPTION...]` says `ready`, then serves until it is unmounted or told to stop.  Files:
 `hello` holds `hello\n`; reading `slow` waits until the process was told to stop; reading `broken` lets an error
@@ -20,10 +20,10 @@ from typing import Any, Final
 import pyfuse3
 import trio
 
-import fuse.mounting
+import fuse.kernel.attach
 from cli.terminal.logs import log_to_stderr
-from fuse.mount_table import real_path
-from fuse.mounting import MountOptions, mounted
+from fuse.kernel.attach import MountOptions, mounted
+from fuse.kernel.mount_table import real_path
 
 CONTENT: Final = b"hello\n"
 FILES: Final = ("hello", "slow", "broken", "forever")

@@ -16,7 +16,7 @@ from types import ModuleType
 import trio
 
 from cli.main import main
-from fuse.mounting import MountOptions, mounted
+from fuse.kernel.attach import MountOptions, mounted
 from lakefs.errors import EngineUnreachable
 from tests.e2e.tiny_fs import TinyFs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
 
-from fuse.byte_ranges import RangeSet
+from fuse.staging.byte_ranges import RangeSet
 
 PLACES = st.integers(0, 40)
 CHANGES = st.lists(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fuse.files import OpenFile
-from fuse.inodes import EXPIRED, FOLDER, OBJECT, ROOT, Attributes, Inode, InodeTable
+from fuse.open_file import OpenFile
+from fuse.state.inodes import EXPIRED, FOLDER, OBJECT, ROOT, Attributes, Inode, InodeTable
 from lakefs.errors import KeyNotFound
 from lakefs.names import Name
 

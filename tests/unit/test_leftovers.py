@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fuse.leftovers import Leftover, forget, restore
-from fuse.staging import Base, StagingFolder
+from fuse.staging.folder import Base, StagingFolder
+from fuse.staging.leftovers import Leftover, forget, restore
 from lakefs.errors import AlreadyExists, LocalFileError
 
 LIMIT = 1 << 20
@@ -105,7 +105,7 @@ def test_a_bytes_file_that_lost_its_end_has_no_bytes_there(tmp_path: Path) -> No
 _WRITER = """
 import random, sys
 from pathlib import Path
-from fuse.staging import Base, StagingFolder
+from fuse.staging.folder import Base, StagingFolder
 
 rng = random.Random(int(sys.argv[2]))
 file = StagingFolder(Path(sys.argv[1]), 1 << 30).new("b/k", Base(20_000))

@@ -13,8 +13,8 @@ from cli.main import COMMANDS
 from cli.mount.helper import from_mount, from_mount_fuse
 from cli.mount.options import parse_mount_options
 from cli.mount.places import NAME_CHARACTERS_MAX, escaped_path, places_of
-from fuse import mount_table
-from fuse.mount_table import MountEntry, all_mounts, mount_at
+from fuse.kernel import mount_table
+from fuse.kernel.mount_table import MountEntry, all_mounts, mount_at
 from lakefs.errors import InvalidArgument
 
 

@@ -12,8 +12,8 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 from engine.tiers.arena import Arena
-from fuse.page_sums import PageSums
-from fuse.reading import BlobReader, ReadBuffers
+from fuse.reading.blob_reader import BlobReader, ReadBuffers
+from fuse.reading.page_sums import PageSums
 from lakefs.client.trio.lake import TrioLake
 from lakefs.get.opened import Access, Opened, Piece
 from lakefs.grants.descriptors import SegmentDescriptors

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.process.embedded import open_lake
-from fuse.leftovers import Leftover, claimed, find_leftovers, forget, is_in_use
-from fuse.restoring import Standing, restore_to_store, standing
-from fuse.staging import Base, StagingFolder
+from fuse.staging.folder import Base, StagingFolder
+from fuse.staging.leftovers import Leftover, claimed, find_leftovers, forget, is_in_use
+from fuse.staging.restore import Standing, restore_to_store, standing
 from lakefs.client.blocking.lake import Lake
 from lakefs.errors import (
     BucketNotFound,

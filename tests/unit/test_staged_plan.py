@@ -8,8 +8,8 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fuse.byte_ranges import RangeSet
-from fuse.staged_put import Cut, Keep, Store, plan_cuts
+from fuse.staging.byte_ranges import RangeSet
+from fuse.staging.commit import Cut, Keep, Store, plan_cuts
 from lakefs.get.opened import Piece
 from lakefs.ids import ChunkId
 from lakefs.limits import CHUNK_BYTES

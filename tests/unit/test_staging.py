@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fuse import staged_file
-from fuse.sidecar import replay
-from fuse.staging import Base, Kind, StagingFolder
+from fuse.staging import staged_file
+from fuse.staging.folder import Base, Kind, StagingFolder
+from fuse.staging.sidecar import replay
 from lakefs.errors import InvalidArgument, LakeError, LocalFileError, StoreFull, StoreLocked
 
 LIMIT = 1 << 20

@@ -15,10 +15,10 @@ from unittest import mock
 
 from hypothesis import given, settings, strategies as st
 
-from fuse.byte_ranges import RangeSet
-from fuse.leftovers import Leftover, forget, restore
-from fuse.sidecar import SidecarState, replay
-from fuse.staging import Base, Kind, StagedFile, StagingFolder
+from fuse.staging.byte_ranges import RangeSet
+from fuse.staging.folder import Base, Kind, StagedFile, StagingFolder
+from fuse.staging.leftovers import Leftover, forget, restore
+from fuse.staging.sidecar import SidecarState, replay
 from lakefs.errors import StoreFull
 
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None

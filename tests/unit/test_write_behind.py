@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fuse.write_behind import WriteBehind
+from fuse.staging.write_behind import WriteBehind
 from lakefs.get.opened import Piece
 from lakefs.ids import data_chunk_id
 from lakefs.limits import CHUNK_BYTES, SMALL_PAYLOAD_BYTES

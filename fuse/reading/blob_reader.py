@@ -23,7 +23,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from fuse.page_sums import PageSums
+from fuse.reading.page_sums import PageSums
 from lakefs.client.trio.lake import TrioLake
 from lakefs.content.verify import granules_around
 from lakefs.errors import StaleGrant

@@ -31,8 +31,8 @@ import pyfuse3
 import structlog
 import trio
 
-from fuse.mount_point import check_mount_point
-from fuse.mount_table import MountEntry, mount_at, unmount
+from fuse.kernel.mount_point import check_mount_point
+from fuse.kernel.mount_table import MountEntry, mount_at, unmount
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, LocalFileError, PermissionDenied
 from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S, GIB
 
@@ -52,7 +52,7 @@ _log: Final = structlog.get_logger()
 
 @dataclass(frozen=True)
 class MountOptions:
-    """What a mount was asked to be.  `mount_point` is a real path, see `fuse.mount_table.real_path`."""
+    """What a mount was asked to be.  `mount_point` is a real path, see `fuse.kernel.mount_table.real_path`."""
 
     mount_point: Path
     staging: Path

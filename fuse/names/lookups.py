@@ -12,8 +12,8 @@ from typing import Final
 import trio
 from pyfuse3 import FUSEError
 
-from fuse.inodes import Inode
-from fuse.mount import Mount
+from fuse.state.inodes import Inode
+from fuse.state.mount import Mount
 from lakefs.errors import BucketNotFound, InvalidName, KeyNotFound, LakeError
 from lakefs.limits import KEY_BYTES_MAX
 from lakefs.names import Name

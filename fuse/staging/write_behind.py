@@ -1,7 +1,7 @@
 """Write-behind: the first chunks of a file are stored while the rest is still written.
 
 A long file that is written from its beginning is in the store, but for its last chunks, when it is closed: the commit
-(`fuse.staged_put`) then finds their ids here and only has the engine hold them.
+(`fuse.staging.commit`) then finds their ids here and only has the engine hold them.
 
 Rules kept here:
 - Nobody sees anything of it before the commit, and the commit does not depend on it: all bytes stay in the staging
@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final
 
-from fuse.staged_file import Kind, StagedFile
+from fuse.staging.staged_file import Kind, StagedFile
 from lakefs.content.chunking import iter_extents, plan_growing
 from lakefs.errors import InvalidArgument
 from lakefs.get.opened import Piece

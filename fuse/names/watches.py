@@ -18,8 +18,8 @@ import structlog
 import trio
 from pyfuse3 import FileNameT, InodeT
 
-from fuse.inodes import EXPIRED, Inode
-from fuse.mount import Mount
+from fuse.state.inodes import EXPIRED, Inode
+from fuse.state.mount import Mount
 from lakefs.client.trio.reconnecting import ReconnectingEngine
 from lakefs.errors import BucketNotFound, InvalidName, KeyNotFound, LakeError
 from lakefs.limits import WATCHES_PER_CONNECTION_MAX

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import msgspec
 
-from fuse.byte_ranges import RangeSet
+from fuse.staging.byte_ranges import RangeSet
 
 FORMAT: Final = 1
 BYTES_SUFFIX: Final = ".bytes"

@@ -64,7 +64,7 @@ class Attributes:
 
 
 class OpenContent(Protocol):
-    """The content of an inode that is open: what an inode's holders ask of it.  `fuse.files.OpenFile` is the one."""
+    """The content of an open inode: what holders of the inode ask of it.  `fuse.open_file.OpenFile` is the one."""
 
     @property
     def is_dirty(self) -> bool:

@@ -7,8 +7,8 @@ Rules kept here:
 - Only bytes in the ranges of a file are ever looked at; what else its staging file holds means nothing.  So a write
   that failed half way has changed nothing, and base bytes that a truncation hid never come back.
 - Base bytes show below `base_bytes` only, which never grows but by `mark_stored`.
-- The staging file ends where the last range does, and the sidecar says the rest (`fuse.sidecar`): whoever finds them
-  after a kill -9 knows every byte that was written.
+- The staging file ends where the last range does, and the sidecar says the rest (`fuse.staging.sidecar`): whoever
+  finds them after a kill -9 knows every byte that was written.
 - Bounds: staged bytes, and `RANGES_MAX` ranges, over all files of a folder.
 - One task changes a file at a time; threads may read it meanwhile.  `revision` tells whether it was changed.
 
@@ -27,8 +27,8 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from fuse.byte_ranges import RangeSet
-from fuse.sidecar import (
+from fuse.staging.byte_ranges import RangeSet
+from fuse.staging.sidecar import (
     Base,
     SidecarFile,
     SidecarState,

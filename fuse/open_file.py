@@ -24,13 +24,13 @@ from typing import Final
 import structlog
 import trio
 
-from fuse.attributes import to_store
-from fuse.inodes import Inode
-from fuse.mount import Mount, now_ns
-from fuse.reading import BlobReader
-from fuse.staged_put import Stored, store_staged
-from fuse.staging import Base, Kind, StagedFile
-from fuse.write_behind import BEGIN_BYTES, WriteBehind
+from fuse.reading.blob_reader import BlobReader
+from fuse.staging.commit import Stored, store_staged
+from fuse.staging.folder import Base, Kind, StagedFile
+from fuse.staging.write_behind import BEGIN_BYTES, WriteBehind
+from fuse.state.attributes import to_store
+from fuse.state.inodes import Inode
+from fuse.state.mount import Mount, now_ns
 from lakefs.errors import (
     DeadlineExceeded,
     DiskFailed,

@@ -12,9 +12,9 @@ from typing import Final
 
 from pyfuse3 import ENOATTR, FUSEError
 
-from fuse.changes import Changes
-from fuse.inodes import Inode
-from fuse.lookups import Lookups
+from fuse.names.changes import Changes
+from fuse.names.lookups import Lookups
+from fuse.state.inodes import Inode
 from lakefs.errors import KeyNotFound
 
 _KINDS: Final = (b"user.", b"trusted.", b"security.")

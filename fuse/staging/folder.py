@@ -1,7 +1,7 @@
 """The staging folder of a mount: staging files by the thousand, what an earlier mount left, and the lock.
 
-What one file is, is in `fuse.staged_file`; what a killed mount left, in `fuse.leftovers`.  A file that is not stored
-when its mount ends stays in the folder until somebody restores or forgets it.
+What one file is, is in `fuse.staging.staged_file`; what a killed mount left, in `fuse.staging.leftovers`.  A file
+that is not stored when its mount ends stays in the folder until somebody restores or forgets it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from fuse.leftovers import Leftover, find_leftovers, remove_unowned
-from fuse.sidecar import BYTES_SUFFIX, SIDECAR_SUFFIX, Base, SidecarFile
-from fuse.staged_file import Kind, Room, Slot, Span, StagedFile
+from fuse.staging.leftovers import Leftover, find_leftovers, remove_unowned
+from fuse.staging.sidecar import BYTES_SUFFIX, SIDECAR_SUFFIX, Base, SidecarFile
+from fuse.staging.staged_file import Kind, Room, Slot, Span, StagedFile
 from lakefs.errors import LakeError, LocalFileError, PermissionDenied, StoreLocked
 
 __all__ = ["Base", "Kind", "Leftover", "Span", "StagedFile", "StagingFolder"]
@@ -32,7 +32,7 @@ LOCK_NAME: Final = "lock"
 class StagingFolder:
     """One mount's folder, of mode 0700, locked while the mount lives.
 
-    Each of its files holds two descriptors, and is locked as long as this mount has it (`fuse.leftovers`).
+    Each of its files holds two descriptors, and is locked as long as this mount has it (`fuse.staging.leftovers`).
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:

@@ -2,7 +2,7 @@
 
 A mount may have the folder meanwhile: each of its own files is locked (flock) for as long as it has it, and whoever
 restores or removes a leftover locks that, too (`claimed`).  All calls block.  Putting one into the store is in
-`fuse.restoring`.
+`fuse.staging.restore`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fuse.byte_ranges import RangeSet
-from fuse.sidecar import (
+from fuse.staging.byte_ranges import RangeSet
+from fuse.staging.sidecar import (
     BYTES_SUFFIX,
     SIDECAR_BYTES_MAX,
     SIDECAR_SUFFIX,
@@ -26,7 +26,7 @@ from fuse.sidecar import (
     SidecarState,
     replay,
 )
-from fuse.staged_file import Room, Slot, StagedFile
+from fuse.staging.staged_file import Room, Slot, StagedFile
 from lakefs.errors import AlreadyExists, LocalFileError, StoreLocked
 
 _COPY_BYTES: Final = 1 << 20

@@ -6,7 +6,7 @@ from typing import Final
 
 import pyfuse3
 
-from fuse.inodes import FOLDER, ROOT, SYMLINK, Attributes, Inode
+from fuse.state.inodes import FOLDER, ROOT, SYMLINK, Attributes, Inode
 from lakefs.wire.messages import ListEntry, ObjectAttributes, ObjectStat
 
 BLOCK_BYTES: Final = 1 << 20

@@ -11,7 +11,7 @@ import stat
 
 from pyfuse3 import RequestContext, get_sup_groups
 
-from fuse.inodes import OBJECT, Attributes
+from fuse.state.inodes import OBJECT, Attributes
 
 
 def without_set_id(attributes: Attributes, ctx: RequestContext, mode: int | None = None) -> int:

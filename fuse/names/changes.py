@@ -16,9 +16,9 @@ import msgspec
 import trio
 from pyfuse3 import RENAME_NOREPLACE, FUSEError, RequestContext
 
-from fuse.inodes import EXPIRED, FOLDER, OBJECT, Attributes, Inode
-from fuse.lookups import Lookups
-from fuse.mount import Mount, now_ns
+from fuse.names.lookups import Lookups
+from fuse.state.inodes import EXPIRED, FOLDER, OBJECT, Attributes, Inode
+from fuse.state.mount import Mount, now_ns
 from lakefs.errors import KeyNotFound, LakeError, PreconditionFailed
 from lakefs.names import Name
 from lakefs.wire.messages import (

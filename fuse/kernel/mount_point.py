@@ -19,7 +19,7 @@ from typing import Final, Self
 
 import structlog
 
-from fuse.mount_table import LAKE_TYPE, MountEntry, answers, mount_at, unmount
+from fuse.kernel.mount_table import LAKE_TYPE, MountEntry, answers, mount_at, unmount
 from lakefs.errors import (
     AlreadyExists,
     DeadlineExceeded,

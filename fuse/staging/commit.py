@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from fuse.byte_ranges import RangeSet
-from fuse.staging import Kind, StagedFile
-from fuse.write_behind import WriteBehind
+from fuse.staging.byte_ranges import RangeSet
+from fuse.staging.folder import Kind, StagedFile
+from fuse.staging.write_behind import WriteBehind
 from lakefs.content.chunking import fixed_cuts, iter_extents, plan_file
 from lakefs.content.manifest import CutKind
 from lakefs.errors import EngineUnreachable, InvalidArgument, SessionLost, SourceChanged

@@ -16,10 +16,10 @@ import pyfuse3
 import trio
 from pyfuse3 import FileNameT, ReaddirToken
 
-from fuse.attributes import to_entry
-from fuse.inodes import FOLDER, Inode
-from fuse.lookups import Lookups
-from fuse.mount import Mount
+from fuse.names.lookups import Lookups
+from fuse.state.attributes import to_entry
+from fuse.state.inodes import FOLDER, Inode
+from fuse.state.mount import Mount
 from lakefs.errors import LakeError
 from lakefs.limits import LIST_PAGE_MAX
 from lakefs.names import Name

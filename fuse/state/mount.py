@@ -12,12 +12,12 @@ from typing import TypeVar
 import msgspec
 import trio
 
-from fuse.attributes import Owner
-from fuse.inodes import Inode, InodeTable
-from fuse.mounting import MountOptions
-from fuse.reading import ReadBuffers
-from fuse.staging import StagingFolder
-from fuse.unsettled import Unsettled
+from fuse.kernel.attach import MountOptions
+from fuse.reading.blob_reader import ReadBuffers
+from fuse.staging.folder import StagingFolder
+from fuse.state.attributes import Owner
+from fuse.state.inodes import Inode, InodeTable
+from fuse.state.unsettled import Unsettled
 from lakefs.client.trio.lake import TrioLake
 from lakefs.client.trio.reconnecting import ReconnectingEngine
 from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError

@@ -16,8 +16,8 @@ import os
 from enum import StrEnum
 from typing import Final
 
-from fuse.leftovers import Leftover, reopened
-from fuse.staged_put import store_staged
+from fuse.staging.commit import store_staged
+from fuse.staging.leftovers import Leftover, reopened
 from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.get.objects import close_object, open_object, read_range
 from lakefs.get.opened import Opened

@@ -1,0 +1,1 @@
+"""Mounting and unmounting: mount points, the table of mounts, libfuse."""

@@ -1,0 +1,1 @@
+"""Names in a mount: look-ups, changes, folders, extended attributes, watches."""

@@ -1,0 +1,1 @@
+"""Ranges for the kernel, each granule checked."""
