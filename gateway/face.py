@@ -14,10 +14,10 @@ import trio
 from gateway.http.certificates import Certificates
 from gateway.http.server import HttpServer
 from gateway.http.tls import TlsListener
-from gateway.s3.access_log import AccessLog
-from gateway.s3.call import Lakes
-from gateway.s3.service import S3Options, S3Service
-from gateway.s3.traffic import Connections, Snapshot, Traffic, connections_of
+from gateway.s3.dispatch import S3Options, S3Service
+from gateway.s3.request.call import Lakes
+from gateway.s3.telemetry.access_log import AccessLog
+from gateway.s3.telemetry.traffic import Connections, Snapshot, Traffic, connections_of
 from lakefs.config.settings import Address, Config
 from lakefs.errors import AddressInUse
 from lakefs.limits import HTTP_CONNECTIONS_MAX

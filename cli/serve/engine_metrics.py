@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.process.engine_process import RunningEngine
 from engine.store.store import Store
-from gateway.metrics import Reading
+from gateway.admin.metrics import Reading
 
 
 def readings(engine: RunningEngine) -> list[Reading]:

@@ -12,8 +12,8 @@ import trio
 from cli.serve.engine_metrics import readings
 from cli.terminal.systemd_notify import notifier_from
 from engine.process.engine_process import RunningEngine
-from gateway.admin import serve_admin_at
-from gateway.metrics import new_registry
+from gateway.admin.metrics import new_registry
+from gateway.admin.server import serve_admin_at
 from lakefs.version import VERSION
 
 STATUS_INTERVAL_S = 10.0

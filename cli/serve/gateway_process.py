@@ -18,11 +18,11 @@ import trio
 from cli.serve.gateway_report import Report, send_reports
 from cli.terminal.systemd_notify import notifier_from
 from cli.terminal.systemd_watchdog import keep_watchdog
-from gateway.admin import serve_admin_at
+from gateway.admin.metrics import Reading, new_registry
+from gateway.admin.server import serve_admin_at
 from gateway.face import S3Face, listen_s3
-from gateway.metrics import Reading, new_registry
-from gateway.s3.call import Lakes
-from gateway.s3.traffic_metrics import TrafficCollector
+from gateway.s3.request.call import Lakes
+from gateway.s3.telemetry.metrics import TrafficCollector
 from lakefs.client.trio.awaited import AwaitedEngine
 from lakefs.client.trio.lake import TrioLake
 from lakefs.config.settings import Address, Config

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import trio
 
-from gateway.s3.traffic import Connections, Snapshot
+from gateway.s3.telemetry.traffic import Connections, Snapshot
 
 REPORT_EVERY_S: Final = 1.0
 REPORT_BYTES_MAX: Final = 256 << 10

@@ -32,11 +32,11 @@ from cli.serve.gateway_process import DRAIN_TIMEOUT_S, HINT, GatewayPlan, heed_s
 from cli.serve.gateway_report import Report, receive_reports
 from cli.terminal.systemd_notify import notifier_from
 from cli.terminal.systemd_watchdog import keep_watchdog
-from gateway.admin import serve_admin_at
+from gateway.admin.metrics import Reading, new_registry
+from gateway.admin.server import serve_admin_at
 from gateway.face import certificates_of, port_taken
-from gateway.metrics import Reading, new_registry
-from gateway.s3.traffic import Connections, Snapshot
-from gateway.s3.traffic_metrics import TrafficCollector
+from gateway.s3.telemetry.metrics import TrafficCollector
+from gateway.s3.telemetry.traffic import Connections, Snapshot
 from lakefs.errors import AddressInUse
 from lakefs.transport.address import TcpAddress
 from lakefs.transport.streams import PortUse, bind_tcp

@@ -21,8 +21,8 @@ from engine.process.embedded import EmbeddedEngine
 from engine.process.engine_process import RunningEngine
 from engine.superblock.first_key import keep_first_key
 from gateway.face import S3Face, listen_s3
-from gateway.s3.call import Lakes
-from gateway.s3.traffic_metrics import TrafficCollector
+from gateway.s3.request.call import Lakes
+from gateway.s3.telemetry.metrics import TrafficCollector
 from lakefs.client.trio.lake import TrioLake
 from lakefs.content.verify import Check
 from lakefs.errors import LakeError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.process.folders import group_id
-from gateway.admin import bind_admin
+from gateway.admin.server import bind_admin
 from gateway.face import certificates_of, listen_s3
 from lakefs.config.settings import SYSTEM_DATA, SYSTEM_SOCKET, Config
 from lakefs.errors import AddressInUse, InvalidArgument, LocalFileError

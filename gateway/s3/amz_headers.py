@@ -6,7 +6,7 @@ Rules kept here:
   of yet must not be passed over: `x-amz-write-offset-bytes` would lose what the object had.
 - Some headers are understood with the values that change nothing here (`STANDARD`, `private`); any other is 501.
 - The owner that a request expects must be ours.
-- A header is the same in the request's head and in its query (`gateway.s3.targets`).
+- A header is the same in the request's head and in its query (`gateway.s3.protocol.targets`).
 
 The operations read the other headers that they understand.
 """
@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.s3 import checksums
-from gateway.s3.buckets import OWNER_ID
-from gateway.s3.errors import S3Error, not_implemented
-from gateway.s3.targets import Operation
+from gateway.s3.operations.buckets import OWNER_ID
+from gateway.s3.protocol import checksums
+from gateway.s3.protocol.errors import S3Error, not_implemented
+from gateway.s3.protocol.targets import Operation
 
 META: Final = b"x-amz-meta-"
 """In a list: every header that begins so."""

@@ -12,9 +12,9 @@ import structlog
 import trio
 from prometheus_client import CollectorRegistry
 
-from gateway import admin
-from gateway.admin import bind_admin, serve_admin
-from gateway.metrics import Reading, new_registry
+from gateway.admin import server as admin
+from gateway.admin.metrics import Reading, new_registry
+from gateway.admin.server import bind_admin, serve_admin
 from lakefs.config.settings import Address
 from lakefs.errors import AddressInUse, ConfigError
 from lakefs.limits import ADMIN_CONNECTIONS_MAX, ADMIN_HEAD_BYTES_MAX, ADMIN_REQUEST_TIMEOUT_S

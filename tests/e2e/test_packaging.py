@@ -58,9 +58,7 @@ def _assert_works(python: Path, away: Path) -> None:
     assert VERSION in _run(lake, "--version", cwd=away)
     # -f: mount(8) only pretends.
     _run(python.with_name("mount.lake"), "lake", away, "-f", cwd=away)
-    probe = (
-        "import lakefs, engine.format, gateway.admin, fuse.errno_map, cli.terminal; print(lakefs.__file__)"
-    )
+    probe = "import lakefs, engine.format, gateway.admin.server, fuse.errno_map, cli.terminal; print(lakefs.__file__)"
     assert _run(python, "-c", probe, cwd=away).startswith(str(python.parents[1]))
     shipped = "import importlib.util as u; print(u.find_spec('tests'), u.find_spec('bench'))"
     assert _run(python, "-c", shipped, cwd=away).split() == ["None", "None"]

@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 from botocore.session import get_session
 
-from gateway.s3.targets import Operation
+from gateway.s3.protocol.targets import Operation
 from tests.e2e.s3_client import client_of, refused, url_of
 from tests.e2e.s3_raw import Answer, Signer
 from tests.e2e.served import Served, serving

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from gateway.s3.checksums import Algorithm, start
+from gateway.s3.protocol.checksums import Algorithm, start
 from tests.e2e.s3_chunks import (
     KINDS,
     SIGNED,

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Final
 from urllib.parse import quote
 
-from gateway.s3.signing import Payload, Signature, SigningKey
+from gateway.s3.protocol.signing import Payload, Signature, SigningKey
 from tests.unit.signed_heads import KEY, REGION
 
 NOW_S: Final = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.http.refusal import HttpRefusal
-from gateway.s3.errors import S3Error
+from gateway.s3.protocol.errors import S3Error
 from lakefs.errors import InternalError, LakeError
 from tests.fuzz.inputs import kept_inputs
 

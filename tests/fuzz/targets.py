@@ -15,13 +15,13 @@ from gateway.http.framing import ChunkedDecoder, body_framing
 from gateway.http.head import HeadWatch, RequestHead, head_length, parse_head
 from gateway.http.ranges import ByteRange, check_conditions, parse_http_date, range_holds, select_range
 from gateway.http.refusal import HttpRefusal
-from gateway.s3 import bodies
-from gateway.s3.aws_chunked import AwsChunkedDecoder
-from gateway.s3.errors import S3Error
-from gateway.s3.signing import Payload, Signature
-from gateway.s3.sigv4 import authenticate
-from gateway.s3.tags import tags_of_header
-from gateway.s3.targets import parse_copy_source, parse_target
+from gateway.s3.protocol import bodies
+from gateway.s3.protocol.aws_chunked import AwsChunkedDecoder
+from gateway.s3.protocol.errors import S3Error
+from gateway.s3.protocol.signing import Payload, Signature
+from gateway.s3.protocol.sigv4 import authenticate
+from gateway.s3.protocol.tags import tags_of_header
+from gateway.s3.protocol.targets import parse_copy_source, parse_target
 from lakefs.limits import KEY_BYTES_MAX
 from tests.fuzz.setting_targets import SETTING_TARGETS
 from tests.fuzz.signed import CHUNKED, HEADS, NOW_S, PAYLOAD, PAYLOADS, SEEDS

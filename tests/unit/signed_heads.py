@@ -12,7 +12,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from gateway.http.head import RequestHead, parse_head
-from gateway.s3.signing import AccessKey
+from gateway.s3.protocol.signing import AccessKey
 
 KEY: Final = AccessKey("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 REGION: Final = "eu-lake-1"

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.metrics import Reading, Readings, new_registry
+from gateway.admin.metrics import Reading, Readings, new_registry
 
 
 def _samples(registry: CollectorRegistry) -> dict[tuple[str, str], float]:

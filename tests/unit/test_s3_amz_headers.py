@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.s3.amz_headers import META, ONLY, UNDERSTOOD, check_headers
-from gateway.s3.errors import S3Error
-from gateway.s3.service import OPERATIONS
-from gateway.s3.targets import Operation
+from gateway.s3.dispatch import OPERATIONS
+from gateway.s3.protocol.errors import S3Error
+from gateway.s3.protocol.targets import Operation
 
 PAGE = Path(__file__).parents[2] / "docs/s3.md"
 SECTION = "## Headers that ask for something"

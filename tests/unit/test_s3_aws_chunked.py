@@ -12,9 +12,9 @@ import pytest
 from botocore.httpchecksum import AwsChunkedWrapper, Crc32Checksum
 from hypothesis import assume, given, settings, strategies as st
 
-from gateway.s3.aws_chunked import AwsChunkedDecoder
-from gateway.s3.errors import S3Error
-from gateway.s3.signing import AccessKey, Payload, Signature, SigningKey
+from gateway.s3.protocol.aws_chunked import AwsChunkedDecoder
+from gateway.s3.protocol.errors import S3Error
+from gateway.s3.protocol.signing import AccessKey, Payload, Signature, SigningKey
 from lakefs.limits import HTTP_CHUNK_LINE_BYTES_MAX, HTTP_TRAILER_BYTES_MAX
 
 EXAMPLE_KEY: Final = AccessKey("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")

@@ -9,9 +9,9 @@ from base64 import b64encode
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gateway.s3 import checksums
-from gateway.s3.checksums import Algorithm
-from gateway.s3.errors import S3Error
+from gateway.s3.protocol import checksums
+from gateway.s3.protocol.checksums import Algorithm
+from gateway.s3.protocol.errors import S3Error
 
 CRCS = [Algorithm.CRC32, Algorithm.CRC32C, Algorithm.CRC64NVME]
 POLYNOMIALS = {

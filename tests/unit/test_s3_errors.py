@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gateway.s3.errors import TABLE, S3Error, error_body, from_lake
+from gateway.s3.protocol.errors import TABLE, S3Error, error_body, from_lake
 from lakefs import errors as lake
 
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.s3.receiving import STALLED_S, Received, ReceiveMemory
+from gateway.s3.request.receiving import STALLED_S, Received, ReceiveMemory
 from lakefs.host.buffers import BUFFER_BYTES
 from lakefs.limits import CHUNK_BYTES
 

@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings, strategies as st
 from msgspec.structs import replace
 
 from gateway.http.head import RequestHead
-from gateway.s3.errors import S3Error
-from gateway.s3.signing import AccessKey, Payload, Signature
-from gateway.s3.sigv4 import authenticate
+from gateway.s3.protocol.errors import S3Error
+from gateway.s3.protocol.signing import AccessKey, Payload, Signature
+from gateway.s3.protocol.sigv4 import authenticate
 from lakefs.limits import S3_CLOCK_SKEW_S, S3_PRESIGN_S_MAX
 from tests.unit.signed_heads import KEY, REGION, head_without_hash, presigned_head, signed_at, signed_head
 

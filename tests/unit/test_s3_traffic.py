@@ -11,10 +11,10 @@ from prometheus_client.exposition import generate_latest
 
 from gateway.http.head import parse_head
 from gateway.http.messages import Request, Response
-from gateway.s3.access_log import AccessLog
-from gateway.s3.targets import Operation, Target
-from gateway.s3.traffic import BOUNDS_S, OPERATIONS, Connections, Snapshot, Traffic
-from gateway.s3.traffic_metrics import TrafficCollector
+from gateway.s3.protocol.targets import Operation, Target
+from gateway.s3.telemetry.access_log import AccessLog
+from gateway.s3.telemetry.metrics import TrafficCollector
+from gateway.s3.telemetry.traffic import BOUNDS_S, OPERATIONS, Connections, Snapshot, Traffic
 from lakefs.errors import LocalFileError
 from lakefs.limits import S3_ACCESS_LOG_BYTES_MAX
 from tests.unit.inline_offload import InlineOffload

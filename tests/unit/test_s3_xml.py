@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gateway.s3 import bodies
-from gateway.s3.bodies import CompletedPart, DeleteItem
-from gateway.s3.checksums import Algorithm
-from gateway.s3.errors import S3Error
-from gateway.s3.xml import NAMESPACE, document, element, escaped, url_encoded
+from gateway.s3.protocol import bodies
+from gateway.s3.protocol.bodies import CompletedPart, DeleteItem
+from gateway.s3.protocol.checksums import Algorithm
+from gateway.s3.protocol.errors import S3Error
+from gateway.s3.protocol.xml import NAMESPACE, document, element, escaped, url_encoded
 
 READERS: list[tuple[Callable[[bytes], object], str]] = [
     (bodies.read_create_bucket, "CreateBucketConfiguration"),

@@ -1,0 +1,163 @@
+"""What a completed upload is as a whole: its size and checksum, compared with what the client states.
+
+Rules kept here:
+- Everything is compared before the upload is completed; on a mismatch nothing is.
+- A stated checksum that cannot be compared, because parts came without one, is refused: it is never passed over.
+- The checksum of the whole follows from the parts' and is kept, when the upload was begun with an algorithm or the
+  completion states one: of all bytes (FULL_OBJECT) or of the parts' digests (COMPOSITE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gateway.s3.protocol import checksums
+from gateway.s3.protocol.attributes import kept_composite
+from gateway.s3.protocol.bodies import CompletedPart
+from gateway.s3.protocol.checksums import HEADERS, Algorithm
+from gateway.s3.protocol.errors import S3Error, invalid_argument
+from gateway.s3.request.call import Call
+from lakefs.errors import UploadNotFound
+from lakefs.lake.multipart import UploadName, list_parts
+from lakefs.wire.messages import PartStat
+
+ALGORITHM: Final = "checksum-algorithm"
+TYPE: Final = "checksum-type"
+_FULL: Final = "FULL_OBJECT"
+_COMPOSITE: Final = "COMPOSITE"
+_SIZE: Final = b"x-amz-mp-object-size"
+_SIZE_DIGITS_MAX: Final = 18
+
+
+def checksum_details(call: Call) -> dict[str, str]:
+    """What an upload is begun with: ALGORITHM and TYPE, or nothing.  S3Error where S3 does not have that pair."""
+    named, kind = call.header(b"x-amz-checksum-algorithm"), call.header(b"x-amz-checksum-type").upper()
+    if not named:
+        if kind:
+            raise _invalid("x-amz-checksum-type needs x-amz-checksum-algorithm beside it")
+        return {}
+    algorithm = checksums.algorithm_named(named)
+    kind = kind or _default_type(algorithm)
+    _check_type(algorithm, kind)
+    return {ALGORITHM: algorithm.value, TYPE: kind}
+
+
+async def checked_whole(call: Call, upload: UploadName, wanted: Sequence[CompletedPart]) -> dict[str, bytes]:
+    """What is kept of the whole's checksum; S3Error when a part, or the whole, is not what the client says."""
+    stated = _stated_algorithm(call)
+    has_checksums = stated is not None or any(part.checksums for part in wanted)
+    try:
+        details, found = await _listed(call, upload, everything=has_checksums or _SIZE in call.headers)
+    except UploadNotFound:
+        return {}  # perhaps it was completed before: the store knows
+    for part in wanted:
+        stored = found[part.number].checksums if part.number in found else {}
+        for algorithm, digest in part.checksums.items():
+            if stored.get(algorithm.value, digest) != digest:
+                raise S3Error(
+                    400, "InvalidPart", f"The checksum of part {part.number} is not that of its upload."
+                )
+    parts = [found[part.number] for part in wanted if part.number in found]
+    if _SIZE in call.headers and len(parts) == len(wanted):  # else the store says which part is missing
+        check_size(call, sum(part.size_bytes for part in parts))
+    agreed = _agreed_algorithm(details, stated)
+    kind = _agreed_type(call, details, agreed)
+    return {} if agreed is None else _combined(call, agreed, kind, parts)
+
+
+def check_size(call: Call, size_bytes: int) -> None:
+    """S3Error unless the whole has the size that x-amz-mp-object-size states, if it does."""
+    text = call.header(_SIZE)
+    if not text:
+        return
+    if not (text.isascii() and text.isdigit() and len(text) <= _SIZE_DIGITS_MAX):
+        raise invalid_argument("x-amz-mp-object-size is not a number of bytes", _SIZE.decode(), text[:64])
+    if int(text) != size_bytes:
+        raise _invalid(f"the parts add up to {size_bytes} bytes, not to the {text} of x-amz-mp-object-size")
+
+
+def _stated_algorithm(call: Call) -> Algorithm | None:
+    stated = [algorithm for algorithm in Algorithm if HEADERS[algorithm] in call.headers]
+    if len(stated) > 1:
+        raise checksums.several()
+    return stated[0] if stated else None
+
+
+def _agreed_algorithm(details: Mapping[str, str], stated: Algorithm | None) -> Algorithm | None:
+    begun = Algorithm(details[ALGORITHM]) if ALGORITHM in details else None
+    if begun and stated and begun is not stated:
+        raise _invalid(
+            f"the upload was begun with {begun.value}; the checksum of the whole is {stated.value}"
+        )
+    return begun or stated
+
+
+def _agreed_type(call: Call, details: Mapping[str, str], algorithm: Algorithm | None) -> str:
+    """The type that the whole's checksum has; without an algorithm that is S3's for every object, FULL_OBJECT."""
+    stated = call.header(b"x-amz-checksum-type").upper()
+    kind = (details.get(TYPE) or stated or _default_type(algorithm)) if algorithm else _FULL
+    if stated and stated != kind:
+        raise S3Error(400, "BadDigest", f"the checksum type of the upload is {kind}, not {stated[:64]}")
+    if algorithm:
+        _check_type(algorithm, kind)
+    return kind
+
+
+def _default_type(algorithm: Algorithm) -> str:
+    return _FULL if algorithm is Algorithm.CRC64NVME else _COMPOSITE
+
+
+def _check_type(algorithm: Algorithm, kind: str) -> None:
+    """S3Error where S3 does not have that type for the algorithm."""
+    if kind == _FULL:
+        checksums.full_object(algorithm, ())
+    elif kind == _COMPOSITE:
+        checksums.composite(algorithm, ())
+    else:
+        raise invalid_argument(
+            "Value for x-amz-checksum-type header is invalid.", "x-amz-checksum-type", kind[:64]
+        )
+
+
+async def _listed(
+    call: Call, upload: UploadName, *, everything: bool
+) -> tuple[dict[str, str], dict[int, PartStat]]:
+    """What the upload was begun with, and its parts by number; only one page where nothing is compared."""
+    found: dict[int, PartStat] = {}
+    after = 0
+    while True:
+        page = await call.lakes.lake.run(list_parts(upload, after=after))
+        found.update((part.number, part) for part in page.parts)
+        after = page.next_after
+        if not after or not (everything or ALGORITHM in page.upload.details):
+            return page.upload.details, found
+
+
+def _combined(call: Call, algorithm: Algorithm, kind: str, parts: Sequence[PartStat]) -> dict[str, bytes]:
+    expected = call.headers.get(HEADERS[algorithm])
+    known = [
+        (part.checksums[algorithm.value], part.size_bytes)
+        for part in parts
+        if algorithm.value in part.checksums
+    ]
+    if len(known) < len(parts):  # a copied part, or one that came without: nobody has read its bytes for it
+        if expected is not None:
+            raise _invalid(
+                f"the {algorithm.value} of the whole cannot be compared: parts were copied, or came without theirs; "
+                "complete the upload without it"
+            )
+        return {}
+    if kind == _COMPOSITE:
+        text = checksums.composite(algorithm, [digest for digest, _ in known])
+        if expected is not None and expected.decode("latin-1") != text:
+            raise checksums.mismatch(algorithm.value)
+        return kept_composite(algorithm, text)
+    digest = checksums.full_object(algorithm, known)
+    if expected is not None and checksums.decoded(algorithm, expected) != digest:
+        raise checksums.mismatch(algorithm.value)
+    return {algorithm.value: digest}
+
+
+def _invalid(message: str) -> S3Error:
+    return S3Error(400, "InvalidRequest", message)

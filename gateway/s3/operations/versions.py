@@ -1,0 +1,214 @@
+"""Versions of objects: the setting of a bucket, ids in requests and answers, and the list of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.http.messages import Response
+from gateway.http.ranges import format_http_date
+from gateway.s3.operations.buckets import OWNER, iso_time
+from gateway.s3.operations.list_objects import KEYS_MAX, STORE_DELIMITERS, max_keys, shown_names
+from gateway.s3.protocol.bodies import read_versioning
+from gateway.s3.protocol.errors import S3Error, invalid_argument
+from gateway.s3.protocol.xml import document, element
+from gateway.s3.request.call import Call, xml_response
+from gateway.s3.request.proven_body import read_proven_xml
+from lakefs.wire.messages import (
+    BucketList,
+    Buckets,
+    BucketSet,
+    ListedVersions,
+    ListVersions,
+    ObjectStat,
+    StatNames,
+    VersionEntry,
+)
+
+PARAMETER: Final = "versionId"
+VERSION_HEADER: Final = b"x-amz-version-id"
+MARKER_HEADER: Final = (b"x-amz-delete-marker", b"true")
+_ID: Final = re.compile(r"null|[0-9a-f]{16}")
+
+
+# --- ids -------------------------------------------------------------------------------------------------
+
+
+def asked_version(call: Call) -> str:
+    """The version that a request is about, "" for what the key is bound to.  S3Error for what is no id."""
+    if PARAMETER not in call.target.parameters:
+        return ""
+    return checked_version(call.parameter(PARAMETER))
+
+
+def checked_version(version: str) -> str:
+    """A version's id as clients give it.  S3Error."""
+    if not version:
+        raise invalid_argument("Version id cannot be the empty string", PARAMETER, version)
+    if not _ID.fullmatch(version):
+        raise invalid_argument("Invalid version id specified", PARAMETER, version[:64])
+    return version
+
+
+def version_headers(stat: ObjectStat, name: bytes = VERSION_HEADER) -> list[tuple[bytes, bytes]]:
+    """The id of a version; nothing in a bucket that never kept any."""
+    return [(name, stat.version.encode())] if stat.version else []
+
+
+def refuse_marker(stat: ObjectStat) -> None:
+    """S3Error MethodNotAllowed for a delete marker that was named by its id."""
+    if stat.is_marker:
+        raise S3Error(
+            405,
+            "MethodNotAllowed",
+            "The specified method is not allowed against this resource.",
+            headers={
+                "Allow": "DELETE",
+                "x-amz-delete-marker": "true",
+                "x-amz-version-id": stat.version,
+                "Last-Modified": format_http_date(stat.mtime_ns // 1_000_000_000),
+            },
+        )
+
+
+async def asked_stat(call: Call) -> ObjectStat:
+    """The stat of the version that a request is about.  S3Error also for a delete marker."""
+    stat = await call.ask_one(StatNames([(call.bucket, call.key)], versions=[asked_version(call)]))
+    refuse_marker(stat)
+    return stat
+
+
+# --- the setting -----------------------------------------------------------------------------------------
+
+
+async def get_bucket_versioning(call: Call) -> Response:
+    """Enabled, Suspended, or nothing for a bucket that never kept versions."""
+    (bucket,) = (await call.ask(BucketList(call.bucket), Buckets)).buckets
+    status = element("Status", bucket.versioning.capitalize()) if bucket.versioning else ""
+    return xml_response(document("VersioningConfiguration", status))
+
+
+async def put_bucket_versioning(call: Call) -> Response:
+    """Durable on return.  MFA delete is not offered."""
+    status = await read_proven_xml(call, read_versioning)
+    if not status:
+        raise S3Error(
+            400, "IllegalVersioningConfigurationException", "The Versioning element must be specified"
+        )
+    await call.ask(BucketSet(call.bucket, versioning=status.lower()), Buckets)
+    return Response(200)
+
+
+# --- the list --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a list is asked for."""
+
+    prefix: str
+    key_marker: str
+    version_marker: str
+    delimiter: str
+    limit: int
+    shown: Callable[[str], str]
+
+
+async def list_object_versions(call: Call) -> Response:
+    """A page of versions and delete markers, from the newest of each key."""
+    asked = _asked(call)
+    if asked.delimiter in STORE_DELIMITERS:
+        page = await _listed(
+            call, asked, asked.key_marker, asked.version_marker, asked.delimiter, asked.limit
+        )
+    else:
+        page = await _rolled_up(call, asked)
+    if not asked.limit:
+        page = ListedVersions([])
+    fields = [
+        element("Name", call.bucket),
+        element("Prefix", asked.shown(asked.prefix)),
+        element("KeyMarker", asked.shown(asked.key_marker)),
+        element("VersionIdMarker", asked.version_marker),
+    ]
+    if page.next_after:
+        fields.append(element("NextKeyMarker", asked.shown(page.next_after)))
+    if page.next_version:
+        fields.append(element("NextVersionIdMarker", page.next_version))
+    fields.append(element("MaxKeys", asked.limit))
+    if asked.delimiter:
+        fields.append(element("Delimiter", asked.shown(asked.delimiter)))
+    if call.parameter("encoding-type"):
+        fields.append(element("EncodingType", "url"))
+    fields.append(element("IsTruncated", bool(page.next_after)))
+    fields += [_entry(entry, asked.shown) for entry in page.entries]
+    return xml_response(document("ListVersionsResult", "".join(fields)))
+
+
+def _asked(call: Call) -> _Asked:
+    shown = shown_names(call)
+    key_marker, version_marker = call.parameter("key-marker"), call.parameter("version-id-marker")
+    if version_marker and not key_marker:
+        raise invalid_argument(
+            "A version-id marker cannot be specified without a key marker.",
+            "version-id-marker",
+            version_marker[:64],
+        )
+    if version_marker and not _ID.fullmatch(version_marker):
+        raise invalid_argument("Invalid version id specified", "version-id-marker", version_marker[:64])
+    return _Asked(
+        call.parameter("prefix"),
+        key_marker,
+        version_marker,
+        call.parameter("delimiter"),
+        max_keys(call),
+        shown,
+    )
+
+
+async def _listed(
+    call: Call, asked: _Asked, after: str, after_version: str, delimiter: str, limit: int
+) -> ListedVersions:
+    request = ListVersions(call.bucket, asked.prefix, after, after_version, delimiter, max(1, limit))
+    return await call.ask(request, ListedVersions)
+
+
+async def _rolled_up(call: Call, asked: _Asked) -> ListedVersions:
+    """As `_listed` for a delimiter that the store does not know: every version is looked at."""
+    begin, behind = len(asked.prefix), asked.key_marker.encode()
+    entries: list[VersionEntry] = []
+    after, after_version = asked.key_marker, asked.version_marker
+    while asked.limit:
+        page = await _listed(call, asked, after, after_version, "", KEYS_MAX)
+        for entry in page.entries:
+            end = entry.key.find(asked.delimiter, begin)
+            if end >= 0:
+                common = entry.key[: end + len(asked.delimiter)]
+                if common.encode() <= behind or (entries and entries[-1].key == common):
+                    continue
+                entry = VersionEntry(common, is_prefix=True)
+            if len(entries) == asked.limit:
+                return ListedVersions(entries, entries[-1].key, entries[-1].version)
+            entries.append(entry)
+        after, after_version = page.next_after, page.next_version
+        if not after:
+            break
+    return ListedVersions(entries)
+
+
+def _entry(entry: VersionEntry, shown: Callable[[str], str]) -> str:
+    key = shown(entry.key)
+    if entry.is_prefix:
+        return f"<CommonPrefixes>{element('Prefix', key)}</CommonPrefixes>"
+    said = (
+        f"{element('Key', key)}{element('VersionId', entry.version)}{element('IsLatest', entry.is_latest)}"
+        f"<LastModified>{iso_time(entry.mtime_ns)}</LastModified>"
+    )
+    if entry.is_marker:
+        return f"<DeleteMarker>{said}{OWNER}</DeleteMarker>"
+    return (
+        f"<Version>{said}<ETag>&quot;{entry.etag}&quot;</ETag><Size>{entry.size_bytes}</Size>{OWNER}"
+        "<StorageClass>STANDARD</StorageClass></Version>"
+    )

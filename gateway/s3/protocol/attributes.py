@@ -1,0 +1,124 @@
+"""What S3's headers say of an object, to and from what the store keeps of a name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.http.ranges import format_http_date
+from gateway.s3.protocol import checksums
+from gateway.s3.protocol.checksums import Algorithm
+from gateway.s3.protocol.errors import S3Error
+from gateway.s3.protocol.tags import tags_of_header
+from lakefs.wire.messages import ObjectAttributes, ObjectStat
+
+DEFAULT_CONTENT_TYPE: Final = "binary/octet-stream"
+_META: Final = b"x-amz-meta-"
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_CLEAN: Final = bytes(32 if byte < 32 or byte == 127 else byte for byte in range(256))
+_META_BYTES_MAX: Final = 2048
+KEPT: Final = {
+    b"cache-control": "Cache-Control",
+    b"content-disposition": "Content-Disposition",
+    b"content-encoding": "Content-Encoding",
+    b"content-language": "Content-Language",
+    b"expires": "Expires",
+}
+"""Headers that are answered as they were given."""
+OVERRIDES: Final = {
+    "response-cache-control": b"Cache-Control",
+    "response-content-disposition": b"Content-Disposition",
+    "response-content-encoding": b"Content-Encoding",
+    "response-content-language": b"Content-Language",
+    "response-content-type": b"Content-Type",
+    "response-expires": b"Expires",
+}
+
+
+def attributes_of(
+    headers: Mapping[bytes, bytes],
+    now_ns: int,
+    *,
+    etag_kind: int = 0,
+    etag: bytes = b"",
+    sums: Mapping[str, bytes] = {},
+) -> ObjectAttributes:
+    """What a PUT's headers say.  S3Error when the metadata are too large, or tags are none."""
+    metadata = {
+        name[len(_META) :].decode("latin-1"): value.decode("latin-1")
+        for name, value in headers.items()
+        if name.startswith(_META)
+    }
+    if sum(len(name) + len(value) for name, value in metadata.items()) > _META_BYTES_MAX:
+        raise S3Error(
+            400,
+            "MetadataTooLarge",
+            "Your metadata headers exceed the maximum allowed metadata size",
+            details={"MaxSizeAllowed": str(_META_BYTES_MAX)},
+        )
+    kept = {shown: headers[name].decode("latin-1") for name, shown in KEPT.items() if name in headers}
+    if "Content-Encoding" in kept:
+        codings = [coding.strip() for coding in kept["Content-Encoding"].split(",")]
+        kept["Content-Encoding"] = ",".join(coding for coding in codings if coding.lower() != "aws-chunked")
+        if not kept["Content-Encoding"]:
+            del kept["Content-Encoding"]
+    return ObjectAttributes(
+        mtime_ns=now_ns,
+        content_type=headers.get(b"content-type", DEFAULT_CONTENT_TYPE.encode()).decode("latin-1"),
+        user_metadata=metadata,
+        headers=kept,
+        etag_kind=etag_kind,
+        etag=etag,
+        checksums=dict(sums),
+        tags=tags_of_header(headers),
+    )
+
+
+def object_headers(stat: ObjectStat, *, with_checksums: bool) -> list[tuple[bytes, bytes]]:
+    """What GET and HEAD answer of an object beside its length."""
+    headers = [
+        (b"Last-Modified", format_http_date(stat.mtime_ns // 1_000_000_000).encode()),
+        (b"ETag", b'"%b"' % stat.etag.encode()),
+        (b"Accept-Ranges", b"bytes"),
+        (b"Content-Type", _text(stat.content_type or DEFAULT_CONTENT_TYPE)),
+    ]
+    if stat.version:
+        headers.append((b"x-amz-version-id", stat.version.encode()))
+    headers += [(_text(name), _text(value)) for name, value in stat.headers.items()]
+    headers += [(_META + _text(name), _text(value)) for name, value in stat.user_metadata.items()]
+    if stat.tags:
+        headers.append((b"x-amz-tagging-count", b"%d" % len(stat.tags)))
+    if with_checksums:
+        headers += checksum_headers(stat.checksums)
+    return headers
+
+
+def kept_composite(algorithm: Algorithm, text: str) -> dict[str, bytes]:
+    """How the checksum of an upload's parts is kept: under the algorithm's name and the number of parts."""
+    digest, _, count = text.rpartition("-")
+    return {f"{algorithm.value}/{count}": checksums.decoded(algorithm, digest.encode())}
+
+
+def is_composite(sums: Mapping[str, bytes]) -> bool:
+    """Whether the checksum that is kept is that of the parts' digests."""
+    return any("/" in name for name in sums)
+
+
+def checksum_headers(
+    sums: Mapping[str, bytes], *, is_of_composite: bool = False
+) -> list[tuple[bytes, bytes]]:
+    """x-amz-checksum-* of what is kept.  `is_of_composite`: of a part of an object whose own checksum is composite."""
+    found: list[tuple[bytes, bytes]] = []
+    for name, digest in sums.items():
+        algorithm, _, count = name.partition("/")
+        value = checksums.encoded(digest) + (f"-{count}" if count else "")
+        found.append((checksums.HEADERS[Algorithm(algorithm)], value.encode()))
+        found.append((b"x-amz-checksum-type", b"COMPOSITE" if count or is_of_composite else b"FULL_OBJECT"))
+    return found
+
+
+def _text(text: str) -> bytes:
+    """A value that another face of the store may have set: what would end the line, or is not Latin-1, is replaced."""
+    encoded = text.encode("latin-1", "replace")
+    return encoded.translate(_CLEAN) if _CONTROL.search(encoded) else encoded

@@ -1,0 +1,247 @@
+"""XML that S3 clients send, read into values.  Pure; nothing here touches the store.
+
+Rules kept here:
+- It is UTF-8, whatever its declaration says; expat reads it.  A document type declaration is refused before anything in
+  it is looked at, so there are no entities to expand and nothing to fetch.
+- Bytes, depth and number of elements are bounded before memory is spent; 1,000 keys and 10,000 parts fit.
+- Elements may be in S3's namespace, in another or in none; unknown elements are read over, as S3 does, except where
+  ignoring one would lose a wish (MfaDelete).
+- Text is kept as it is, white space included: keys have it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final, NamedTuple, NoReturn
+from xml.parsers import expat
+
+from gateway.http.ranges import header_date
+from gateway.s3.protocol.checksums import ELEMENTS, Algorithm, decoded
+from gateway.s3.protocol.conditions import read_size
+from gateway.s3.protocol.errors import S3Error, not_implemented
+from lakefs.limits import (
+    DELETE_BATCH,
+    S3_PARTS_MAX,
+    S3_XML_BODY_BYTES_MAX,
+    S3_XML_DEPTH_MAX,
+    S3_XML_ELEMENTS_MAX,
+)
+
+_NUMBER: Final = re.compile(r"[0-9]{1,5}")
+_ALGORITHMS: Final = {name: algorithm for algorithm, name in ELEMENTS.items()}
+
+
+class DeleteItem(NamedTuple):
+    """One object of a Delete, and its conditions: `etag` without quotes, its size, its time in whole seconds."""
+
+    key: str
+    version_id: str = ""
+    etag: str | None = None
+    size_bytes: int | None = None
+    mtime_s: int | None = None
+
+
+class Delete(NamedTuple):
+    """DeleteObjects.  `quiet`: only failures are answered."""
+
+    items: tuple[DeleteItem, ...]
+    quiet: bool
+
+
+class CompletedPart(NamedTuple):
+    """One part that CompleteMultipartUpload names; `etag` without quotes, checksums as the client gave them."""
+
+    number: int
+    etag: str
+    checksums: dict[Algorithm, bytes]
+
+
+class _Element:
+    """What was between a start tag and its end tag: children, or text."""
+
+    __slots__ = ("children", "name", "text")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.text = ""
+        self.children: list[_Element] = []
+
+    def all(self, name: str) -> Iterator[_Element]:
+        return (child for child in self.children if child.name == name)
+
+    def fields(self) -> dict[str, str]:
+        """The texts of its children that have no children; each has a name of its own, or the XML is refused."""
+        fields: dict[str, str] = {}
+        for child in self.children:
+            if child.children:
+                continue
+            if child.name in fields:
+                raise _malformed(f"{self.name} has more than one {child.name}")
+            fields[child.name] = child.text
+        return fields
+
+
+def read_create_bucket(body: bytes) -> str:
+    """The LocationConstraint of CreateBucketConfiguration; "" for none, and for an empty body.  S3Error."""
+    if not body:
+        return ""
+    return _root(body, "CreateBucketConfiguration").fields().get("LocationConstraint", "").strip()
+
+
+def read_delete(body: bytes) -> Delete:
+    """The objects that DeleteObjects names, 1 to 1,000 of them.  S3Error."""
+    root = _root(body, "Delete")
+    items = [_delete_item(found) for found in root.all("Object")]
+    if not 1 <= len(items) <= DELETE_BATCH:
+        raise _malformed(f"a Delete names 1 to {DELETE_BATCH} objects, not {len(items)}")
+    return Delete(tuple(items), _boolean(root.fields().get("Quiet", "")))
+
+
+def read_complete(body: bytes) -> tuple[CompletedPart, ...]:
+    """The parts of CompleteMultipartUpload, 1 to 10,000, in rising order.  S3Error InvalidPartOrder when not."""
+    parts = tuple(map(_completed_part, _root(body, "CompleteMultipartUpload").all("Part")))
+    if not 1 <= len(parts) <= S3_PARTS_MAX:
+        raise _malformed(f"an upload is completed from 1 to {S3_PARTS_MAX} parts, not {len(parts)}")
+    numbers = [part.number for part in parts]
+    if any(later <= earlier for earlier, later in pairwise(numbers)):
+        raise S3Error(
+            400,
+            "InvalidPartOrder",
+            "The list of parts was not in ascending order. The parts list must be specified in order by part number.",
+        )
+    return parts
+
+
+def read_tagging(body: bytes) -> list[tuple[str, str]]:
+    """The tags of Tagging, in its order, as they are given.  S3Error."""
+    sets = list(_root(body, "Tagging").all("TagSet"))
+    if len(sets) != 1:
+        raise _malformed("Tagging has one TagSet")
+    tags = [tag.fields() for tag in sets[0].all("Tag")]
+    if not all("Key" in tag and "Value" in tag for tag in tags):
+        raise _malformed("a Tag has a Key and a Value")
+    return [(tag["Key"], tag["Value"]) for tag in tags]
+
+
+def read_versioning(body: bytes) -> str:
+    """The Status of VersioningConfiguration: "Enabled", "Suspended", or "" for none.  S3Error."""
+    fields = _root(body, "VersioningConfiguration").fields()
+    if fields.get("MfaDelete", "").strip() == "Enabled":
+        raise not_implemented("MFA delete")
+    status = fields.get("Status", "").strip()
+    if status not in ("", "Enabled", "Suspended"):
+        raise _malformed("the Status of VersioningConfiguration is Enabled or Suspended")
+    return status
+
+
+def _delete_item(found: _Element) -> DeleteItem:
+    """A condition that cannot be read is refused: nothing is deleted that a client wanted to keep."""
+    if any(child.children for child in found.children):
+        raise _malformed("an element of an Object has elements of its own")
+    fields = found.fields()
+    key = fields.get("Key")
+    if not key:
+        raise _malformed("an Object without a Key")
+    etag, size, modified = fields.get("ETag"), fields.get("Size"), fields.get("LastModifiedTime")
+    size_bytes = None if size is None else read_size(size.strip().encode())
+    mtime_s = None if modified is None else header_date(modified.strip().encode())
+    if size is not None and size_bytes is None:
+        raise _malformed("the Size of an Object is a number of bytes")
+    if modified is not None and mtime_s is None:
+        raise _malformed("the LastModifiedTime of an Object is a date as HTTP has it")
+    etag = None if etag is None else _etag(etag)
+    return DeleteItem(key, fields.get("VersionId", "").strip(), etag, size_bytes, mtime_s)
+
+
+def _completed_part(part: _Element) -> CompletedPart:
+    fields = part.fields()
+    number = fields.get("PartNumber", "").strip()
+    if not _NUMBER.fullmatch(number):
+        raise _malformed("a Part has a PartNumber")
+    if not 1 <= int(number) <= S3_PARTS_MAX:
+        raise S3Error(
+            400, "InvalidArgument", f"PartNumber must be an integer between 1 and {S3_PARTS_MAX}, inclusive"
+        )
+    checksums = {
+        _ALGORITHMS[name]: decoded(_ALGORITHMS[name], text.strip().encode())
+        for name, text in fields.items()
+        if name in _ALGORITHMS and text
+    }
+    return CompletedPart(int(number), _etag(fields.get("ETag", "")), checksums)
+
+
+def _etag(text: str) -> str:
+    return text.strip().removeprefix('"').removesuffix('"')
+
+
+def _boolean(text: str) -> bool:
+    value = text.strip().lower()
+    if value not in ("", "true", "false"):
+        raise _malformed("Quiet is true or false")
+    return value == "true"
+
+
+class _Builder:
+    """What expat calls back."""
+
+    def __init__(self) -> None:
+        self.document = _Element("")
+        self._open = [self.document]
+        self._texts: list[str] = []
+        self._element_count = 0
+
+    def start(self, name: str, _attributes: object) -> None:
+        self._element_count += 1
+        if len(self._open) > S3_XML_DEPTH_MAX or self._element_count > S3_XML_ELEMENTS_MAX:
+            raise _malformed("the XML is nested too deep, or has too many elements")
+        found = _Element(name.rpartition(" ")[2])
+        self._open[-1].children.append(found)
+        self._open.append(found)
+        self._texts.clear()
+
+    def end(self, _name: str) -> None:
+        found = self._open.pop()
+        if not found.children:
+            found.text = "".join(self._texts)
+        self._texts.clear()
+
+    def text(self, text: str) -> None:
+        self._texts.append(text)
+
+    def refuse(self, *_declaration: object) -> NoReturn:
+        raise _malformed("XML here has no document type declaration and no entities")
+
+
+def _root(body: bytes, name: str) -> _Element:
+    """The root element, which must have that name.  S3Error MalformedXML."""
+    if len(body) > S3_XML_BODY_BYTES_MAX:
+        raise S3Error(400, "MalformedXML", f"the XML is longer than {S3_XML_BODY_BYTES_MAX} bytes")
+    builder = _Builder()
+    parser = expat.ParserCreate("utf-8", namespace_separator=" ")
+    parser.buffer_text = True
+    parser.StartDoctypeDeclHandler = builder.refuse
+    parser.EntityDeclHandler = builder.refuse
+    parser.ExternalEntityRefHandler = builder.refuse
+    parser.StartElementHandler = builder.start
+    parser.EndElementHandler = builder.end
+    parser.CharacterDataHandler = builder.text
+    try:
+        parser.Parse(body.decode(), True)
+    except UnicodeDecodeError:
+        raise _malformed("it is not UTF-8") from None
+    except expat.ExpatError as error:
+        raise _malformed(expat.errors.messages.get(error.code, "not well-formed")) from None
+    root = builder.document.children[0]
+    if root.name != name:
+        raise _malformed(f"{name} was expected, not {root.name[:64]}")
+    return root
+
+
+def _malformed(what: str) -> S3Error:
+    return S3Error(
+        400,
+        "MalformedXML",
+        f"The XML you provided was not well-formed or did not validate against our published schema: {what}",
+    )

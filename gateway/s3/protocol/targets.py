@@ -1,0 +1,377 @@
+"""What a request is about: bucket, key, parameters, and which operation.  Pure.
+
+Rules kept here:
+- The bucket is the first part of the path, or the Host's labels before a configured suffix (virtual-host style).
+- A key is the rest of the path, percent-decoded once to UTF-8.  It is never normalised: `..`, `//` and `%2e%2e` are
+  ordinary parts of keys.  NUL is refused, and what is longer than 1,024 bytes.
+- A sub-resource that this store does not have (`?acl`, `?policy`, ...) is 501 before any data is touched.  A request
+  that would change something is 501 also when it brings any other parameter that its operation does not know: a
+  sub-resource that nobody has heard of yet must not overwrite a body.  Reads ignore such parameters, as S3 does.
+- `+` in a query is a space, in a path it is itself.
+- An x-amz-* parameter is the header of that name, as in S3: SDKs move headers into the query when they presign.  The
+  signature's own parameters are not.
+
+Whether the bucket exists and what the caller may do is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from gateway.http.head import RequestHead
+from gateway.s3.protocol.errors import S3Error, bad_bucket, invalid_argument, not_implemented
+from lakefs.bucket_names import invalid_bucket_name, is_bucket_name
+from lakefs.limits import KEY_BYTES_MAX, S3_QUERY_PARAMETERS_MAX
+
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]*)(?::[0-9]{0,5})?")
+_HOST_BYTES_KEPT: Final = 320
+"""A host name has at most 253 bytes; a longer Host names no bucket, and takes no more than that of the cache."""
+_BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
+_NO_HEADER_VALUE: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_OF_SIGNATURES: Final = {
+    name.lower(): name
+    for name in (
+        "X-Amz-Algorithm",
+        "X-Amz-Content-Sha256",
+        "X-Amz-Credential",
+        "X-Amz-Date",
+        "X-Amz-Expires",
+        "X-Amz-Security-Token",
+        "X-Amz-Signature",
+        "X-Amz-SignedHeaders",
+    )
+}
+"""Parameters that `gateway.s3.protocol.sigv4` reads, and in no other spelling."""
+
+
+class Operation(enum.Enum):
+    """What S3 calls the operations that are offered here."""
+
+    LIST_BUCKETS = "ListBuckets"
+    CREATE_BUCKET = "CreateBucket"
+    DELETE_BUCKET = "DeleteBucket"
+    HEAD_BUCKET = "HeadBucket"
+    GET_BUCKET_LOCATION = "GetBucketLocation"
+    GET_BUCKET_VERSIONING = "GetBucketVersioning"
+    PUT_BUCKET_VERSIONING = "PutBucketVersioning"
+    LIST_OBJECTS = "ListObjects"
+    LIST_OBJECTS_V2 = "ListObjectsV2"
+    LIST_OBJECT_VERSIONS = "ListObjectVersions"
+    LIST_MULTIPART_UPLOADS = "ListMultipartUploads"
+    DELETE_OBJECTS = "DeleteObjects"
+    GET_OBJECT = "GetObject"
+    HEAD_OBJECT = "HeadObject"
+    PUT_OBJECT = "PutObject"
+    COPY_OBJECT = "CopyObject"
+    DELETE_OBJECT = "DeleteObject"
+    GET_OBJECT_ATTRIBUTES = "GetObjectAttributes"
+    GET_OBJECT_TAGGING = "GetObjectTagging"
+    PUT_OBJECT_TAGGING = "PutObjectTagging"
+    DELETE_OBJECT_TAGGING = "DeleteObjectTagging"
+    CREATE_MULTIPART_UPLOAD = "CreateMultipartUpload"
+    UPLOAD_PART = "UploadPart"
+    UPLOAD_PART_COPY = "UploadPartCopy"
+    COMPLETE_MULTIPART_UPLOAD = "CompleteMultipartUpload"
+    ABORT_MULTIPART_UPLOAD = "AbortMultipartUpload"
+    LIST_PARTS = "ListParts"
+
+
+class Target(msgspec.Struct, frozen=True):
+    """`bucket` "" is the service, `key` "" the bucket itself.  `parameters`: decoded, "" for one without a value.
+
+    `moved`: the headers that came as x-amz-* parameters; none of these is among `parameters`.
+    """
+
+    operation: Operation
+    bucket: str
+    key: str
+    parameters: dict[str, str]
+    moved: dict[bytes, bytes] = {}
+
+
+class _Level(enum.Enum):
+    SERVICE = "the service"
+    BUCKET = "a bucket"
+    OBJECT = "an object"
+
+
+_Choice = tuple[frozenset[str], Operation]
+
+
+def _when(operation: Operation, *present: str) -> _Choice:
+    return frozenset(present), operation
+
+
+# The first choice whose parameters are all present is taken.
+_CHOICES: Final[Mapping[tuple[_Level, str], tuple[_Choice, ...]]] = {
+    (_Level.SERVICE, "GET"): (_when(Operation.LIST_BUCKETS),),
+    (_Level.BUCKET, "GET"): (
+        _when(Operation.GET_BUCKET_LOCATION, "location"),
+        _when(Operation.GET_BUCKET_VERSIONING, "versioning"),
+        _when(Operation.LIST_OBJECT_VERSIONS, "versions"),
+        _when(Operation.LIST_MULTIPART_UPLOADS, "uploads"),
+        _when(Operation.LIST_OBJECTS_V2, "list-type"),
+        _when(Operation.LIST_OBJECTS),
+    ),
+    (_Level.BUCKET, "HEAD"): (_when(Operation.HEAD_BUCKET),),
+    (_Level.BUCKET, "PUT"): (
+        _when(Operation.PUT_BUCKET_VERSIONING, "versioning"),
+        _when(Operation.CREATE_BUCKET),
+    ),
+    (_Level.BUCKET, "DELETE"): (_when(Operation.DELETE_BUCKET),),
+    (_Level.BUCKET, "POST"): (_when(Operation.DELETE_OBJECTS, "delete"),),
+    (_Level.OBJECT, "GET"): (
+        _when(Operation.GET_OBJECT_ATTRIBUTES, "attributes"),
+        _when(Operation.GET_OBJECT_TAGGING, "tagging"),
+        _when(Operation.LIST_PARTS, "uploadId"),
+        _when(Operation.GET_OBJECT),
+    ),
+    (_Level.OBJECT, "HEAD"): (_when(Operation.HEAD_OBJECT),),
+    (_Level.OBJECT, "PUT"): (
+        _when(Operation.PUT_OBJECT_TAGGING, "tagging"),
+        _when(Operation.UPLOAD_PART, "uploadId", "partNumber"),
+        _when(Operation.PUT_OBJECT),
+    ),
+    (_Level.OBJECT, "POST"): (
+        _when(Operation.CREATE_MULTIPART_UPLOAD, "uploads"),
+        _when(Operation.COMPLETE_MULTIPART_UPLOAD, "uploadId"),
+    ),
+    (_Level.OBJECT, "DELETE"): (
+        _when(Operation.DELETE_OBJECT_TAGGING, "tagging"),
+        _when(Operation.ABORT_MULTIPART_UPLOAD, "uploadId"),
+        _when(Operation.DELETE_OBJECT),
+    ),
+}
+_COPIES: Final = {
+    Operation.PUT_OBJECT: Operation.COPY_OBJECT,
+    Operation.UPLOAD_PART: Operation.UPLOAD_PART_COPY,
+}
+"""What a PUT becomes by a header x-amz-copy-source."""
+
+NOT_OFFERED: Final = frozenset(
+    (
+        "abac",
+        "accelerate",
+        "acl",
+        "analytics",
+        "annotation",
+        "cors",
+        "encryption",
+        "intelligent-tiering",
+        "inventory",
+        "legal-hold",
+        "lifecycle",
+        "logging",
+        "metadataConfiguration",
+        "metadataInventoryTable",
+        "metadataJournalTable",
+        "metadataTable",
+        "metrics",
+        "notification",
+        "object-lock",
+        "ownershipControls",
+        "policy",
+        "policyStatus",
+        "publicAccessBlock",
+        "renameObject",
+        "replication",
+        "requestPayment",
+        "restore",
+        "retention",
+        "select",
+        "session",
+        "torrent",
+        "website",
+    )
+)
+"""Sub-resources of S3 that this store does not have."""
+_OF_BUCKETS_ELSEWHERE: Final = frozenset(("tagging",))
+"""Offered for objects, not for buckets."""
+_WRITING: Final = frozenset(("PUT", "POST", "DELETE"))
+_OF_VERSIONS: Final = frozenset(
+    (
+        Operation.DELETE_OBJECT,
+        Operation.PUT_OBJECT_TAGGING,
+        Operation.DELETE_OBJECT_TAGGING,
+    )
+)
+"""What changes one version of an object and so knows `versionId`."""
+
+
+def parse_target(head: RequestHead, domains: tuple[str, ...] = ()) -> Target:
+    """What the request asks for.
+
+    `domains`: lower-case host suffixes of virtual-host style, `s3.example.com` for `bucket.s3.example.com`.
+    S3Error: InvalidURI, InvalidBucketName, KeyTooLongError, NotImplemented, MethodNotAllowed, InvalidArgument.
+    """
+    path = head.path
+    bucket = _bucket_of_host(head.authority[:_HOST_BYTES_KEPT], domains) if domains else ""
+    if bucket:
+        raw_key = path[1:]
+    else:
+        raw_bucket, _, raw_key = path[1:].partition(b"/")
+        bucket = _decoded(raw_bucket) if raw_bucket else ""
+        if raw_key and not bucket:
+            raise bad_bucket(bucket, invalid_bucket_name(bucket))
+    if bucket and not is_bucket_name(bucket):
+        raise bad_bucket(bucket, invalid_bucket_name(bucket))
+    key = _key(raw_key) if raw_key else ""
+    sent = parse_query(head.query) if head.query else {}
+    parameters = {name: value for name, value in sent.items() if not _is_amz(name)}
+    moved = {} if len(parameters) == len(sent) else _moved_headers(sent, head.headers)
+    level = _Level.OBJECT if key else _Level.BUCKET if bucket else _Level.SERVICE
+    operation = _operation(level, head.method, parameters)
+    if b"x-amz-copy-source" in head.headers or b"x-amz-copy-source" in moved:
+        operation = _COPIES.get(operation, operation)
+    return Target(operation, bucket, key, parameters, moved)
+
+
+def parse_copy_source(value: bytes) -> tuple[str, str, str]:
+    """Bucket, key and version ("" without one) of x-amz-copy-source: `/bucket/key?versionId=V`, encoded.  S3Error."""
+    raw_path, _, query = value.partition(b"?")
+    raw_bucket, _, raw_key = raw_path.removeprefix(b"/").partition(b"/")
+    if not raw_key:
+        # Some clients encode the slash between bucket and key too.
+        raw_bucket, _, raw_key = unquote_to_bytes(raw_path).removeprefix(b"/").partition(b"/")
+        raw_key = raw_key.replace(b"%", b"%25")
+    bucket = _decoded(raw_bucket)
+    if not raw_key or not is_bucket_name(bucket):
+        raise S3Error(
+            400,
+            "InvalidArgument",
+            "Copy Source must mention the source bucket and key: sourcebucket/sourcekey",
+        )
+    return bucket, _key(raw_key), parse_query(query).get("versionId", "")
+
+
+def parse_query(query: bytes) -> dict[str, str]:
+    """Decoded parameters; S3Error InvalidArgument when one is repeated or there are too many."""
+    parameters: dict[str, str] = {}
+    for pair in query.split(b"&"):
+        if not pair:
+            continue
+        raw_name, _, raw_value = pair.partition(b"=")
+        name = _decoded(raw_name.replace(b"+", b" "))
+        if name in parameters:
+            raise S3Error(400, "InvalidArgument", f"the query parameter {name!r} may not be repeated")
+        parameters[name] = _decoded(raw_value.replace(b"+", b" ")) if raw_value else ""
+    if len(parameters) > S3_QUERY_PARAMETERS_MAX:
+        raise S3Error(400, "InvalidArgument", f"the query has more than {S3_QUERY_PARAMETERS_MAX} parameters")
+    return parameters
+
+
+def _is_amz(name: str) -> bool:
+    return name[:6].lower() == "x-amz-"
+
+
+def _moved_headers(sent: Mapping[str, str], headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """The headers that came as parameters.  S3Error for a value that no header has, or a second, different one."""
+    moved: dict[bytes, bytes] = {}
+    for name, text in sent.items():
+        if not _is_amz(name) or name in _OF_SIGNATURES.values():
+            continue
+        header, value = name.lower(), text.strip(" \t")
+        if header in _OF_SIGNATURES:
+            raise S3Error(
+                400, "InvalidArgument", f"spell the query parameter {header} {_OF_SIGNATURES[header]}"
+            )
+        if not _HEADER_NAME.fullmatch(header) or _NO_HEADER_VALUE.search(value):
+            raise invalid_argument("this query parameter cannot be a header", name[:64], value[:64])
+        raw_name, raw_value = header.encode(), value.encode()
+        if moved.get(raw_name, raw_value) != raw_value or headers.get(raw_name, raw_value) != raw_value:
+            raise S3Error(400, "InvalidArgument", f"{header[:64]} was given twice, with different values")
+        moved[raw_name] = raw_value
+    return moved
+
+
+def _operation(level: _Level, method: str, parameters: Mapping[str, str]) -> Operation:
+    choices = _CHOICES.get((level, method))
+    if not parameters and choices is not None and not choices[-1][0]:
+        return choices[-1][1]
+    refused = next((name for name in parameters if _is_refused(level, name)), None)
+    if refused is not None:
+        raise not_implemented(f"the sub-resource ?{refused}")
+    if choices is None:
+        raise _method_refusal(level, method)
+    chosen = next((choice for choice in choices if choice[0] <= parameters.keys()), None)
+    if chosen is None:
+        raise not_implemented(f"{method} of {level.value} with these parameters")
+    needed, operation = chosen
+    if method in _WRITING:
+        known = needed | {"x-id", "versionId"} if operation in _OF_VERSIONS else needed | {"x-id"}
+        unknown = [name for name in parameters if name not in known]
+        if unknown:
+            raise not_implemented(f"{operation.value} with the query parameter {unknown[0][:64]!r}")
+    return operation
+
+
+def _is_refused(level: _Level, name: str) -> bool:
+    return name in NOT_OFFERED or (level is _Level.BUCKET and name in _OF_BUCKETS_ELSEWHERE)
+
+
+def _method_refusal(level: _Level, method: str) -> S3Error:
+    if method in ("POST", "OPTIONS"):
+        return not_implemented(f"{method} of {level.value}")
+    allowed = sorted(name for at, name in _CHOICES if at is level)
+    return S3Error(
+        405,
+        "MethodNotAllowed",
+        "The specified method is not allowed against this resource.",
+        headers={"Allow": ", ".join(allowed)},
+    )
+
+
+def _key(raw: bytes) -> str:
+    key = _decoded(raw)
+    length = len(raw) if b"%" not in raw else len(key.encode())
+    if length > KEY_BYTES_MAX:
+        raise S3Error(
+            400,
+            "KeyTooLongError",
+            "Your key is too long",
+            details={"Size": str(length), "MaxSizeAllowed": str(KEY_BYTES_MAX)},
+        )
+    return key
+
+
+def _decoded(raw: bytes) -> str:
+    """Percent-decoded once; UTF-8 without NUL, or S3Error InvalidURI."""
+    if b"%" in raw:
+        if _BAD_ESCAPE.search(raw):
+            raise _bad_uri("a % that begins no escape")
+        raw = unquote_to_bytes(raw)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise _bad_uri("it is not UTF-8") from None
+    if "\0" in text:
+        raise _bad_uri("a NUL")
+    return text
+
+
+@lru_cache(maxsize=1024)
+def _bucket_of_host(authority: bytes, domains: tuple[str, ...]) -> str:
+    """The bucket before one of the suffixes; "" for a host that names none.  S3Error for no host at all."""
+    match = _HOST.fullmatch(authority.decode("latin-1").lower())
+    if match is None:
+        raise S3Error(400, "InvalidRequest", "the Host header is not a host with an optional port")
+    host = match[1]
+    if host in domains:
+        return ""
+    for domain in domains:
+        bucket = host.removesuffix("." + domain)
+        if bucket != host:
+            return bucket
+    return ""
+
+
+def _bad_uri(what: str) -> S3Error:
+    return S3Error(400, "InvalidURI", f"Couldn't parse the specified URI: {what}")

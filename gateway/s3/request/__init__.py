@@ -1,0 +1,1 @@
+"""One request: authorization, its body in, its content out."""

@@ -1,0 +1,119 @@
+"""Who may do what: access keys as the store has them, read anew at most once a second.
+
+So a revoked key works for a second at the most, and a new one may take as long to work.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import trio
+
+from gateway.s3.protocol.errors import S3Error
+from gateway.s3.protocol.signing import AccessKey
+from gateway.s3.protocol.targets import Operation, Target
+from lakefs.wire.access_messages import AccessKeyList, AccessKeys
+from lakefs.wire.engine_port import EngineClient
+from lakefs.wire.messages import BucketList, Buckets
+
+_FRESH_S: Final = 1.0
+READING: Final = frozenset(
+    (
+        Operation.LIST_BUCKETS,
+        Operation.HEAD_BUCKET,
+        Operation.GET_BUCKET_LOCATION,
+        Operation.GET_BUCKET_VERSIONING,
+        Operation.LIST_OBJECTS,
+        Operation.LIST_OBJECTS_V2,
+        Operation.LIST_OBJECT_VERSIONS,
+        Operation.LIST_MULTIPART_UPLOADS,
+        Operation.LIST_PARTS,
+        Operation.GET_OBJECT,
+        Operation.HEAD_OBJECT,
+        Operation.GET_OBJECT_ATTRIBUTES,
+        Operation.GET_OBJECT_TAGGING,
+    )
+)
+_OPEN_TO_STRANGERS: Final = frozenset(
+    (
+        Operation.GET_OBJECT,
+        Operation.HEAD_OBJECT,
+        Operation.HEAD_BUCKET,
+        Operation.LIST_OBJECTS,
+        Operation.LIST_OBJECTS_V2,
+    )
+)
+"""In a bucket that anybody may read."""
+
+
+class KnownKeys:
+    """The access keys of one store."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+        self._keys: dict[str, AccessKey] = {}
+        self._read_at = -_FRESH_S
+        self._reading = trio.Lock()
+
+    @property
+    def are_old(self) -> bool:
+        """Whether they were read more than a second ago."""
+        return time.monotonic() - self._read_at >= _FRESH_S
+
+    async def refresh(self) -> None:
+        """Read them again, if they are old."""
+        async with self._reading:
+            if not self.are_old:
+                return
+            began = time.monotonic()
+            self._keys = await self._read()
+            self._read_at = began
+
+    def find(self, access_key: str) -> AccessKey | None:
+        """The key pair of an access key."""
+        return self._keys.get(access_key)
+
+    async def _read(self) -> dict[str, AccessKey]:
+        found: dict[str, AccessKey] = {}
+        after = ""
+        while True:
+            page = (await self._engine.call(AccessKeyList(secrets=True, after=after))).message
+            assert isinstance(page, AccessKeys)
+            for key in page.keys:
+                found[key.access_key] = AccessKey(
+                    key.access_key, key.secret_key, tuple(key.buckets), key.read_only
+                )
+            after = page.next_after
+            if not after:
+                return found
+
+
+async def check_stranger(engine: EngineClient, target: Target) -> None:
+    """S3Error AccessDenied unless anybody may do this.  Old versions are not for strangers."""
+    is_open = target.operation in _OPEN_TO_STRANGERS and "versionId" not in target.parameters
+    if not is_open or not await _is_public(engine, target.bucket):
+        raise _denied()
+
+
+def check_key(key: AccessKey, target: Target) -> None:
+    """S3Error AccessDenied unless the key may do this."""
+    if key.read_only and target.operation not in READING:
+        raise _denied()
+    check_bucket(key, target.bucket)
+
+
+def check_bucket(key: AccessKey, bucket: str) -> None:
+    """S3Error AccessDenied when the key is limited to other buckets; the list of buckets is filtered instead."""
+    if bucket and key.buckets and bucket not in key.buckets:
+        raise _denied()
+
+
+async def _is_public(engine: EngineClient, bucket: str) -> bool:
+    message = (await engine.call(BucketList(bucket))).message
+    assert isinstance(message, Buckets)
+    return any(found.anonymous_read for found in message.buckets)
+
+
+def _denied() -> S3Error:
+    return S3Error(403, "AccessDenied", "Access Denied")

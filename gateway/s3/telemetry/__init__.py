@@ -1,0 +1,1 @@
+"""Counts, metrics and the access log of S3 traffic."""

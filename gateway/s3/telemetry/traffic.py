@@ -1,0 +1,142 @@
+"""What went through an S3 port: counted as cheaply as can be, and told when somebody asks.
+
+Rules kept here:
+- One call for each answered request; it adds to plain integers and touches nothing that grows with what clients send.
+  Labels are our own words: operations, status classes, error codes.
+- A `Snapshot` can be added to another, so that processes behind one port are one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final
+
+import msgspec
+
+from gateway.http.messages import Request, Response
+from gateway.http.server import HttpServer
+from gateway.s3.protocol.targets import Operation, Target
+
+OPERATIONS: Final = (*(operation.value for operation in Operation), "none")
+"""`none`: a request that was refused before anybody knew what it was."""
+CLASSES: Final = ("1xx", "2xx", "3xx", "4xx", "5xx")
+BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_NUMBERS: Final = {name: number for number, name in enumerate(OPERATIONS)}
+_NONE: Final = len(OPERATIONS) - 1
+_BUCKETS: Final = len(BOUNDS_S) + 1
+_CODES_MAX: Final = 128
+"""Error codes are ours, and fewer; a bound all the same."""
+
+Observer = Callable[[Request, Response, float, float, int, int, bool], None]
+"""Is told of each request that is logged; arguments as those of `Traffic.answered`."""
+
+
+class Snapshot(msgspec.Struct):
+    """Sums since a process began; lists go by operation, and class or bucket of time within it."""
+
+    requests: list[int] = msgspec.field(default_factory=lambda: [0] * (len(OPERATIONS) * len(CLASSES)))
+    times: list[int] = msgspec.field(default_factory=lambda: [0] * (len(OPERATIONS) * _BUCKETS))
+    seconds: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(OPERATIONS))
+    bytes_in: int = 0
+    bytes_out: int = 0
+    cut_short: int = 0
+    errors: dict[str, int] = msgspec.field(default_factory=dict)
+    turned_away: int = 0
+    timed_out: int = 0
+    log_lost: int = 0
+
+    def plus(self, other: Snapshot) -> Snapshot:
+        """Both together."""
+        return Snapshot(
+            [a + b for a, b in zip(self.requests, other.requests, strict=True)],
+            [a + b for a, b in zip(self.times, other.times, strict=True)],
+            [a + b for a, b in zip(self.seconds, other.seconds, strict=True)],
+            self.bytes_in + other.bytes_in,
+            self.bytes_out + other.bytes_out,
+            self.cut_short + other.cut_short,
+            {
+                code: self.errors.get(code, 0) + other.errors.get(code, 0)
+                for code in self.errors | other.errors
+            },
+            self.turned_away + other.turned_away,
+            self.timed_out + other.timed_out,
+            self.log_lost + other.log_lost,
+        )
+
+
+class Connections(msgspec.Struct, frozen=True):
+    """Those that are there now: open, without a request, and being answered."""
+
+    open: int = 0
+    idle: int = 0
+    in_flight: int = 0
+
+    def plus(self, other: Connections) -> Connections:
+        """Both together."""
+        return Connections(self.open + other.open, self.idle + other.idle, self.in_flight + other.in_flight)
+
+
+class Traffic:
+    """The counts of one process."""
+
+    def __init__(self, observer: Observer | None = None) -> None:
+        """`observer` is told of every request, too: the access log."""
+        self._counts = Snapshot()
+        self._observer = observer
+
+    def answered(
+        self, request: Request, response: Response, began: float, first: float, received: int, sent: int
+    ) -> None:
+        """A request has been answered, or its connection broke: times of `perf_counter`, bytes of the bodies.
+
+        `first` is when the first bytes of the answer were sent, 0.0 when that is now; `sent` is -1 for all of
+        `response.parts`.
+        """
+        now = perf_counter()
+        counts = self._counts
+        target = request.target
+        number = _NUMBERS[target.operation._value_] if isinstance(target, Target) else _NONE
+        if sent < 0:
+            sent = sum(map(len, response.parts))
+        status = response.status
+        counts.requests[number * 5 + status // 100 - 1] += 1
+        took = now - began
+        counts.times[number * _BUCKETS + bisect_left(BOUNDS_S, took)] += 1
+        counts.seconds[number] += took
+        counts.bytes_in += received
+        counts.bytes_out += sent
+        if response.code:
+            self._refused(response.code)
+        is_cut = response.stream is not None and sent != response.length
+        if is_cut:
+            counts.cut_short += 1
+        if self._observer is not None:
+            self._observer(request, response, took, (first or now) - began, received, sent, is_cut)
+
+    def malformed(self, response: Response) -> None:
+        """What came was no request."""
+        self._counts.requests[_NONE * 5 + response.status // 100 - 1] += 1
+        self._refused(response.code)
+
+    def _refused(self, code: str) -> None:
+        errors = self._counts.errors
+        if code not in errors and len(errors) >= _CODES_MAX:
+            code = "other"
+        errors[code] = errors.get(code, 0) + 1
+
+    def snapshot(self, server: HttpServer, log_lost: int) -> Snapshot:
+        """The sums so far, with what the server and the log count."""
+        counts = self._counts
+        counts.turned_away = server.turned_away
+        counts.timed_out = server.timed_out
+        counts.log_lost = log_lost
+        return counts
+
+
+def connections_of(server: HttpServer) -> Connections:
+    """Looks at every connection: for whoever asks now and then."""
+    found = list(server.connections)
+    idle = sum(connection.is_idle for connection in found)
+    return Connections(len(found), idle, len(found) - idle)
