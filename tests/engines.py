@@ -24,7 +24,7 @@ from lakefs.wire.messages import (
     StoreChunks,
 )
 from tests.fake_service import FakeService
-from tests.sim.network import SimulatedNetwork
+from tests.sim.world.network import SimulatedNetwork
 
 SIMULATED = "tcp://simulated:1"
 

@@ -20,7 +20,7 @@ from lakefs.transport.streams import TrioNetwork
 from lakefs.wire.connection import ClientConnection, ClientEvent, FailureReceived, ReplyReceived
 from lakefs.wire.messages import Hello, HelloReply, Message, Ping, Request
 from tests.fake_service import FakeService
-from tests.sim.network import SimulatedNetwork
+from tests.sim.world.network import SimulatedNetwork
 
 
 class RawClient:

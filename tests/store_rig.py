@@ -24,8 +24,8 @@ from lakefs.limits import KIB, MIB
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
-from tests.sim.clock import SimClock
-from tests.sim.disk import SimDisk
+from tests.sim.world.clock import SimClock
+from tests.sim.world.disk import SimDisk
 
 M = TypeVar("M", bound=m.Message)
 T = TypeVar("T")

@@ -5,7 +5,7 @@ COUNT-th time it comes to the step NAME.  Without the variable `reached` is a fu
 else of this module runs: no state, no lock, no look at the environment after the start.
 
 Rules kept here:
-- A step is named once in `POINTS` and called at one place; `tests/unit/test_failpoints.py` holds both.
+- A step is named once in `POINTS` and called at one place; `tests/unit/engine/host/test_failpoints.py` holds both.
 - `reached` raises nothing, so a step may lie anywhere: between a write and its sync, under a lock, in a thread.
 - STOP stops all threads; whoever stopped the process may change the disk under it before CONT.
 """

@@ -29,7 +29,7 @@ from lakefs.transport.streams import TrioNetwork
 from lakefs.wire.engine_port import BlockingEngineClient, EngineClient, Reply
 from lakefs.wire.messages import Request
 from tests.descriptors import open_descriptors
-from tests.sim.network import SimulatedNetwork
+from tests.sim.world.network import SimulatedNetwork
 from tests.store_rig import SMALL_SIZES, in_flight, simulated_store
 
 TOKEN = "secret"

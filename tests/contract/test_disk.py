@@ -15,7 +15,7 @@ import pytest
 from engine.host.local_disk import LocalDisk
 from lakefs.errors import DiskFailed, StoreFull, StoreLocked, StoreReadOnly
 from lakefs.ports import Disk
-from tests.sim.disk import SimDisk
+from tests.sim.world.disk import SimDisk
 
 PAGE = 4096
 

@@ -44,7 +44,7 @@ from lakefs.wire.messages import (
 )
 from tests.contract.engines import InThreads
 from tests.fake_service import FakeService
-from tests.sim.network import SimulatedNetwork
+from tests.sim.world.network import SimulatedNetwork
 
 Opened = Callable[[FakeService], AbstractAsyncContextManager[EngineClient]]
 SESSION = b"s" * 16

@@ -18,7 +18,7 @@ from lakefs.errors import DiskFailed
 from lakefs.host.offload import InlineOffload, ThreadOffload
 from lakefs.limits import PAGE_BYTES, RING_ENTRIES
 from lakefs.ports import Disk, DiskFile, FileRead, IoQueue
-from tests.sim.disk import SimDisk
+from tests.sim.world.disk import SimDisk
 
 KINDS = ["ring", "ring of one", "threads", "simulated"]
 CONTENT = b"".join(index.to_bytes(4, "big") for index in range(64 << 10))

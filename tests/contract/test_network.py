@@ -19,7 +19,7 @@ from lakefs.ids import Buffer
 from lakefs.ports import Network, Stream
 from lakefs.transport.streams import TrioNetwork
 from tests.certificates import TlsNetwork
-from tests.sim.network import SimulatedNetwork
+from tests.sim.world.network import SimulatedNetwork
 from tests.stream_pairs import Kind, receive_exactly, with_pair
 
 

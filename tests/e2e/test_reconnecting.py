@@ -34,7 +34,7 @@ from tests.engines import (
     restarting,
 )
 from tests.fake_service import FakeService
-from tests.sim.network import SimulatedNetwork
+from tests.sim.world.network import SimulatedNetwork
 
 
 def test_an_engine_that_was_never_there_is_not_waited_for() -> None:

@@ -42,7 +42,7 @@ from tests.engines import (
     store,
 )
 from tests.fake_service import FakeService
-from tests.sim.network import SimulatedNetwork
+from tests.sim.world.network import SimulatedNetwork
 
 
 def test_a_lost_connection_ends_every_call_and_every_later_one() -> None:

@@ -45,7 +45,7 @@ from lakefs.wire.messages import (
 from tests.descriptors import descriptor_count
 from tests.fake_service import FakeService
 from tests.raw_client import RawClient, Running, real, simulated
-from tests.sim.network import SimulatedNetwork
+from tests.sim.world.network import SimulatedNetwork
 
 # --- pipelining, cancel, deadline ----------------------------------------------------------------------
 

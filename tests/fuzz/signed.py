@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import quote
 
 from gateway.s3.protocol.signing import Payload, Signature, SigningKey
-from tests.unit.signed_heads import KEY, REGION
+from tests.unit.support.signed_heads import KEY, REGION
 
 NOW_S: Final = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 _STAMP: Final = "20261121T120000Z"

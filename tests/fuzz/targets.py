@@ -28,7 +28,7 @@ from tests.fuzz.signed import CHUNKED, HEADS, NOW_S, PAYLOAD, PAYLOADS, SEEDS
 from tests.fuzz.store_targets import STORE_TARGETS
 from tests.fuzz.target import REFUSALS, Target
 from tests.fuzz.wire_targets import WIRE_TARGETS
-from tests.unit.signed_heads import KEY, REGION
+from tests.unit.support.signed_heads import KEY, REGION
 
 _OBJECT_BYTES: Final = 1000
 

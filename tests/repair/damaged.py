@@ -19,7 +19,7 @@ from tests.flips.answers import Answers, ask_everything, names_of
 from tests.flips.places import spans_of
 from tests.flips.samples import BUCKETS, opened
 from tests.store_rig import records
-from tests.unit.metadata_rig import wait_applied
+from tests.unit.support.metadata_rig import wait_applied
 
 HARMS = ("missing", "truncated", "one flipped bit", "zeros", "another store's")
 Life = Callable[[TrioLake, random.Random], Awaitable[None]]

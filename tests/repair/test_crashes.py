@@ -13,10 +13,10 @@ from engine.fsck.repair import repair_files
 from engine.journal.reader import list_journal
 from engine.metadata.checkpoint import newest_checkpoint
 from engine.superblock.superblock import read_superblock
-from tests.sim.clock import SimClock
-from tests.sim.disk import SimCrashed, SimDisk
-from tests.unit.metadata_rig import contents, opened, put, run, wait_applied
-from tests.unit.test_recovery import State, fill, filled_store, group_offset, lose_index
+from tests.sim.world.clock import SimClock
+from tests.sim.world.disk import SimCrashed, SimDisk
+from tests.unit.engine.metadata.test_recovery import State, fill, filled_store, group_offset, lose_index
+from tests.unit.support.metadata_rig import contents, opened, put, run, wait_applied
 
 _OPERATIONS_MAX = 200
 

@@ -15,7 +15,7 @@ from engine.metadata.checkpoint import Checkpoint, checkpoint_path
 from lakefs.errors import LakeError
 from tests.repair import test_crashes as crashes, test_table as table
 from tests.repair.test_crashes import HARMS
-from tests.sim.disk import SimDisk
+from tests.sim.world.disk import SimDisk
 
 pytestmark = pytest.mark.usefixtures("quiet")
 samples = table.samples

@@ -11,9 +11,9 @@ import traceback
 
 import structlog
 
-from tests.sim.lives import Result
 from tests.sim.shrink import SECONDS, shrink
-from tests.sim.world import ROUNDS, World, causes_of
+from tests.sim.workloads.lives import Result
+from tests.sim.world.world import ROUNDS, World, causes_of
 
 STUCK_S = 300
 """A seed takes a second; one that takes this long is shown where it hangs."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from tests.sim.__main__ import say, try_seed
-from tests.sim.lives import Result
-from tests.sim.world import ROUNDS
+from tests.sim.workloads.lives import Result
+from tests.sim.world.world import ROUNDS
 
 BATCH_PER_JOB = 20
 

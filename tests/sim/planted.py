@@ -39,9 +39,9 @@ from lakefs.ids import BlobId, Sequence
 from lakefs.ports import DiskFile
 from tests.sim import planted_upkeep as upkeep
 from tests.sim.__main__ import say
-from tests.sim.disk import SimDisk
-from tests.sim.file import SimFile
-from tests.sim.world import ORDEALS, causes_of, run_seed
+from tests.sim.world.disk import SimDisk
+from tests.sim.world.file import SimFile
+from tests.sim.world.world import ORDEALS, causes_of, run_seed
 
 Plant = Callable[[], AbstractContextManager[Any]]
 
@@ -273,7 +273,7 @@ def seeds_to_notice(bug: Bug, *, first: int = 0) -> tuple[int, str] | None:
 
     `first` is tried before all others: the one that noticed it when the table was written.
     """
-    with bug.plant(), mock.patch("tests.sim.world.ORDEALS", 1.0 if bug.rots else ORDEALS):
+    with bug.plant(), mock.patch("tests.sim.world.world.ORDEALS", 1.0 if bug.rots else ORDEALS):
         for count, seed in enumerate(sorted(range(bug.seeds), key=lambda seed: seed != first), 1):
             try:
                 run_seed(seed)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from tests.sim.lives import Result
-from tests.sim.world import run_seed
+from tests.sim.workloads.lives import Result
+from tests.sim.world.world import run_seed
 
 GROUP = 10
 

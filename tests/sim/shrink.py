@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from tests.sim.world import World, causes_of
+from tests.sim.world.world import World, causes_of
 
 SECONDS: float = 120.0
 _MET = re.compile(r"SimFailure: [a-z_ ]+: (\w+)\(")

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.sim.world import run_seed
+from tests.sim.world.world import run_seed
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PRINT_TRACE = "from tests.sim.world import run_seed; print(run_seed({seed}).trace)"
+_PRINT_TRACE = "from tests.sim.world.world import run_seed; print(run_seed({seed}).trace)"
 
 
 def test_a_seed_gives_the_same_operations_of_the_disk_each_time() -> None:

@@ -24,9 +24,9 @@ from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.wire import messages as m
 from tests.hot_check import check_hot_index
-from tests.sim.determinism import run_seeded
-from tests.sim.offload import SimOffload
-from tests.sim.sim_time import SimTime
+from tests.sim.world.determinism import run_seeded
+from tests.sim.world.offload import SimOffload
+from tests.sim.world.sim_time import SimTime
 from tests.store_rig import client_of, delete, gc, put, read, simulated_store
 
 SLAB = 512 * KIB

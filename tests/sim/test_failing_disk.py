@@ -18,8 +18,8 @@ from lakefs.errors import DiskFailed, StoreReadOnly
 from lakefs.host.offload import InlineOffload
 from lakefs.limits import KIB, MIB
 from lakefs.names import Name
-from tests.sim.clock import SimClock
-from tests.sim.disk import SimCrashed, SimDisk
+from tests.sim.world.clock import SimClock
+from tests.sim.world.disk import SimCrashed, SimDisk
 
 SIZES = StoreSizes(metadata=MetadataSizes(journal_file=16 * KIB, journal_fill=4 * KIB))
 

@@ -10,8 +10,8 @@ from engine.store.opening import open_store
 from lakefs.errors import DiskFailed, LakeError
 from lakefs.host.offload import InlineOffload
 from lakefs.limits import KIB, MIB
-from tests.sim.clock import SimClock
-from tests.sim.disk import SimDisk
+from tests.sim.world.clock import SimClock
+from tests.sim.world.disk import SimDisk
 
 SIZES = StoreSizes(metadata=MetadataSizes(journal_fill=16 * KIB))
 

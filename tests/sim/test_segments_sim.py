@@ -13,9 +13,9 @@ import trio
 from engine.format.sizes import SegmentSizes
 from lakefs.errors import DiskFailed, LakeError, StoreFull
 from lakefs.limits import KIB, MIB
-from tests.sim.determinism import run_seeded
-from tests.sim.disk import SimCrashed, SimDisk
-from tests.sim.segment_world import World
+from tests.sim.world.determinism import run_seeded
+from tests.sim.world.disk import SimCrashed, SimDisk
+from tests.sim.world.segment_world import World
 
 SEEDS = 60
 BOOTS = 4

@@ -10,7 +10,7 @@ import pytest
 from tests.sim.__main__ import try_seed
 from tests.sim.planted import BUGS
 from tests.sim.shrink import Shrunk, kind_of, shrink
-from tests.sim.world import World, causes_of
+from tests.sim.world.world import World, causes_of
 
 ROUNDS = 3
 SECONDS = 20.0

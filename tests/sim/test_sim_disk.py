@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lakefs.errors import DiskFailed, StoreFull, StoreReadOnly
-from tests.sim.disk import SimCrashed, SimDisk
+from tests.sim.world.disk import SimCrashed, SimDisk
 
 PAGE = 4096
 

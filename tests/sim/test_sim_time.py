@@ -5,8 +5,8 @@ from __future__ import annotations
 import trio
 from trio.lowlevel import Abort
 
-from tests.sim.determinism import run_seeded
-from tests.sim.sim_time import SimTime, pause
+from tests.sim.world.determinism import run_seeded
+from tests.sim.world.sim_time import SimTime, pause
 
 COUNT = 40
 

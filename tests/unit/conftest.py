@@ -12,7 +12,7 @@ import pytest
 
 from engine.host.local_disk import LocalDisk
 from lakefs.ports import Disk
-from tests.sim.disk import SimDisk
+from tests.sim.world.disk import SimDisk
 
 
 @pytest.fixture(params=["temporary folder", "tmpfs", "simulated"])

@@ -1,0 +1,1 @@
+"""Simulated clients and what happens beside them, drawn from a seed."""

@@ -1,0 +1,1 @@
+"""The simulated machine: disk, clock, network, threads, time."""
