@@ -27,10 +27,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 from safetensors import safe_open
 
 import lakefs
-from bench.measure import timed
-from bench.mounts import lake_mounted
-from bench.process import ROOT, EngineProcess, allocated_bytes, clean_environment, lake_command
-from bench.tensors import Tensor, change_tensors, read_tensors
+from bench.harness.measure import timed
+from bench.harness.mounts import lake_mounted
+from bench.harness.process import ROOT, EngineProcess, allocated_bytes, clean_environment, lake_command
+from bench.harness.tensors import Tensor, change_tensors, read_tensors
 from lakefs.names import Name
 from lakefs.trees.get_file import GetOptions
 from lakefs.trees.get_tree import get_tree

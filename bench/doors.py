@@ -28,7 +28,7 @@ import boto3
 from botocore.config import Config
 
 import lakefs
-from bench.process import ROOT, clean_environment
+from bench.harness.process import ROOT, clean_environment
 
 PACKAGES: Final = ("lakefs", "engine", "gateway", "fuse", "cli")
 RUNS: Final = 5

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench import svg
-from bench.measure import spread_values, three_digits
-from bench.process import ROOT
-from bench.profile import below_all, boxes, shares
-from bench.sampled import FIGURES, OURS
+from bench.harness import svg
+from bench.harness.measure import spread_values, three_digits
+from bench.harness.process import ROOT
+from bench.harness.profile import below_all, boxes, shares
+from bench.harness.sampled import FIGURES, OURS
 
 OUT: Final = ROOT / "bench" / "out"
 DOCS: Final = ROOT / "docs"

@@ -27,11 +27,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.machine import machine
-from bench.measure import ROUNDS_MIN, Bench, Row, Scale, run_scenario
-from bench.plan import WHOLE_RUN_S, expected_s, generator_of
-from bench.process import ROOT
-from bench.sampled import Sampled
+from bench.harness.machine import machine
+from bench.harness.measure import ROUNDS_MIN, Bench, Row, Scale, run_scenario
+from bench.harness.plan import WHOLE_RUN_S, expected_s, generator_of
+from bench.harness.process import ROOT
+from bench.harness.sampled import Sampled
 from bench.scenarios import SCENARIOS
 from bench.trend import record
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.measure import spread_values, three_digits
-from bench.process import ROOT
-from bench.sampled import FIGURES
+from bench.harness.measure import spread_values, three_digits
+from bench.harness.process import ROOT
+from bench.harness.sampled import FIGURES
 
 TRENDS: Final = ROOT / "bench" / "trends"
 OUT: Final = ROOT / "bench" / "out"

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from bench.mixed_load import growth, slowing, watch_mixed
-from bench.process import EngineProcess
+from bench.harness.mixed_load import growth, slowing, watch_mixed
+from bench.harness.process import EngineProcess
 from tests.sim.__main__ import say
 
 GROWTH_MAX: Final = 1.05

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from bench.contest import CouldNotRun
-from bench.sampled import Run
+from bench.harness.contest import CouldNotRun
+from bench.harness.sampled import Run
 
 TIMEOUT_S: Final = 120.0
 

@@ -18,14 +18,14 @@ from typing import Final, Literal
 
 import msgspec
 
-from bench.contest import CouldNotRun
-from bench.measure import Bench
+from bench.harness.contest import CouldNotRun
+from bench.harness.measure import Bench
+from bench.harness.process import ROOT, clean_environment
+from bench.harness.sampled import Entrant, Run, Sampled, Side, Target
 from bench.peers.kv_clients import Spec
 from bench.peers.kv_servers import SERVERS, KvServer
 from bench.peers.kv_worker import Answer, Order, Outcome
 from bench.peers.packages import PeerUnavailable, last_line
-from bench.process import ROOT, clean_environment
-from bench.sampled import Entrant, Run, Sampled, Side, Target
 from lakefs.histogram import Histogram
 
 KEYS_APART: Final = 1 << 32

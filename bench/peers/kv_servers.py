@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from bench.cpu import cpu_s
+from bench.harness.cpu import cpu_s
+from bench.harness.process import ROOT, EngineProcess
 from bench.peers.packages import MOONCAKE, OPENLAKED, PeerUnavailable, last_line
-from bench.process import ROOT, EngineProcess
-from bench.s3_stores import free_port, peer_environment
+from bench.peers.s3_stores import free_port, peer_environment
 
 READY_S: Final = 30.0
 END_S: Final = 10.0

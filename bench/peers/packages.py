@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.process import ROOT
+from bench.harness.process import ROOT
 
 KEPT: Final = ROOT / ".peers"
 FETCH_S: Final = 300.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.measure import Scenario
+from bench.harness.measure import Scenario
 from bench.scenarios import (
     client,
     cold,

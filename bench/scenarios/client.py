@@ -14,9 +14,9 @@ from typing import Final
 import blake3
 from crc32c import crc32c
 
-from bench.content import write_file
-from bench.measure import Bench, Paired, Scenario, Sides, at_least, timed
-from bench.process import EngineProcess
+from bench.harness.content import write_file
+from bench.harness.measure import Bench, Paired, Scenario, Sides, at_least, timed
+from bench.harness.process import EngineProcess
 from lakefs.content.verify import Check
 from lakefs.limits import CHUNK_BYTES, CLIENT_THREADS, GRANULE_BYTES
 

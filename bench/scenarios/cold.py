@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Final
 
 import lakefs
-from bench.content import write_file
-from bench.contest import CouldNotRun
-from bench.measure import Bench, Scenario, at_least
-from bench.mounts import forget_pages, forget_pages_below
+from bench.harness.content import write_file
+from bench.harness.contest import CouldNotRun
+from bench.harness.measure import Bench, Scenario, at_least
+from bench.harness.mounts import forget_pages, forget_pages_below
+from bench.harness.process import EngineProcess
+from bench.harness.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
 from bench.peers.fio import Job, fio
-from bench.process import EngineProcess
-from bench.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
 from lakefs.content.verify import Check
 
 FULL: Final = 512 << 20

@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 from typing import Final
 
-from bench.content import BLOCK, block
-from bench.measure import Bench, Figure, Scenario, Single, at_most
-from bench.process import EngineProcess
+from bench.harness.content import BLOCK, block
+from bench.harness.measure import Bench, Figure, Scenario, Single, at_most
+from bench.harness.process import EngineProcess
 
 CHANGED_SHARE: Final = 0.05
 

@@ -15,12 +15,12 @@ from typing import Final, Literal
 
 import msgspec
 
-from bench.measure import Bench, Scenario
+from bench.harness.measure import Bench, Scenario
+from bench.harness.process import EngineProcess
+from bench.harness.sampled import Entrant, Run, Sampled, Side
 from bench.peers.kv_clients import Spec
 from bench.peers.kv_contest import KEYS_APART, PUT_KEYS_FROM, KvWorker
 from bench.peers.kv_worker import Order
-from bench.process import EngineProcess
-from bench.sampled import Entrant, Run, Sampled, Side
 
 BATCH: Final = 16
 KEYS: Final = 256

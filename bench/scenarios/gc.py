@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Final
 
 import lakefs
-from bench.content import payload
-from bench.measure import Bench, Figure, Paired, Scenario, Sides, Single, at_least, at_most, timed
-from bench.process import EngineProcess, allocated_bytes
+from bench.harness.content import payload
+from bench.harness.measure import Bench, Figure, Paired, Scenario, Sides, Single, at_least, at_most, timed
+from bench.harness.process import EngineProcess, allocated_bytes
 from lakefs.names import parse_object_name
 
 KIB: Final = 1024

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.measure import Scenario, at_least, at_most
+from bench.harness.measure import Scenario, at_least, at_most
+from bench.harness.sampled import OURS, Target
 from bench.peers.kv_contest import KvSide, Moved, kv_scenario
 from bench.peers.kv_servers import STORE_BYTES
 from bench.peers.packages import MOONCAKE_VERSION, OPENLAKED_VERSION
-from bench.sampled import OURS, Target
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20

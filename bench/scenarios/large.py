@@ -16,10 +16,10 @@ from typing import Final
 import blake3
 
 import lakefs
-from bench.content import renew_file, write_file
-from bench.measure import Bench, Figure, Scenario, Single, at_least, at_most, timed
-from bench.process import EngineProcess, MemoryWatch
-from bench.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
+from bench.harness.content import renew_file, write_file
+from bench.harness.measure import Bench, Figure, Scenario, Single, at_least, at_most, timed
+from bench.harness.process import EngineProcess, MemoryWatch
+from bench.harness.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
 from lakefs.names import Name
 from lakefs.trees.get_file import GetOptions, get_to_file
 from lakefs.trees.walk import Observer

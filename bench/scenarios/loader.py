@@ -19,13 +19,13 @@ from typing import Final
 import blake3
 
 import lakefs
-from bench.accounting import Device
-from bench.content import window
-from bench.loaders import Loaders, ReadBatch
-from bench.measure import Bench, Scenario, at_least
-from bench.mounts import forget_pages, forget_pages_below
-from bench.process import EngineProcess
-from bench.sampled import OURS, Entrant, Run, Sampled, Side, Target
+from bench.harness.accounting import Device
+from bench.harness.content import window
+from bench.harness.loaders import Loaders, ReadBatch
+from bench.harness.measure import Bench, Scenario, at_least
+from bench.harness.mounts import forget_pages, forget_pages_below
+from bench.harness.process import EngineProcess
+from bench.harness.sampled import OURS, Entrant, Run, Sampled, Side, Target
 from lakefs.histogram import Histogram
 
 SIZE: Final = 100 << 10

@@ -16,8 +16,8 @@ from typing import Final
 
 import lmdb
 
-from bench.measure import Bench, Scenario, at_most
-from bench.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
+from bench.harness.measure import Bench, Scenario, at_most
+from bench.harness.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
 from engine.memory.backing import open_backing
 from lakefs.host.aligned_mapping import map_aligned
 from lakefs.ids import ChunkKind

@@ -12,9 +12,9 @@ import time
 from typing import Final
 
 import lakefs
-from bench.content import payload
-from bench.measure import Bench, Figure, Scenario, Single, at_most, timed
-from bench.process import EngineProcess, MemoryWatch
+from bench.harness.content import payload
+from bench.harness.measure import Bench, Figure, Scenario, Single, at_most, timed
+from bench.harness.process import EngineProcess, MemoryWatch
 
 FULL: Final = 1_000_000
 FEW: Final = 10_000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.measure import Bench, Figure, Scenario, Single, at_most
-from bench.mixed_load import growth, slowing, watch_mixed
-from bench.process import EngineProcess
+from bench.harness.measure import Bench, Figure, Scenario, Single, at_most
+from bench.harness.mixed_load import growth, slowing, watch_mixed
+from bench.harness.process import EngineProcess
 
 COUNT: Final = 1_000_000
 

@@ -1,10 +1,10 @@
 """The mount, against pyfuse3 file systems with the same options that cost next to nothing, and against the local disk.
 
-What FUSE and Python cost anyhow is in the file systems of `bench.fuse_peers`: one answers every read from one buffer,
-one passes every operation to the local disk.  Between rounds the mount's pages are dropped where the row says so, with
-posix_fadvise(DONTNEED) on the file: that of the mount alone, so the store stays hot.  For `cold in both caches` the
-store's segments, and the local file, are dropped the same way.  /proc/sys/vm/drop_caches is left alone: it would
-make the whole machine cold.
+What FUSE and Python cost anyhow is in the file systems of `bench.peers.fuse_file_systems`: one answers every read
+from one buffer, one passes every operation to the local disk.  Between rounds the mount's pages are dropped where the
+row says so, with posix_fadvise(DONTNEED) on the file: that of the mount alone, so the store stays hot.  For `cold in
+both caches` the store's segments, and the local file, are dropped the same way.  /proc/sys/vm/drop_caches is left
+alone: it would make the whole machine cold.
 
 What is to be hot is read once more, uncounted, right before each measurement, on both sides: a machine may take cached
 pages back after a minute without use.  And what is read hot from the kernel's cache is filled anew for each: a mount's
@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Final
 
 import lakefs
-from bench.content import BLOCK, block, payload, renew_file, write_file
-from bench.measure import Bench, Figure, Paired, Scenario, Sides, Single, at_least, at_most, timed
-from bench.mounts import (
+from bench.harness.content import BLOCK, block, payload, renew_file, write_file
+from bench.harness.measure import Bench, Figure, Paired, Scenario, Sides, Single, at_least, at_most, timed
+from bench.harness.mounts import (
     MountProcess,
     constant_mounted,
     forget_pages,
@@ -38,7 +38,7 @@ from bench.mounts import (
     lake_mounted,
     passthrough_mounted,
 )
-from bench.process import EngineProcess
+from bench.harness.process import EngineProcess
 
 READ_BYTES: Final = 1 << 20
 DIRECT_BYTES: Final = 4096

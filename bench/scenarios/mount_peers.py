@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.content import renew_file, write_file
-from bench.contest import Contender, Contest, CouldNotRun, Run
-from bench.measure import Bench, Scale, timed
-from bench.mount_peers import OURS, TOOLS, Side, check_same, command, lake_side, peer_side
-from bench.mounts import forget_pages
-from bench.s3_stores import STORES
+from bench.harness.content import renew_file, write_file
+from bench.harness.contest import Contender, Contest, CouldNotRun, Run
+from bench.harness.measure import Bench, Scale, timed
+from bench.harness.mounts import forget_pages
+from bench.peers.s3_mounts import OURS, TOOLS, Side, check_same, command, lake_side, peer_side
+from bench.peers.s3_stores import STORES
 from bench.scenarios.mount import (
     DIRECT_BYTES,
     READ_BYTES,

@@ -15,16 +15,16 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from bench.arrivals import Readers, sleep_exactly
-from bench.content import payload, window
-from bench.measure import Bench, Scenario
-from bench.null_http import null_server
-from bench.process import EngineProcess
-from bench.s3_contest import OURS, servers
-from bench.s3_load import Load
-from bench.s3_requests import BUCKET, Signer
-from bench.s3_sides import Server
-from bench.sampled import NULL, Entrant, Run, Sampled, Side
+from bench.harness.arrivals import Readers, sleep_exactly
+from bench.harness.content import payload, window
+from bench.harness.measure import Bench, Scenario
+from bench.harness.process import EngineProcess
+from bench.harness.s3_contest import OURS, servers
+from bench.harness.s3_load import Load
+from bench.harness.s3_requests import BUCKET, Signer
+from bench.harness.sampled import NULL, Entrant, Run, Sampled, Side
+from bench.peers.null_http import null_server
+from bench.peers.s3_sides import Server
 from lakefs.histogram import Histogram
 
 SIZE: Final = 4096

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.content import payload
-from bench.measure import Bench, Scenario, at_least, at_most
-from bench.mounts import forget_pages_below
+from bench.harness.content import payload
+from bench.harness.measure import Bench, Scenario, at_least, at_most
+from bench.harness.mounts import forget_pages_below
+from bench.harness.process import EngineProcess
+from bench.harness.sampled import ALONE, OURS, CouldNotRun, Entrant, Run, Sampled, Side, Target
 from bench.peers.fio import Job, fio
-from bench.process import EngineProcess
-from bench.sampled import ALONE, OURS, CouldNotRun, Entrant, Run, Sampled, Side, Target
 from lakefs.content.verify import Check
 from lakefs.histogram import Histogram
 from lakefs.ids import data_chunk_id

@@ -23,10 +23,10 @@ from typing import Any, Final
 
 import trio
 
-from bench.content import payload
-from bench.measure import Bench, Scenario, at_least, at_most
-from bench.process import EngineProcess
-from bench.sampled import OURS, CouldNotRun, Entrant, Run, Sampled, Side, Target
+from bench.harness.content import payload
+from bench.harness.measure import Bench, Scenario, at_least, at_most
+from bench.harness.process import EngineProcess
+from bench.harness.sampled import OURS, CouldNotRun, Entrant, Run, Sampled, Side, Target
 from lakefs.client.trio.reconnecting import connect_reconnecting
 from lakefs.histogram import Histogram
 from lakefs.ids import data_chunk_id

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from bench.content import payload
-from bench.measure import Bench, Scenario, at_most
-from bench.process import EngineProcess
-from bench.sampled import ALONE, OURS, Entrant, Sampled, Side, Target, one_by_one
+from bench.harness.content import payload
+from bench.harness.measure import Bench, Scenario, at_most
+from bench.harness.process import EngineProcess
+from bench.harness.sampled import ALONE, OURS, Entrant, Sampled, Side, Target, one_by_one
 from lakefs.steps.steps import send
 from lakefs.wire.messages import CloseLeases, Locate
 

@@ -15,12 +15,12 @@ from itertools import cycle, islice
 from typing import Final
 
 import lakefs
-from bench.content import window
-from bench.measure import Bench, Goal, Scenario, at_most
-from bench.s3_contest import Work, contest_of, same
-from bench.s3_load import Load, WrongAnswer, ask
-from bench.s3_requests import BUCKET, UNSIGNED, Request, Signer
-from bench.s3_sides import Server
+from bench.harness.content import window
+from bench.harness.measure import Bench, Goal, Scenario, at_most
+from bench.harness.s3_contest import Work, contest_of, same
+from bench.harness.s3_load import Load, WrongAnswer, ask
+from bench.harness.s3_requests import BUCKET, UNSIGNED, Request, Signer
+from bench.peers.s3_sides import Server
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20

@@ -14,12 +14,12 @@ from contextlib import ExitStack, contextmanager
 from itertools import cycle, islice
 from typing import Any, Final
 
-from bench.content import window
-from bench.measure import Bench, Row, Scenario, at_most, spread_of
-from bench.s3_contest import CONNECTIONS, Figures, figures_of, told
-from bench.s3_load import Load, allow_descriptors
-from bench.s3_requests import BUCKET, UNSIGNED, Request, Signer
-from bench.s3_sides import Server, ours
+from bench.harness.content import window
+from bench.harness.measure import Bench, Row, Scenario, at_most, spread_of
+from bench.harness.s3_contest import CONNECTIONS, Figures, figures_of, told
+from bench.harness.s3_load import Load, allow_descriptors
+from bench.harness.s3_requests import BUCKET, UNSIGNED, Request, Signer
+from bench.peers.s3_sides import Server, ours
 
 IDLE: Final = 500
 STALLED: Final = 20

@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from bench.content import window
-from bench.measure import Bench, Figure, Scenario, Single, at_most
-from bench.s3_load import Load, allow_descriptors
-from bench.s3_requests import BUCKET, UNSIGNED, Request, Signer
-from bench.s3_sides import Server, ours
+from bench.harness.content import window
+from bench.harness.measure import Bench, Figure, Scenario, Single, at_most
+from bench.harness.s3_load import Load, allow_descriptors
+from bench.harness.s3_requests import BUCKET, UNSIGNED, Request, Signer
+from bench.peers.s3_sides import Server, ours
 from bench.scenarios.s3_crowd import SMALL, idle
 
 CONNECTIONS: Final = 1000

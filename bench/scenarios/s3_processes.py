@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from bench.measure import Bench, Row, Scenario, at_most
-from bench.s3_contest import Figures, Work, compared_row, once
-from bench.s3_load import Load
-from bench.s3_sides import Server, engine_alone, gateway
+from bench.harness.measure import Bench, Row, Scenario, at_most
+from bench.harness.s3_contest import Figures, Work, compared_row, once
+from bench.harness.s3_load import Load
+from bench.peers.s3_sides import Server, engine_alone, gateway
 from bench.scenarios.s3_cpu import KIB, MIB, getting, putting
 
 CONNECTIONS: Final = 32

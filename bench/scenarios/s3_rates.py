@@ -22,12 +22,12 @@ from functools import partial
 from itertools import chain, count, cycle
 from typing import Any, Final
 
-from bench.content import window
-from bench.measure import Bench, Row, Scenario, at_least, spread_of
-from bench.s3_contest import OURS, absent_row, race, servers
-from bench.s3_load import Load, Outcome, allow_descriptors
-from bench.s3_requests import BUCKET, UNSIGNED, Request, Signer
-from bench.s3_sides import Server
+from bench.harness.content import window
+from bench.harness.measure import Bench, Row, Scenario, at_least, spread_of
+from bench.harness.s3_contest import OURS, absent_row, race, servers
+from bench.harness.s3_load import Load, Outcome, allow_descriptors
+from bench.harness.s3_requests import BUCKET, UNSIGNED, Request, Signer
+from bench.peers.s3_sides import Server
 
 CONNECTIONS: Final = (1, 8, 64, 512)
 KEYS: Final = 1000

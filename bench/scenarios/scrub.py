@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 import lakefs
-from bench.content import payload, window
-from bench.measure import Bench, Paired, Scenario, Sides, at_least, timed
-from bench.process import EngineProcess
+from bench.harness.content import payload, window
+from bench.harness.measure import Bench, Paired, Scenario, Sides, at_least, timed
+from bench.harness.process import EngineProcess
 from lakefs.limits import MIB
 
 FULL: Final = 1 << 30

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final
 
 import lakefs
-from bench.measure import Bench, Scenario, at_least, at_most
-from bench.process import EngineProcess
-from bench.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
+from bench.harness.measure import Bench, Scenario, at_least, at_most
+from bench.harness.process import EngineProcess
+from bench.harness.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
 from lakefs.histogram import Histogram
 from lakefs.put.shared_memory import SharedMemory, Slot
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from bench.content import payload
-from bench.measure import Bench, Scenario, at_least, at_most
-from bench.process import EngineProcess
-from bench.sampled import OURS, Entrant, Run, Sampled, Side, Target, one_by_one
+from bench.harness.content import payload
+from bench.harness.measure import Bench, Scenario, at_least, at_most
+from bench.harness.process import EngineProcess
+from bench.harness.sampled import OURS, Entrant, Run, Sampled, Side, Target, one_by_one
 
 SIZE: Final = 4096
 IN_FLIGHT: Final = 64

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.content import payload, write_file
-from bench.measure import Bench, Figure, Scenario, Single, at_most
-from bench.process import EngineProcess, allocated_bytes
+from bench.harness.content import payload, write_file
+from bench.harness.measure import Bench, Figure, Scenario, Single, at_most
+from bench.harness.process import EngineProcess, allocated_bytes
 
 
 def measure(bench: Bench) -> dict[str, float]:

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from typing import Final
 
-from bench.measure import Bench, Figure, Scenario, Single, at_most, timed
-from bench.process import ROOT, EngineProcess, clean_environment, lake_command
+from bench.harness.measure import Bench, Figure, Scenario, Single, at_most, timed
+from bench.harness.process import ROOT, EngineProcess, clean_environment, lake_command
 
 RUNS: Final = 15
 

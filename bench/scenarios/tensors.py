@@ -23,11 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from bench.content import BLOCK, block
-from bench.measure import Bench, Scenario
-from bench.mounts import forget_pages, forget_pages_below
-from bench.process import EngineProcess
-from bench.sampled import ALONE, OURS, Entrant, Run, Sampled, Side
+from bench.harness.content import BLOCK, block
+from bench.harness.measure import Bench, Scenario
+from bench.harness.mounts import forget_pages, forget_pages_below
+from bench.harness.process import EngineProcess
+from bench.harness.sampled import ALONE, OURS, Entrant, Run, Sampled, Side
 
 FULL: Final = 512 << 20
 QUICK: Final = 24 << 20

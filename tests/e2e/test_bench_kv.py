@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.contest import CouldNotRun
-from bench.measure import Bench, Scale
+from bench.harness.contest import CouldNotRun
+from bench.harness.measure import Bench, Scale
+from bench.harness.sampled import Sampled
 from bench.peers.kv_blocks import is_block, write_block
 from bench.peers.kv_contest import KvSide, Moved, kv_scenario
-from bench.sampled import Sampled
 
 BLOCK_BYTES = 8192
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.contest import Contender, Contest, CouldNotRun, Run
-from bench.measure import Bench, Scale
-from bench.mount_peers import TOOLS
-from bench.s3_stores import STORES, StoreUnavailable
+from bench.harness.contest import Contender, Contest, CouldNotRun, Run
+from bench.harness.measure import Bench, Scale
+from bench.peers.s3_mounts import TOOLS
+from bench.peers.s3_stores import STORES, StoreUnavailable
 from bench.scenarios.mount_peers import SCENARIOS
 
 TRIED = ("peers-read", "peers-write", "peers-copy", "peers-memory")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.mounts import MountProcess, mounting
+from bench.harness.mounts import MountProcess, mounting
 from tests.e2e.served import LAKE, Served, environment, serving
 
 READY_S: Final = 60.0
@@ -46,7 +46,9 @@ def passthrough(folder: Path, *, mounts: int = 1, bug: str = "") -> Iterator[lis
 
 
 def _passing(point: Path, source: Path, bug: str) -> list[str]:
-    module = ["-m", "tests.mount.planted", bug] if bug else ["-m", "bench.fuse_peers", "passthrough"]
+    module = (
+        ["-m", "tests.mount.planted", bug] if bug else ["-m", "bench.peers.fuse_file_systems", "passthrough"]
+    )
     return [sys.executable, *module, str(point), "--source", str(source)]
 
 

@@ -15,8 +15,8 @@ from typing import Final
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FileNameT, FlagT, FUSEError, InodeT, ModeT
 
-from bench.fuse_peers import serve
-from bench.passthrough import Passthrough
+from bench.peers.fuse_file_systems import serve
+from bench.peers.passthrough import Passthrough
 
 
 class TruncateFillsWithOld(Passthrough):

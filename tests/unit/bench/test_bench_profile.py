@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.profile import below_all, boxes, folded, pruned, shares
+from bench.harness.profile import below_all, boxes, folded, pruned, shares
 
 LINES = [
     "main (a.py:1);f (a.py:7);0x7f00 (libc.so.6) 3",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.measure import three_digits
+from bench.harness.measure import three_digits
 from bench.report import Found, collected, notes_of, write
 
 ROW = {

@@ -12,10 +12,10 @@ from itertools import repeat
 
 import pytest
 
-from bench.content import window
-from bench.s3_contest import OURS, race
-from bench.s3_load import Load, Outcome, WrongAnswer, ask
-from bench.s3_requests import Endpoint, Request, Signer
+from bench.harness.content import window
+from bench.harness.s3_contest import OURS, race
+from bench.harness.s3_load import Load, Outcome, WrongAnswer, ask
+from bench.harness.s3_requests import Endpoint, Request, Signer
 from bench.scenarios.s3_rates import Rates
 
 ASK = Request(b"GET /x HTTP/1.1\r\n\r\n", answer_bytes=5)

@@ -112,7 +112,7 @@ class Single:
 
 
 class Own(Protocol):
-    """A scenario that knows itself how it is run: `bench.contest` has those of several sides."""
+    """A scenario that knows itself how it is run: `bench.harness.contest` has those of several sides."""
 
     @property
     def name(self) -> str:

@@ -1,14 +1,14 @@
 """A scenario of several sides, each measured in every way: `Sampled`.
 
-A side does a round's work and says how much that was (`Run`); the framework adds what it cost (`bench.accounting`).
-All sides run in turn, round after round, each round beginning with another one, after a warm-up of each that is not
-counted.  The result of a figure is the median of the rounds, a comparison the median of the rounds' ratios; spreads are
-from the smallest to the largest.
+A side does a round's work and says how much that was (`Run`); the framework adds what it cost
+(`bench.harness.accounting`). All sides run in turn, round after round, each round beginning with another one, after a
+warm-up of each that is not counted.  The result of a figure is the median of the rounds, a comparison the median of
+the rounds' ratios; spreads are from the smallest to the largest.
 
 The first side is ours: its failure is the scenario's.  Another side that fails is out, with what it measured before; it
 stands in the result as one that could not run, with its reason.
 
-Where a goal is missed, what our processes do is sampled in some more rounds (`bench.profile`), for the report.
+Where a goal is missed, what our processes do is sampled in some more rounds (`bench.harness.profile`), for the report.
 
 That the generator of the load is not what limits a side is said by each scenario in `generator`: in words, or as the
 name of a side that serves nothing (a null server), whose rate is then set beside ours.
@@ -27,11 +27,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from bench.accounting import Device, Spent, account
-from bench.contest import CouldNotRun
-from bench.measure import Bench, Goal, Row, spread_of, three_digits
+from bench.harness.accounting import Device, Spent, account
+from bench.harness.contest import CouldNotRun
+from bench.harness.measure import Bench, Goal, Row, spread_of, three_digits
+from bench.harness.profile import NoProfile, profiled
 from bench.peers.packages import PeerUnavailable
-from bench.profile import NoProfile, profiled
 from lakefs.histogram import Histogram
 
 OURS: Final = "ours"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from bench.measure import three_digits
+from bench.harness.measure import three_digits
 
 AHEAD: Final = "#0072b2"
 BEHIND: Final = "#d55e00"

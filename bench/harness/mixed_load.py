@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from bench.content import payload
-from bench.process import EngineProcess
+from bench.harness.content import payload
+from bench.harness.process import EngineProcess
 from lakefs.client.blocking.lake import Lake
 from lakefs.errors import KeyNotFound
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from bench.measure import Scenario
-from bench.sampled import ALONE, Sampled
+from bench.harness.measure import Scenario
+from bench.harness.sampled import ALONE, Sampled
 
 WHOLE_RUN_S: Final = 3600
 UNTIMED_S: Final = 60.0

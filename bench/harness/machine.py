@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.process import ROOT
+from bench.harness.process import ROOT
 from lakefs.version import VERSION
 
 

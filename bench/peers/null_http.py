@@ -1,4 +1,4 @@
-"""An HTTP server that does nothing: `python -m bench.null_http BYTES` answers every request with the same bytes.
+"""An HTTP server that does nothing: `python -m bench.peers.null_http BYTES` answers every request with the same bytes.
 
 How fast a generator is against it is how fast it can be at all.  It listens on loopback, prints its port, and serves
 until it is ended.  One thread; requests without bodies only, each received whole or not at all.
@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from bench.process import ROOT, clean_environment
-from bench.s3_requests import Endpoint
-from bench.s3_sides import Server
+from bench.harness.process import ROOT, clean_environment
+from bench.harness.s3_requests import Endpoint
+from bench.peers.s3_sides import Server
 
 _RECEIVE_BYTES: Final = 1 << 16
 _END: Final = b"\r\n\r\n"
@@ -48,7 +48,7 @@ def serve(answer_bytes: int) -> None:
 def null_server(answer_bytes: int) -> Iterator[Server]:
     """One for the block; what is put there is forgotten, and every GET is answered with zeros."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench.null_http", str(answer_bytes)],
+        [sys.executable, "-m", "bench.peers.null_http", str(answer_bytes)],
         stdout=subprocess.PIPE,
         text=True,
         env=clean_environment(),

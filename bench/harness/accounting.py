@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.cpu import cpu_s
+from bench.harness.cpu import cpu_s
 
 SECTOR_BYTES: Final = 512
 _WRITTEN_SECTORS: Final = 6

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from bench.measure import Bench, Goal, Row, spread_of, three_digits
-from bench.s3_load import Load, Outcome, WrongAnswer
-from bench.s3_requests import Request, Signer
-from bench.s3_sides import Server, nginx, openlaked, ours
-from bench.s3_stores import StoreUnavailable
-from bench.sampled import Entrant, Run, Sampled, Side, Target
+from bench.harness.measure import Bench, Goal, Row, spread_of, three_digits
+from bench.harness.s3_load import Load, Outcome, WrongAnswer
+from bench.harness.s3_requests import Request, Signer
+from bench.harness.sampled import Entrant, Run, Sampled, Side, Target
+from bench.peers.s3_sides import Server, nginx, openlaked, ours
+from bench.peers.s3_stores import StoreUnavailable
 from lakefs.histogram import Histogram
 
 OURS: Final = "ours"

@@ -1,7 +1,7 @@
 """Two small pyfuse3 file systems to hold the mount against, with the mount's own options.
 
-    python -m bench.fuse_peers constant MOUNT_POINT --size BYTES
-    python -m bench.fuse_peers passthrough MOUNT_POINT --source FOLDER
+    python -m bench.peers.fuse_file_systems constant MOUNT_POINT --size BYTES
+    python -m bench.peers.fuse_file_systems passthrough MOUNT_POINT --source FOLDER
 
 `constant` has one file, `data`, whose every read is answered from one buffer: what FUSE and Python cost when the
 storage costs nothing.  `passthrough` does each operation on the same name below a folder, in the plainest way: what
@@ -23,7 +23,7 @@ import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FileNameT, FlagT, FUSEError, InodeT, ModeT
 
-from bench.passthrough import TIMEOUT_S, Passthrough, keep_for
+from bench.peers.passthrough import TIMEOUT_S, Passthrough, keep_for
 
 READ_AHEAD_KIB: Final = 4096
 MAX_TASKS: Final = 256
@@ -125,7 +125,7 @@ async def _end_at_signal() -> None:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.fuse_peers", description="A file system to compare with."
+        prog="python -m bench.peers.fuse_file_systems", description="A file system to compare with."
     )
     kinds = parser.add_subparsers(dest="kind", required=True)
     constant = kinds.add_parser("constant", help="one file, every read answered from one buffer")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bench.harness.process import clean_environment
 from bench.peers.packages import (
     KEPT,
     OPENLAKED_VERSION,
@@ -27,7 +28,6 @@ from bench.peers.packages import (
     last_line,
     pip_install,
 )
-from bench.process import clean_environment
 
 BUCKET: Final = "bench"
 REMOTE: Final = f"store:{BUCKET}"

@@ -1,7 +1,7 @@
 """The servers that the S3 scenarios measure: ours, openlaked, and nginx over static files as the ceiling of a GET.
 
 All listen on loopback and have their data on the bench's disk.  Each lives as long as its block.  Openlaked runs as
-`bench.s3_stores` says: the smallest configuration that serves S3.  A peer that is not here is `StoreUnavailable`.
+`bench.peers.s3_stores` says: the smallest configuration that serves S3.  A peer that is not here is `StoreUnavailable`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.cpu import cpu_s, process_tree, resident_bytes
+from bench.harness.cpu import cpu_s, process_tree, resident_bytes
+from bench.harness.process import ROOT, EngineProcess, clean_environment, lake_command
+from bench.harness.s3_load import ask
+from bench.harness.s3_requests import BUCKET, Endpoint, Request, Signer
 from bench.peers.packages import last_line
-from bench.process import ROOT, EngineProcess, clean_environment, lake_command
-from bench.s3_load import ask
-from bench.s3_requests import BUCKET, Endpoint, Request, Signer
-from bench.s3_stores import OPENLAKED, StoreUnavailable, free_port, peer_environment, running
+from bench.peers.s3_stores import OPENLAKED, StoreUnavailable, free_port, peer_environment, running
 
 READY_S: Final = 30.0
 POLL_S: Final = 0.02

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.measure import Bench, Goal, Row, at_least, at_most, spread_of, three_digits
+from bench.harness.measure import Bench, Goal, Row, at_least, at_most, spread_of, three_digits
 
 
 class CouldNotRun(Exception):

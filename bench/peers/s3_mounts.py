@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import lakefs
-from bench.contest import CouldNotRun
-from bench.mounts import MountProcess, forget_pages_below, lake_mounted, mounting
+from bench.harness.contest import CouldNotRun
+from bench.harness.mounts import MountProcess, forget_pages_below, lake_mounted, mounting
+from bench.harness.process import EngineProcess
 from bench.peers.packages import last_line
-from bench.process import EngineProcess
-from bench.s3_stores import (
+from bench.peers.s3_stores import (
     BUCKET,
     REGION,
     REMOTE,

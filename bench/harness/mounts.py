@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from bench.process import ROOT, EngineProcess, clean_environment, lake_command
+from bench.harness.process import ROOT, EngineProcess, clean_environment, lake_command
 from fuse.kernel.attach import MountOptions
 
 READY_S: Final = 60.0
@@ -164,7 +164,7 @@ def passthrough_mounted(folder: Path) -> Iterator[tuple[Path, Path]]:
 def _peer(kind: str, point: Path, *options: str) -> list[str]:
     """A peer with the mount's own time-outs; its read-ahead and its number of tasks are the mount's anyhow."""
     timeout = ("--timeout", str(MountOptions.attribute_timeout_s))
-    return [sys.executable, "-m", "bench.fuse_peers", kind, str(point), *options, *timeout]
+    return [sys.executable, "-m", "bench.peers.fuse_file_systems", kind, str(point), *options, *timeout]
 
 
 def forget_pages(path: Path) -> None:

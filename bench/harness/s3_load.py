@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
 
-from bench.arrivals import Arrivals
-from bench.s3_requests import Endpoint, Request
+from bench.harness.arrivals import Arrivals
+from bench.harness.s3_requests import Endpoint, Request
 
 _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength:[ \t]*([0-9]+)")
 _CHUNKED: Final = re.compile(rb"\r\n[Tt]ransfer-[Ee]ncoding:[ \t]*chunked", re.IGNORECASE)
