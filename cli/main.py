@@ -114,7 +114,7 @@ def _of_mount_fuse(args: list[str]) -> list[str] | None:
     """A call of mount.fuse3, which knows no verbs: `lake SOURCE DIR -o OPTIONS`."""
     if len(args) != 4 or args[2] != "-o" or args[0] in COMMANDS:
         return None
-    from cli.mount.helper import from_mount_fuse
+    from cli.mount.fstab import from_mount_fuse
 
     return from_mount_fuse(args)
 

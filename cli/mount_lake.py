@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from cli.main import EXIT_USAGE, run
-from cli.mount.helper import from_mount
+from cli.mount.fstab import from_mount
 from lakefs.errors import InvalidArgument
 
 

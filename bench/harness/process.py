@@ -14,7 +14,7 @@ from typing import Final
 
 import lakefs
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+ROOT: Final = Path(__file__).resolve().parents[2]
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 

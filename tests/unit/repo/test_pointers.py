@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.style.source_tree import ROOT
+
 POINTER = re.compile(r"`(tests/[\w/]+?\.py)(?:::(\w+))?`")
 FOLDER = re.compile(r"`(tests/\w+)`")
 DOCUMENTS = sorted((ROOT / "docs").glob("*.md"))

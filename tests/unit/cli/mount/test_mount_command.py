@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from cli.main import COMMANDS
-from cli.mount.helper import from_mount, from_mount_fuse
+from cli.mount.fstab import from_mount, from_mount_fuse
 from cli.mount.options import parse_mount_options
 from cli.mount.places import NAME_CHARACTERS_MAX, escaped_path, places_of
 from fuse.kernel import mount_table

@@ -23,8 +23,9 @@ from engine.superblock.superblock import read_superblock, write_superblock
 from lakefs.errors import StoreReadOnly, StoreUnusable
 from lakefs.ids import Sequence
 from tests.stores.contents import contents_of
+from tests.style.source_tree import ROOT
 
-FOLDER = Path(__file__).parents[1] / "stores"
+FOLDER = ROOT / "tests" / "stores"
 ARCHIVES = sorted(path.name.removesuffix(".tar.xz") for path in FOLDER.glob("*.tar.xz"))
 RESERVED = {Table.SEGMENTS, Table.KEYED}
 

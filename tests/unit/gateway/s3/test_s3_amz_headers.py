@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,9 @@ from gateway.s3.amz_headers import META, ONLY, UNDERSTOOD, check_headers
 from gateway.s3.dispatch import OPERATIONS
 from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.targets import Operation
+from tests.style.source_tree import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs/s3.md"
+PAGE = ROOT / "docs/s3.md"
 SECTION = "## Headers that ask for something"
 
 

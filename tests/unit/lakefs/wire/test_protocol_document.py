@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import types
 import typing
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -16,8 +15,9 @@ from lakefs.errors import ERROR_TABLE
 from lakefs.wire import messages
 from lakefs.wire.messages import REQUESTS, Message, Request
 from lakefs.wire.repeat import REPEATABLE
+from tests.style.source_tree import ROOT
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "protocol.md"
+PAGE: Final = ROOT / "docs" / "protocol.md"
 TYPE_NAMES: Final[dict[object, str]] = {int: "int", str: "str", bytes: "bin", bool: "bool"}
 
 
