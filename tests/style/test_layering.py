@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 from tests.style.source_tree import PRODUCT_PACKAGES, ROOT
@@ -22,22 +24,73 @@ def _lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the product's packages, clean."""
+    folder = tmp_path_factory.mktemp("layering")
+    for package in PRODUCT_PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    clean = _lint_imports(folder)
+    assert clean.returncode == 0, clean.stdout + clean.stderr
+    return folder
+
+
+ONLY_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import "
+
+
 @pytest.mark.parametrize(
     ("module", "line", "contract"),
     [
         ("lakefs/errors.py", "import engine.format.layouts", "cli > gateway | fuse | engine > lakefs"),
         ("gateway/__init__.py", "import lmdb", "lmdb is imported only in engine"),
+        ("engine/format/layouts.py", "import engine.store.store", "floors of engine"),
+        ("engine/fsck/check.py", "import engine.upkeep.gc", "floors of engine"),
+        ("engine/server/listener.py", "import engine.store.store", "floors of engine"),
+        ("engine/tables/views.py", ONLY_TYPES + "engine.metadata.recovery", "floors of engine"),
+        ("lakefs/wire/frames.py", "import lakefs.transport.streams", "floors of lakefs"),
+        ("lakefs/ids.py", ONLY_TYPES + "lakefs.ports", "floors of lakefs"),
+        ("cli/terminal/target.py", "import cli.serve.serve", "floors of cli"),
+        ("fuse/kernel/attach.py", "import fuse.staging.folder", "floors of fuse"),
+        ("gateway/http/head.py", "import gateway.admin.metrics", "floors of gateway"),
+        ("gateway/s3/protocol/xml.py", "import gateway.s3.dispatch", "floors of gateway.s3"),
     ],
 )
-def test_a_planted_violation_is_caught(tmp_path: Path, module: str, line: str, contract: str) -> None:
-    for package in PRODUCT_PACKAGES:
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    clean = _lint_imports(tmp_path)
-    assert clean.returncode == 0, clean.stdout + clean.stderr
-
-    planted = tmp_path / module
-    planted.write_text(f"{planted.read_text()}\n{line}\n")
-    caught = _lint_imports(tmp_path)
+def test_a_planted_violation_is_caught(copied: Path, module: str, line: str, contract: str) -> None:
+    planted = copied / module
+    before = planted.read_text()
+    planted.write_text(f"{before}\n{line}\n")
+    try:
+        caught = _lint_imports(copied)
+    finally:
+        planted.write_text(before)
     assert caught.returncode != 0
     assert f"{contract} BROKEN" in caught.stdout
+
+
+def test_a_new_room_without_a_floor_is_caught(copied: Path) -> None:
+    room = copied / "engine" / "attic"
+    room.mkdir()
+    (room / "__init__.py").write_text("")
+    try:
+        caught = _lint_imports(copied)
+    finally:
+        shutil.rmtree(room)
+    assert caught.returncode != 0
+    assert "attic" in caught.stdout
+
+
+def _imports(packages: tuple[str, ...]) -> dict[str, set[str]]:
+    """Module -> modules that it imports; those that only types need count, and a package's own import of itself not."""
+    graph = grimp.build_graph(*packages, cache_dir=None)
+    return {name: graph.find_modules_directly_imported_by(name) - set(packages) for name in graph.modules}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    imports = _imports(PRODUCT_PACKAGES)
+    TopologicalSorter(imports).prepare()
+
+    imports["engine.format.records"].add("engine.format.layouts")
+    imports["engine.format.layouts"].add("engine.format.records")
+    with pytest.raises(CycleError):
+        TopologicalSorter(imports).prepare()
