@@ -313,8 +313,8 @@ def _fetch_model() -> Path:
     return model
 
 
-def _expect(holds: bool, otherwise: str) -> None:
-    if not holds:
+def _expect(references: bool, otherwise: str) -> None:
+    if not references:
         raise DemoFailed(otherwise)
 
 

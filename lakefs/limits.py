@@ -91,7 +91,7 @@ DRAM tier, memory that clients lend, buffers, threads' stacks), which is a few t
 VERIFY_BATCH: Final = 4096
 """Records checked by one call to a thread while the index is verified behind start-up: about 5 ms."""
 
-# --- hot index ---------------------------------------------------------------------------------------
+# --- shared index ---------------------------------------------------------------------------------------
 HOT_INDEX_SLOTS_MIN: Final = 1 << 10
 HOT_INDEX_SLOTS_MAX: Final = 1 << 32
 """Of one table; at 64 bytes each 256 GiB.  Bits of a home that come from the first 8 bytes of a digest."""
@@ -102,7 +102,7 @@ HOT_INDEX_MEMORY_SHARE: Final = 16
 HOT_INDEX_ATTEMPTS: Final = 8
 """Looks of a reader at a part of the table that changes under it; then the engine is asked."""
 READ_NOTES_EVERY: Final = 8
-"""Of so many reads by the hot index about one is noted, for the engine to be told."""
+"""Of so many reads by the shared index about one is noted, for the engine to be told."""
 READ_NOTES_MAX: Final = 256
 """Told in one request: 8.5 KB, at most ten times a second."""
 

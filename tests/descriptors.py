@@ -1,6 +1,6 @@
 """What this process has open: for tests that nothing is left so.
 
-Descriptors of strangers are closed by a thread of their own (`lakefs.host.descriptors.let_go`), so both wait until
+Descriptors of strangers are closed by a thread of their own (`lakefs.host.descriptors.close_later`), so both wait until
 those of before have ended: neither counts what is about to be closed.
 """
 

@@ -1,4 +1,4 @@
-"""Where a chunk is: the hot index's table from Python, beside LMDB with the same ids in it.
+"""Where a chunk is: the shared index's table from Python, beside LMDB with the same ids in it.
 
 An operation is one id that is there, picked at random; a round looks up other ids than the one before, so that
 neither side finds them in the processor's caches.  The time is that of a Python loop with the calls in it.
@@ -21,7 +21,7 @@ from bench.harness.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Targ
 from engine.memory.backing import open_backing
 from lakefs.host.aligned_mapping import map_aligned
 from lakefs.ids import ChunkKind
-from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import PLACE, capacity_for, table_bytes
 
 FULL: Final = 10_000_000
@@ -60,13 +60,13 @@ def sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
     capacity = capacity_for(ids.count)
     # In memory as the engine makes it, read through a mapping as clients have it.
     shared = open_backing("memory", table_bytes(capacity))
-    writer = HotTable(shared.memory, capacity)
+    writer = SharedTable(shared.memory, capacity)
     for index in range(ids.count):
         writer.put(ids[index], 1, index, index & 0xFFFFFFFF, 4096, index & 0xFFFFFFFF)
     shared.gather(0, len(shared.memory))
     assert shared.descriptor is not None
     mapping, first = map_aligned(shared.descriptor, table_bytes(capacity))
-    table = HotTable(memoryview(mapping).toreadonly()[first : first + table_bytes(capacity)], capacity)
+    table = SharedTable(memoryview(mapping).toreadonly()[first : first + table_bytes(capacity)], capacity)
     try:
         yield [
             Entrant(OURS, partial(_looking, ids, count, partial(_one_by_one, table.find))),
@@ -100,13 +100,13 @@ def _one_by_one(find: Callable[[bytes], object], wanted: Sequence[bytes]) -> Non
             raise AssertionError("an id that was put is not found")
 
 
-def _in_batches(table: HotTable, wanted: Sequence[bytes]) -> None:
+def _in_batches(table: SharedTable, wanted: Sequence[bytes]) -> None:
     for begin in range(0, len(wanted), TOGETHER):
         if None in table.find_many(wanted[begin : begin + TOGETHER]):
             raise AssertionError("an id that was put is not found")
 
 
-def _as_numbers(table: HotTable, wanted: Sequence[bytes]) -> None:
+def _as_numbers(table: SharedTable, wanted: Sequence[bytes]) -> None:
     """Places as numbers in memory of the caller's: no tuple is made for each."""
     places = bytearray(TOGETHER * PLACE.size)
     for begin in range(0, len(wanted), TOGETHER):

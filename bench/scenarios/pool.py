@@ -1,6 +1,6 @@
 """Blocks into a pool, 16 in a call, against who does it by hand.
 
-The client copies what the page cache has by itself, by the hot index; the engine fills memory that the client lends
+The client copies what the page cache has by itself, by the shared index; the engine fills memory that the client lends
 with the rest.  Each call takes other blocks, in turn through all of them, and fills other slots: nothing is in the
 processor's cache.  Unverified is what the peers are; what checks cost stands beside it.
 """

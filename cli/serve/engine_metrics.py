@@ -24,7 +24,7 @@ def readings(engine: RunningEngine) -> list[Reading]:
         Reading(
             "lake_holds",
             "Sessions and leases",
-            lambda: {k: float(v) for k, v in store.holds.statistics().items()},
+            lambda: {k: float(v) for k, v in store.references.statistics().items()},
             "kind",
         ),
         Reading("lake_segments", "Segment files", lambda: float(len(store.segments.register.ids()))),
@@ -50,7 +50,7 @@ def readings(engine: RunningEngine) -> list[Reading]:
         ),
         *gc_readings(store),
         *scrub_readings(store),
-        *hot_index_readings(store),
+        *shared_index_readings(store),
         *dram_readings(store),
         Reading("lake_overlay_entries", "Entries not yet in the index", lambda: metadata("overlay_entries")),
         Reading(
@@ -66,16 +66,16 @@ def readings(engine: RunningEngine) -> list[Reading]:
     ]
 
 
-def hot_index_readings(store: Store) -> list[Reading]:
-    """What `/metrics` says of the hot index; zeros where there is none."""
+def shared_index_readings(store: Store) -> list[Reading]:
+    """What `/metrics` says of the shared index; zeros where there is none."""
 
     def statistic(name: str) -> float:
-        return float(store.hot_index.statistics()[name]) if store.hot_index is not None else 0.0
+        return float(store.shared_index.statistics()[name]) if store.shared_index is not None else 0.0
 
     return [
-        Reading("lake_hot_index_entries", "Chunks in the hot index", lambda: statistic("entries")),
+        Reading("lake_hot_index_entries", "Chunks in the shared index", lambda: statistic("entries")),
         Reading("lake_hot_index_entries_max", "Chunks it has room for", lambda: statistic("entries_max")),
-        Reading("lake_hot_index_bytes", "Memory of the hot index", lambda: statistic("bytes")),
+        Reading("lake_hot_index_bytes", "Memory of the shared index", lambda: statistic("bytes")),
         Reading(
             "lake_hot_index_in_slabs",
             "Chunks that it tells to be in the DRAM tier",
@@ -83,7 +83,7 @@ def hot_index_readings(store: Store) -> list[Reading]:
         ),
         Reading(
             "lake_hot_index_refused_total",
-            "Chunks that the hot index had no room for",
+            "Chunks that the shared index had no room for",
             lambda: statistic("refused"),
             counter=True,
         ),

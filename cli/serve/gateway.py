@@ -61,9 +61,9 @@ def gateway(
 ) -> int:
     """Serve S3 from the engine at --server, until SIGTERM or SIGINT.
 
-    Holds no state: any number may run, on this machine or others.  Settings are those of S3 in the configuration; the
-    engine's admin address and data folder are not used.  While the engine is away requests are answered with 503, and
-    it is waited for.
+    References no state: any number may run, on this machine or others.  Settings are those of S3 in the
+    configuration; the engine's admin address and data folder are not used.  While the engine is away requests are
+    answered with 503, and it is waited for.
     """
     from functools import partial
 

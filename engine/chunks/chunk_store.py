@@ -1,7 +1,7 @@
 """Chunks: payload in, payload located and read, on segments and the table `chunks`.
 
 Rules kept here:
-- The engine hashes for itself, bytes that no client can still change (`intake`).
+- The engine hashes for itself, bytes that no client can still change (`ingest`).
 - A chunk's record is committed only after its payload is synced, or placed to be synced before the record's group is
   appended (small ones).  The same bytes stored twice at the same moment
   are written once where the second comes while the first is under way; if both were written, the commit that
@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 import trio
 
-from engine.chunks.ingest import Intake
+from engine.chunks.ingest import Ingest
 from engine.chunks.payload import Hashed, Payload, Written
 from engine.chunks.quarantine import Quarantine
 from engine.format.layouts import ChunkRecord, Table, chunk_key, unpack_chunk_record
 from engine.metadata.metadata_store import Metadata
 from engine.segments.segment_store import Segments
-from engine.sessions.references import Holds, Session
+from engine.sessions.references import References, Session
 from engine.tables.views import Transaction, View
 from lakefs.content.verify import matches_id
 from lakefs.errors import ChunkDamaged, LakeError, StaleGrant, StoreDamaged
@@ -52,7 +52,7 @@ class Chunks:
         metadata: Metadata,
         segments: Segments,
         offload: Offload,
-        holds: Holds,
+        references: References,
         quarantine: Quarantine,
         write_ahead_bytes: int,
     ) -> None:
@@ -60,8 +60,8 @@ class Chunks:
         self._quarantine = quarantine
         self._segments = segments
         self.offload = offload
-        self._holds = holds
-        self.intake = Intake(segments, offload, metadata.stop_writing, write_ahead_bytes)
+        self._references = references
+        self.ingest = Ingest(segments, offload, metadata.stop_writing, write_ahead_bytes)
         self._under_way: dict[ChunkId, trio.Event] = {}
 
     def find_good(self, view: View, chunk: ChunkId) -> ChunkRecord | None:
@@ -85,7 +85,7 @@ class Chunks:
             return [item for item in items if self._is_claimed(session, item.chunk, claims)]
 
         try:
-            hashed, written = await self.intake.take_in(payloads, choose)
+            hashed, written = await self.ingest.take_in(payloads, choose)
             await self._record(session, written)
         finally:
             for chunk in claims.claimed:
@@ -121,7 +121,7 @@ class Chunks:
             for chunk in chunks:
                 record = self.find_good(view, chunk)
                 if record is not None:
-                    self._holds.hold(session, record.birth)
+                    self._references.hold(session, record.birth)
                 present.append(record is not None or chunk == EMPTY_CHUNK)
             sequence = view.sequence
         await self._metadata.wait_durable(sequence)
@@ -134,7 +134,7 @@ class Chunks:
             key = chunk_key(item.hashed.chunk)
             present = txn.get(Table.CHUNKS, key)
             if present is not None and item.hashed.chunk not in self._quarantine:
-                self._holds.keep(unpack_chunk_record(present).birth)
+                self._references.keep(unpack_chunk_record(present).birth)
                 unused.append(item)
                 continue
             length = item.hashed.payload.length
@@ -144,7 +144,7 @@ class Chunks:
             )
             (txn.insert if present is None else txn.put)(Table.CHUNKS, key, record.pack())
             self._quarantine.drop_in(txn, item.hashed.chunk)
-            self._holds.keep(birth)
+            self._references.keep(birth)
         return unused
 
     async def _record(self, session: Session, written: list[Written]) -> None:
@@ -156,14 +156,14 @@ class Chunks:
             for item in written:
                 record = find_chunk(txn, item.hashed.chunk)
                 assert record is not None
-                self._holds.hold(session, record.birth)
+                self._references.hold(session, record.birth)
             return unused
 
         try:
             _, sequence = await self._metadata.commit(decide, grows=True)
             await self._metadata.wait_durable(sequence)
         finally:
-            self.intake.settle(written)
+            self.ingest.settle(written)
 
     def _hold_present(self, session: Session, chunk: ChunkId) -> Sequence | None:
         """Hold the chunk when it is there; the sequence that this rests on."""
@@ -172,7 +172,7 @@ class Chunks:
             sequence = view.sequence
         if record is None:
             return None
-        self._holds.hold(session, record.birth)
+        self._references.hold(session, record.birth)
         return sequence
 
     async def _await_other(self, session: Session, item: Hashed) -> bool:
@@ -186,7 +186,7 @@ class Chunks:
             return False
         self._under_way[chunk] = trio.Event()
         try:
-            await self._record(session, await self.intake.write([item]))
+            await self._record(session, await self.ingest.write([item]))
         finally:
             self._under_way.pop(chunk).set()
         return True

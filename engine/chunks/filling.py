@@ -1,4 +1,4 @@
-"""Bringing a large payload into the engine's memory, piece by piece, by whichever thread needs a piece first.
+"""Filling a large payload into the engine's memory, piece by piece, by whichever thread needs a piece first.
 
 One thread writes a payload while another hashes it.  Both go through its pieces in order; who comes to one first fills
 it and computes its checksums.  The writer waits for a piece that the other is at; the other goes on to the next.  So
@@ -26,7 +26,7 @@ PIECE_BYTES: Final = WRITE_RUN_BYTES
 """Whole granules, and whole pages."""
 
 
-class Bringing:
+class Filling:
     """One payload with an area.  All methods but the constructor block, in any thread."""
 
     def __init__(self, payload: Payload) -> None:

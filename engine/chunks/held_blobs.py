@@ -15,7 +15,7 @@ from engine.chunks.chunk_store import Chunks
 from engine.chunks.manifests import Manifests
 from engine.format.layouts import ChunkRecord
 from engine.metadata.metadata_store import Metadata
-from engine.sessions.references import Holds, Session
+from engine.sessions.references import References, Session
 from lakefs.content.manifest import Manifest, check_child, check_top
 from lakefs.errors import ChunkDamaged, ChunkNotFound, InvalidArgument, RequestTooLarge
 from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, BlobId, ChunkId, ChunkKind, id_text, is_well_formed, kind_of
@@ -37,11 +37,13 @@ class HeldBlob:
 class HeldBlobs:
     """Takes hold of blobs for sessions."""
 
-    def __init__(self, metadata: Metadata, chunks: Chunks, manifests: Manifests, holds: Holds) -> None:
+    def __init__(
+        self, metadata: Metadata, chunks: Chunks, manifests: Manifests, references: References
+    ) -> None:
         self._metadata = metadata
         self._chunks = chunks
         self._manifests = manifests
-        self._holds = holds
+        self._references = references
 
     async def hold(self, session: Session, blob: bytes) -> HeldBlob:
         """The blob's size and chunk count; all its chunks are held by the session.  ChunkNotFound, InvalidArgument."""
@@ -99,7 +101,7 @@ class HeldBlobs:
             raise ChunkNotFound(
                 f"chunk {id_text(chunk)} is not in the store; offer it again", subject=id_text(chunk)
             )
-        self._holds.hold(session, record.birth)
+        self._references.hold(session, record.birth)
         return record
 
 

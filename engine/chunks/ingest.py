@@ -1,4 +1,4 @@
-"""Intake: payloads are filled, hashed and written, so that one is written while another is hashed.
+"""Ingest: payloads are filled, hashed and written, so that one is written while another is hashed.
 
 Large payloads go in runs, a few at once.  Two ways:
 - *Hashed first*: each run, of about 1 MiB, is hashed by one call to a thread, and what is wanted of it written by
@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 
 from crc32c import crc32c
 
-from engine.chunks.filling import Bringing
+from engine.chunks.filling import Filling
 from engine.chunks.payload import Hashed, Payload, Written
 from engine.chunks.write_ahead import AheadRun, write_beside_hash
 from engine.format.checksums import seal_with, vector_of
@@ -48,7 +48,7 @@ Choose = Callable[[Seq[Hashed]], Seq[Hashed]]
 """Which of some payloads are to be written; asked once for each payload of a request, without a checkpoint."""
 
 
-class Intake:
+class Ingest:
     """Gets payloads hashed and onto the medium."""
 
     def __init__(
@@ -213,7 +213,7 @@ class Intake:
         some are not, there may be room for those that are.
         """
         runs = self._runs(job.large, job.payloads.__getitem__, WRITE_AHEAD_RUN_BYTES)
-        ahead = [AheadRun(run, [Bringing(job.payloads[index]) for index in run]) for run in runs]
+        ahead = [AheadRun(run, [Filling(job.payloads[index]) for index in run]) for run in runs]
         try:
             await write_beside_hash(ahead, self._segments, self._offload, job.note)
             all_wanted = sum(len(run.chosen) for run in ahead) == len(job.large)

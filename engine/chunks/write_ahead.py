@@ -1,7 +1,7 @@
 """Writing ahead: runs of payloads are written by some threads while others hash them.
 
 The place of a payload is decided by its length alone, so the write need not wait for the hash.  Two tasks write and two
-hash, each going through the runs in order; `bringing` has how their threads share the filling.  A write takes with it
+hash, each going through the runs in order; `filling` has how their threads share the filling.  A write takes with it
 what was brought while the one before was on its way: a disk that is slower than the filling gets long writes.
 
 Rules kept here:
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from engine.chunks.filling import Bringing
+from engine.chunks.filling import Filling
 from engine.chunks.payload import Hashed, Written
 from engine.format.extents import Place
 from engine.host.tasks import run_all
@@ -30,31 +30,31 @@ Note = Callable[[Sequence[int], Sequence[Hashed]], Sequence[Hashed]]
 class AheadRun:
     """Some payloads that are written together, and what became of them."""
 
-    def __init__(self, numbers: Sequence[int], bringings: Sequence[Bringing]) -> None:
+    def __init__(self, numbers: Sequence[int], fillings: Sequence[Filling]) -> None:
         self.numbers = numbers
-        self.areas = [(bringing.extent, bringing.payload_bytes) for bringing in bringings]
+        self.areas = [(filling.extent, filling.payload_bytes) for filling in fillings]
         self.error: LakeError | None = None
         """Why it was not written."""
         self.places: list[Place] = []
         self.hashed: Sequence[Hashed] = ()
         self.chosen: Sequence[Hashed] = ()
-        self._bringings = bringings
+        self._fillings = fillings
 
     def coming(self) -> Iterator[int]:
         """For `write_large`: waits for the next piece, and gives with it those that others have brought by then."""
         begin = there = written = 0
-        for bringing in self._bringings:
-            for piece in range(len(bringing)):
-                if there > written and not bringing.is_there(piece):
+        for filling in self._fillings:
+            for piece in range(len(filling)):
+                if there > written and not filling.is_there(piece):
                     yield there
                     written = there
-                there = begin + bringing.bring(piece)
-            begin += len(bringing.extent)
+                there = begin + filling.bring(piece)
+            begin += len(filling.extent)
         yield there
 
     def hash_all(self) -> list[Hashed]:
         """Ids and checksums, in order; blocks."""
-        return [bringing.hash() for bringing in self._bringings]
+        return [filling.hash() for filling in self._fillings]
 
     def take_chosen(self) -> list[Written]:
         """What is wanted and was written: the caller's from now on.  The error that kept something from it."""

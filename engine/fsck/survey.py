@@ -19,7 +19,7 @@ from typing import Final
 from engine.format.layouts import (
     StoreIdentity,
 )
-from engine.host import crash_marker as crash_note
+from engine.host import crash_marker as crash_marker
 from engine.journal.reader import (
     JOURNAL_FOLDER,
     JournalFile,
@@ -207,7 +207,7 @@ def _index(disk: Disk, identity: StoreIdentity) -> tuple[Sequence | None, Sequen
     """Up to where the index is whole, or None; what it says of that itself; and what is wrong with it."""
     nothing = Sequence(0)
     path = Path(disk.local_path(INDEX_FOLDER))
-    if crash_note.died_in_index(disk):
+    if crash_marker.died_in_index(disk):
         return None, nothing, "a process died while it read it"
     if not (path / "data.mdb").exists():
         return None, nothing, MISSING

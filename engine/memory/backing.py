@@ -81,7 +81,7 @@ class Backing:
                 position += os.pwrite(self.file, piece, position)
             os.fsync(self.file)
         except OSError as error:
-            raise DiskFailed(f"the hot index cannot be written to its file: {error.strerror}") from error
+            raise DiskFailed(f"the shared index cannot be written to its file: {error.strerror}") from error
 
     def mark_in_use(self) -> None:
         """What the first page says is in the file, durably: a crash from now on is seen.  Blocks.  DiskFailed."""
@@ -90,7 +90,7 @@ class Backing:
             os.ftruncate(self.file, 0)
             os.fsync(self.file)
         except OSError as error:
-            raise DiskFailed(f"the file of the hot index: {error.strerror}") from error
+            raise DiskFailed(f"the file of the shared index: {error.strerror}") from error
 
     def close(self) -> None:
         """Let go of memory, descriptors and lock."""
@@ -145,7 +145,7 @@ def _opened(path: Path) -> int:
     except OSError as error:
         os.close(file)
         raise StoreLocked(
-            f"{path} is the hot index of another engine that runs; give each engine its own",
+            f"{path} is the shared index of another engine that runs; give each engine its own",
             subject=str(path),
         ) from error
     return file
@@ -158,7 +158,7 @@ def _refuse_device(path: Path) -> None:
         return
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
         raise ConfigError(
-            f"hot_index: {path} is a device, and a hot index is kept in no device, DAX and CXL memory neither: "
+            f"hot_index: {path} is a device, and a shared index is kept in no device, DAX and CXL memory neither: "
             "name a file on a file system, or set it to memory",
             subject=str(path),
         )
@@ -187,7 +187,7 @@ def _on_file(path: Path, file: int, size_bytes: int) -> Backing:
 
 
 def _may_be_ours(beginning: bytes) -> bool:
-    """Whether a file that begins so may be a hot index, torn or rotten as it may be: most of the magic, or zeros."""
+    """Whether a file that begins so may be a shared index, torn or rotten as it may be: most of the magic, or zeros."""
     same = sum(ours == there for ours, there in zip(MAGIC, beginning, strict=False))
     return same > len(MAGIC) // 2 or not any(beginning)
 

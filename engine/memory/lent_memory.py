@@ -28,7 +28,7 @@ import trio
 from engine.format._granules import read_granules
 from engine.host.client_files import file_system
 from lakefs.errors import EngineBusy, InvalidArgument, SourceChanged
-from lakefs.host.descriptors import aside, is_memory, let_go
+from lakefs.host.descriptors import aside, close_later, is_memory
 from lakefs.ids import Buffer
 from lakefs.limits import MIB
 
@@ -105,12 +105,12 @@ class LentMemory:
 
     def _close(self, closed: trio.Event) -> None:
         if not self.is_open:  # it may be anything
-            let_go([self.descriptor])
+            close_later([self.descriptor])
             closed.set()
             return
         # Unmapped with the last slice of it, which may be in a traceback still.
         mapped, self._mapped = [self._mapped], None
-        let_both_go = partial(_let_go, mapped, self.descriptor)
+        let_both_go = partial(_close_later, mapped, self.descriptor)
         if os.fstat(self.descriptor).st_blocks * _BLOCK_BYTES > LET_GO_AT_ONCE_BYTES:
             aside(let_both_go)
         else:
@@ -118,7 +118,7 @@ class LentMemory:
         closed.set()
 
 
-def _let_go(mapped: list[memoryview | None], descriptor: int) -> None:
+def _close_later(mapped: list[memoryview | None], descriptor: int) -> None:
     """Unmap and close.  Of a client that has ended this frees all pages, at 0.1 to 0.3 s for each GiB."""
     mapped.clear()
     os.close(descriptor)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.format.layouts import StoreIdentity, Table
-from engine.host import crash_marker as crash_note
+from engine.host import crash_marker as crash_marker
 from engine.host.failpoints import reached
 from engine.journal.reader import JournalFile, decode_records, read_groups
 from engine.metadata.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
@@ -72,8 +72,8 @@ def rebuild_index(
         reached("recovery.rebuilt")
         remove_index(replace_index(new_path(path), path))
         reached("recovery.index-replaced")
-        if crash_note.died_in_index(disk):
-            crash_note.set_aside(disk)
+        if crash_marker.died_in_index(disk):
+            crash_marker.set_aside(disk)
     except BaseException:
         index.close()
         raise

@@ -35,7 +35,7 @@ class Writers:
         self.changed_at = trio.current_time()
 
 
-class Pace:
+class Pacing:
     """Of one piece of upkeep, from its beginning on."""
 
     def __init__(self, writers: Writers) -> None:

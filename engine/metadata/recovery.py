@@ -29,7 +29,7 @@ import structlog
 
 from engine.format.layouts import StoreIdentity, Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
-from engine.host import crash_marker as crash_note
+from engine.host import crash_marker as crash_marker
 from engine.host.failpoints import reached
 from engine.journal.reader import (
     JOURNAL_FOLDER,
@@ -226,7 +226,7 @@ def verify_journal(disk: Disk, store_id: bytes, upto: Sequence) -> int:
 
 def _applied_in(disk: Disk, path: Path, store_id: bytes) -> Sequence:
     """The sequence that the index about to be thrown away has; 0 when it cannot say."""
-    if crash_note.died_in_index(disk) or not (path / "data.mdb").exists():
+    if crash_marker.died_in_index(disk) or not (path / "data.mdb").exists():
         return Sequence(0)
     try:
         index = Index(path)
@@ -244,7 +244,7 @@ def _open_index(
     disk: Disk, path: Path, store_id: bytes, checkpoint: Checkpoint | None
 ) -> tuple[Index | None, str]:
     """The index, or None and why it is to be rebuilt."""
-    if crash_note.died_in_index(disk):
+    if crash_marker.died_in_index(disk):
         return None, "a process died while it read it"
     if not (path / "data.mdb").exists():
         return None, "there is none"

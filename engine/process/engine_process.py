@@ -24,7 +24,7 @@ from engine.host.local_disk import LocalDisk
 from engine.host.memory_limits import memory_bytes
 from engine.process.folders import group_id, places_made
 from engine.process.permissions import judge_permissions
-from engine.process.shared_index_life import run_hot_index
+from engine.process.shared_index_life import run_shared_index
 from engine.requests.table import Service
 from engine.server.listener import Server
 from engine.store.local_store import open_local_store
@@ -115,7 +115,7 @@ async def _run_in_places(config: Config, printer: Callable[[str], None], faces: 
             server = Server(service, network, token=token, connections_max=connections)
             engine = RunningEngine(config, store, service, server)
             async with trio.open_nursery() as nursery:
-                await nursery.start(run_hot_index, store, config.hot_index, config.hot_index_entries)
+                await nursery.start(run_shared_index, store, config.hot_index, config.hot_index_entries)
                 listening.set()
                 await _start_faces(engine, nursery, printer, faces)
                 nursery.start_soon(_collect_now_and_then, store)

@@ -1,4 +1,4 @@
-"""The hot index of an engine, from its setting to its end.
+"""The shared index of an engine, from its setting to its end.
 
 It belongs to the process that serves: a store that is opened by itself, for one command, has none.
 """
@@ -14,10 +14,10 @@ from engine.format.layouts import Table
 from engine.memory.backing import open_backing
 from engine.store.store import Store
 from engine.tiers.dram_entries import joined
-from engine.tiers.shared_index import WATCHED, HotIndex, capacity_allowed
+from engine.tiers.shared_index import WATCHED, SharedIndex, capacity_allowed
 from lakefs.errors import LakeError
 from lakefs.limits import HOT_INDEX_ENTRIES_MIN
-from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import capacity_for, entries_max, table_bytes
 
 OFF: Final = "off"
@@ -25,14 +25,14 @@ BY_ITSELF: Final = ("auto", "memory")
 _log: Final = structlog.get_logger(__name__)
 
 
-async def run_hot_index(
+async def run_shared_index(
     store: Store,
     setting: str,
     entries: int,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Make the store's hot index, started when it is in use, and keep it; `entries` 0: it sizes itself.
+    """Make the store's shared index, started when it is in use, and keep it; `entries` 0: it sizes itself.
 
     Where a path was given: ConfigError, StoreLocked, EngineBusy, DiskFailed.  Else what cannot be had is done without.
     """
@@ -44,34 +44,34 @@ async def run_hot_index(
     except LakeError as error:
         if setting not in BY_ITSELF:
             raise
-        _log.warning("there is no hot index", reason=error.message)
+        _log.warning("there is no shared index", reason=error.message)
         task_status.started()
         return
     store.metadata.on_durable_records(WATCHED, index.records_durable)
-    store.hot_index = index
+    store.shared_index = index
     if index.backing.note:
         _log.info("hot_index", backing=index.backing.kind, note=index.backing.note)
     task_status.started()
     await index.run()
 
 
-async def _opened(store: Store, setting: str, entries: int) -> HotIndex:
+async def _opened(store: Store, setting: str, entries: int) -> SharedIndex:
     """An index that is closed when the store is."""
     wanted = capacity_for(entries or max(HOT_INDEX_ENTRIES_MIN, 2 * _chunk_count(store)))
     capacity = min(wanted, capacity_allowed())
     backing = await store.offload.run(open_backing, setting, table_bytes(capacity))
-    index = HotIndex(
+    index = SharedIndex(
         store.metadata,
         store.chunks.is_quarantined,
         store.offload,
         store.superblock.identity,
         backing,
-        HotTable(backing.memory, capacity),
+        SharedTable(backing.memory, capacity),
         is_growing=not entries and not backing.is_kept,
     )
 
     def close() -> None:
-        store.hot_index = None
+        store.shared_index = None
         index.close()
 
     store.leaving.callback(close)

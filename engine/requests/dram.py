@@ -51,8 +51,8 @@ class SlabRequests:
 
     def _lengths(self, chunks: Sequence[ChunkId]) -> list[int | None]:
         """Payload bytes of each; None: there is no such chunk."""
-        hot = self._store.hot_index
-        found = [None] * len(chunks) if hot is None else hot.places_of(list(chunks))
+        shared = self._store.shared_index
+        found = [None] * len(chunks) if shared is None else shared.places_of(list(chunks))
         lengths = [None if place is None else place[3] for place in found]
         if None in lengths:
             with self._store.metadata.view() as view:

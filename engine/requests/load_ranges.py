@@ -158,7 +158,7 @@ class Loads:
         with self._store.lent.using(client, request.memory, writable=True) as memory:
             loading = _Loading(request, chunks, memory)
             wanted: Seq[int] = range(len(chunks))
-            if await self._load_hot(loading):
+            if await self._load_directly(loading):
                 return loading.reply()
             for attempt in range(LOAD_ATTEMPTS):
                 wanted = await self._load(loading, wanted)
@@ -169,16 +169,16 @@ class Loads:
                         loading.fail(index, _moved(chunks[index]))
             return loading.reply()
 
-    async def _load_hot(self, loading: _Loading) -> bool:
-        """Load short chunks whose places the hot index knows and whose bytes are in memory; whether all were loaded.
+    async def _load_directly(self, loading: _Loading) -> bool:
+        """Load short chunks whose places the shared index knows and whose bytes are in memory; whether all were loaded.
 
         What most requests of a running cache ask for, with little done for each chunk; what lies one behind the other
         is one read.  For all else there is the other way.
         """
-        hot = self._store.hot_index
-        if hot is None or not loading.chunks:
+        shared = self._store.shared_index
+        if shared is None or not loading.chunks:
             return False
-        found = hot.find_many(list(loading.chunks))
+        found = shared.find_many(list(loading.chunks))
         places = [place for place in found if place is not None and place[0] == MEDIUM_SEGMENT]
         lengths = [place[3] for place in places]
         if len(places) < len(loading.chunks) or not loading.is_plain(lengths):

@@ -37,7 +37,7 @@ from engine.requests.packed_located import PackedLocated
 from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.tables.views import View
-from engine.tiers.shared_index import NO_GRANT, HotIndex
+from engine.tiers.shared_index import NO_GRANT, SharedIndex
 from engine.upkeep.index_upkeep import with_what_happens
 from lakefs.errors import (
     ChunkDamaged,
@@ -148,7 +148,7 @@ class Reads:
             leases -= {item.lease for item in opening if isinstance(item, _Opening)}
         finally:
             if leases:
-                self._store.holds.end_leases(client, leases)  # nobody is told of them
+                self._store.references.end_leases(client, leases)  # nobody is told of them
         return Reply(m.OpenResults([_open_result(item) for item in opening]), Body(parts))
 
     def _small_at_once(self, item: _Opening | LakeError, request: m.OpenObjects) -> Reply | None:
@@ -171,7 +171,7 @@ class Reads:
             raise RequestTooLarge(
                 f"{len(request.leases)} leases; a connection has {LEASES_PER_CONNECTION_MAX}"
             )
-        self._store.holds.end_leases(client, request.leases)
+        self._store.references.end_leases(client, request.leases)
         return Reply(m.Done())
 
     def _open(
@@ -207,7 +207,7 @@ class Reads:
             opening = _Opening(stat)
             comes_inline = opening.add_only_chunk()
             if _wants_lease(request, stat, comes_inline=comes_inline):
-                opening.lease = self._store.holds.lease(client, found.node.blob)
+                opening.lease = self._store.references.lease(client, found.node.blob)
         except IndexDamaged as error:
             return with_what_happens(self._store, error)
         except LakeError as error:
@@ -288,15 +288,15 @@ class Reads:
 
     @handles(m.Locate)
     async def locate(self, client: Client, request: m.Locate) -> Reply:
-        hot = self._store.hot_index
+        shared = self._store.shared_index
         understood = _reads_slabs(client, request.media)
-        if hot is not None:
-            reply = self._located_at_once(hot, request.chunks, understood=understood)
+        if shared is not None:
+            reply = self._located_at_once(shared, request.chunks, understood=understood)
             if reply is not None:
                 return reply
         chunks = checked_chunks(request.chunks)
-        if hot is not None:
-            grants, unknown = hot.grants(chunks)
+        if shared is not None:
+            grants, unknown = shared.grants(chunks)
         else:
             grants, unknown = [NO_GRANT] * len(chunks), list(range(len(chunks)))
         if unknown:
@@ -309,14 +309,16 @@ class Reads:
             self._dram.want(chunk)
         return Reply(m.Located(grants))
 
-    def _located_at_once(self, hot: HotIndex, identifiers: list[bytes], *, understood: bool) -> Reply | None:
-        """The answer when the hot index and the arena know every place, and no payload is too short for the arena."""
+    def _located_at_once(
+        self, shared: SharedIndex, identifiers: list[bytes], *, understood: bool
+    ) -> Reply | None:
+        """Return the answer if shared index and arena know every place and no payload is too short for the arena."""
         if len(identifiers) > BATCH_MAX:
             return None
-        grants = hot.packed_grants(identifiers, DRAM_PAYLOAD_BYTES_MIN, understood=understood)
+        grants = shared.packed_grants(identifiers, DRAM_PAYLOAD_BYTES_MIN, understood=understood)
         if grants is None:
             return None
-        note = partial(self._dram.note_located, identifiers, hot.table.find, understood=understood)
+        note = partial(self._dram.note_located, identifiers, shared.table.find, understood=understood)
         return Reply(PackedLocated(msgspec.Raw(grants)), then=note)
 
     def _grant_all(

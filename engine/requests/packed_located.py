@@ -1,4 +1,4 @@
-"""The answer to Locate with its grants encoded already, as the hot index's table packs them.
+"""The answer to Locate with its grants encoded already, as the shared index's table packs them.
 
 The same bytes leave as for `Located`; 64 grants of a request are never objects of Python.
 """

@@ -38,7 +38,7 @@ from lakefs.errors import (
     SessionLost,
     UserError,
 )
-from lakefs.host.descriptors import duplicates, let_go
+from lakefs.host.descriptors import close_later, duplicates
 from lakefs.ids import (
     EMPTY_CHUNK,
     BlobId,
@@ -60,10 +60,10 @@ class Puts:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._holds = store.holds
+        self._references = store.references
         self._chunks = store.chunks
         self._metadata = store.metadata
-        self._held = HeldBlobs(store.metadata, store.chunks, store.manifests, store.holds)
+        self._held = HeldBlobs(store.metadata, store.chunks, store.manifests, store.references)
 
     async def receive(self, request: m.StoreChunks | m.PutObjects) -> ReceivedBody:
         """Memory for the payloads of a request."""
@@ -80,21 +80,21 @@ class Puts:
     async def session_open(self, client: Client, request: m.SessionOpen) -> Reply:
         if request.domain != 0:
             raise InvalidArgument(f"there is no domain {request.domain}")
-        return Reply(m.SessionOpened(self._holds.begin_session(client).identifier))
+        return Reply(m.SessionOpened(self._references.begin_session(client).identifier))
 
     @handles(m.SessionJoin)
     async def session_join(self, client: Client, request: m.SessionJoin) -> Reply:
-        self._holds.join_session(client, SessionId(request.session))
+        self._references.join_session(client, SessionId(request.session))
         return Reply(m.Done())
 
     @handles(m.SessionEnd)
     async def session_end(self, client: Client, request: m.SessionEnd) -> Reply:
-        self._holds.end_session(client, SessionId(request.session))
+        self._references.end_session(client, SessionId(request.session))
         return Reply(m.Done())
 
     @handles(m.Offer)
     async def offer(self, client: Client, request: m.Offer) -> Reply:
-        session = self._holds.join_session(client, SessionId(request.session))
+        session = self._references.join_session(client, SessionId(request.session))
         present = await self._chunks.offer(session, checked_chunks(request.chunks))
         return Reply(m.Offered(present))
 
@@ -102,7 +102,7 @@ class Puts:
 
     @handles(m.StoreChunks)
     async def store_chunks(self, client: Client, request: m.StoreChunks, body: Body) -> Reply:
-        session = self._holds.join_session(client, SessionId(request.session))
+        session = self._references.join_session(client, SessionId(request.session))
         assert isinstance(body, ReceivedBody)
         return stored(await self._chunks.store(session, body.payloads))
 
@@ -116,7 +116,7 @@ class Puts:
             await self._store.offload.run(check_source, own)
             _check_room(client)  # others have been opened meanwhile
         except BaseException:
-            let_go([own])
+            close_later([own])
             raise
         number = client.number()  # told to nobody before, nor to be guessed: what is read was checked
         client.sources[number] = own
@@ -129,7 +129,7 @@ class Puts:
 
     @handles(m.StoreFromSource)
     async def store_from_source(self, client: Client, request: m.StoreFromSource) -> Reply:
-        session = self._holds.join_session(client, SessionId(request.session))
+        session = self._references.join_session(client, SessionId(request.session))
         opened = client.sources.get(request.source)
         if opened is None:
             raise InvalidArgument(f"source {request.source} is not open on this connection")
@@ -156,7 +156,7 @@ class Puts:
 
     @handles(m.Commit)
     async def commit(self, client: Client, request: m.Commit) -> Reply:
-        session = self._holds.join_session(client, SessionId(request.session))
+        session = self._references.join_session(client, SessionId(request.session))
         if len(request.changes) > BATCH_MAX:
             raise RequestTooLarge(f"{len(request.changes)} names in one commit; the limit is {BATCH_MAX}")
         blobs: list[HeldBlob | LakeError] = []
@@ -167,7 +167,7 @@ class Puts:
                 blobs.append(error)
 
         def decide(txn: Transaction) -> list[m.NameResult]:
-            if not self._holds.is_open(session):
+            if not self._references.is_open(session):
                 raise SessionLost("the put session ended before its commit; offer the chunks again")
             return self._bind(txn, client, request.changes, blobs)
 
@@ -175,7 +175,7 @@ class Puts:
         if request.durable:
             await self._metadata.wait_durable(sequence)
         if request.end_session and all(result.failure is None for result in results):
-            self._holds.end_session(client, session.identifier)
+            self._references.end_session(client, session.identifier)
         return Reply(m.NameResults(results))
 
     @handles(m.PutObjects)
@@ -189,7 +189,7 @@ class Puts:
         """Store payloads and bind a name to each, in one group: the answer to PutObjects, and to what is like it."""
         if len(changes) != len(payloads):
             raise InvalidArgument(f"{len(changes)} names for {len(payloads)} payloads")
-        hashed, written = await self._chunks.intake.take_in(payloads, self._choose_absent())
+        hashed, written = await self._chunks.ingest.take_in(payloads, self._choose_absent())
         blobs = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
         wanted = {item.chunk: item for item in hashed if item.chunk != EMPTY_CHUNK}
 
@@ -199,7 +199,7 @@ class Puts:
                 record = find_chunk(txn, chunk)
                 if record is None:
                     raise _Vanished
-                self._holds.keep(record.birth)
+                self._references.keep(record.birth)
             return self._bind(txn, client, changes, blobs)
 
         try:
@@ -209,11 +209,11 @@ class Puts:
                     break
                 except _Vanished:
                     missing = self._not_present(list(wanted.values()), written)
-                    written += await self._chunks.intake.write(missing)
+                    written += await self._chunks.ingest.write(missing)
             if durable:
                 await self._metadata.wait_durable(sequence)
         finally:
-            self._chunks.intake.settle(written)
+            self._chunks.ingest.settle(written)
         return Reply(m.NameResults(results))
 
     def _choose_absent(self) -> Choose:

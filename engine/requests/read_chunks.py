@@ -3,7 +3,7 @@
 Rules kept here:
 - Memory of the arena is pinned until the answer is sent.
 - A chunk that compaction moved meanwhile is looked for again; what does not match where it should be is damage.
-- Places come from the hot index where it knows them, in one look for all; what does not match at such a place is
+- Places come from the shared index where it knows them, in one look for all; what does not match at such a place is
   looked for in the store before anything is said of it.
 """
 
@@ -68,13 +68,13 @@ class ChunkReads:
             return Reply(m.ReadChunksReply(pieces), Body(parts, releases.pop_all().close))
 
     async def _read_known(self, chunks: list[ChunkId], request: m.ReadChunks) -> Reply | None:
-        """The answer when the hot index knows where all chunks are, and they are short and in segments.
+        """The answer when the shared index knows where all chunks are, and they are short and in segments.
 
         What requests for many small chunks ask for, with little done for each.  None: whatever is otherwise, and why,
         the other way finds out.
         """
-        hot, tier = self._store.hot_index, self._dram.tier
-        places = [] if hot is None else _plain(hot.find_many(chunks), request)
+        shared, tier = self._store.shared_index, self._dram.tier
+        places = [] if shared is None else _plain(shared.find_many(chunks), request)
         if not places or (tier is not None and any(chunk in tier for chunk in chunks)):
             return None
         memory = await self._segments.batches.read_packed(places)
@@ -98,9 +98,9 @@ class ChunkReads:
 
     def _find(self, chunks: list[ChunkId]) -> tuple[list[ChunkRecord | None], Sequence]:
         """The chunks' records, and what they rest on."""
-        hot = self._store.hot_index
+        shared = self._store.shared_index
         records: list[ChunkRecord | None]
-        records = [None] * len(chunks) if hot is None else hot.records(chunks)
+        records = [None] * len(chunks) if shared is None else shared.records(chunks)
         missing = [index for index, record in enumerate(records) if record is None]
         if not missing:
             return records, Sequence(0)

@@ -1,4 +1,4 @@
-"""The request for the hot index, for clients that look chunks up by themselves."""
+"""The request for the shared index, for clients that look chunks up by themselves."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
 
-class HotIndexRequests:
-    """Handler of the request for the hot index."""
+class SharedIndexRequests:
+    """Handler of the request for the shared index."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    @handles(m.OpenHotIndex)
+    @handles(m.OpenSharedIndex)
     async def open(self, client: Client) -> Reply:
         if not (client.descriptors and client.trusted):
-            raise PermissionDenied("the hot index is shared on the Unix socket only; use Locate instead")
-        index = self._store.hot_index
+            raise PermissionDenied("the shared index is shared on the Unix socket only; use Locate instead")
+        index = self._store.shared_index
         if index is None or index.backing.descriptor is None:
-            raise UnsupportedVersion("this engine shares no hot index; use Locate instead")
+            raise UnsupportedVersion("this engine shares no shared index; use Locate instead")
         index.counts.lent += 1
         return Reply(
-            m.HotIndexOpened(entries_max(index.table.capacity)), descriptors=[index.backing.descriptor]
+            m.SharedIndexOpened(entries_max(index.table.capacity)), descriptors=[index.backing.descriptor]
         )

@@ -30,14 +30,14 @@ class SlotRequests:
 
     def __init__(self, store: Store, puts: Puts) -> None:
         self._lent = store.lent
-        self._holds = store.holds
+        self._references = store.references
         self._chunks = store.chunks
         self._payload_memory = store.payload_memory
         self._puts = puts
 
     @handles(m.StoreSlots)
     async def store(self, client: Client, request: m.StoreSlots) -> Reply:
-        session = self._holds.join_session(client, SessionId(request.session))
+        session = self._references.join_session(client, SessionId(request.session))
         if 0 in request.lengths:
             raise InvalidArgument("a chunk has at least 1 byte")
         async with self._payloads(client, request) as payloads:

@@ -30,14 +30,14 @@ from engine.requests.open import Reads
 from engine.requests.pins import PinRequests
 from engine.requests.put import Puts
 from engine.requests.read_chunks import ChunkReads
-from engine.requests.shared_index import HotIndexRequests
+from engine.requests.shared_index import SharedIndexRequests
 from engine.requests.store_ranges import SlotRequests
 from engine.requests.uploads import UploadRequests
 from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.upkeep.index_upkeep import with_what_happens
 from lakefs.errors import IndexDamaged, InvalidArgument, UnsupportedVersion
-from lakefs.host.descriptors import close_all, let_go
+from lakefs.host.descriptors import close_all, close_later
 from lakefs.limits import COMPACT_SHARE, COMPACT_SHARE_MOST, SCRUB_STEP_S_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply, ServedClient
@@ -59,7 +59,7 @@ class Service:
                 UploadRequests(store),
                 AccessKeyRequests(store),
                 PinRequests(store),
-                HotIndexRequests(store),
+                SharedIndexRequests(store),
                 SlabRequests(store),
                 MemoryRequests(store),
                 SlotRequests(store, self._puts),
@@ -73,7 +73,7 @@ class Service:
         self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None
     ) -> ServedClient:
         """A connection has begun."""
-        return self._store.holds.connect(peer, descriptors=descriptors, trusted=trusted, uid=uid)
+        return self._store.references.connect(peer, descriptors=descriptors, trusted=trusted, uid=uid)
 
     async def disconnected(self, client: ServedClient) -> None:
         """A connection has ended."""
@@ -82,7 +82,7 @@ class Service:
         client.sources.clear()
         self._store.lent.end_all(client)
         self._store.segments.pins.end_all(client.pins)
-        self._store.holds.disconnect(client)
+        self._store.references.disconnect(client)
 
     async def receive(self, client: ServedClient, request: m.Request, body_bytes: int) -> Body:
         """Memory for the body of a request."""
@@ -112,7 +112,7 @@ class Service:
             raise with_what_happens(self._store, error) from error
         finally:
             body.release()
-            let_go(descriptors)
+            close_later(descriptors)
 
     def watch(self, client: ServedClient, request: m.Watch) -> Watch:
         """Events of a bucket.  BucketNotFound, EngineBusy."""

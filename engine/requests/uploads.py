@@ -52,8 +52,8 @@ class UploadRequests:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._holds = store.holds
-        self._held = HeldBlobs(store.metadata, store.chunks, store.manifests, store.holds)
+        self._references = store.references
+        self._held = HeldBlobs(store.metadata, store.chunks, store.manifests, store.references)
         self._decisions = Decisions(store.metadata)
 
     @handles(m.UploadCreate)
@@ -70,7 +70,7 @@ class UploadRequests:
 
     @handles(m.UploadPut)
     async def put(self, client: Client, request: m.UploadPut) -> Reply:
-        session = self._holds.join_session(client, SessionId(request.session))
+        session = self._references.join_session(client, SessionId(request.session))
         held = await self._held.hold(session, request.blob)
 
         def decide(txn: Transaction) -> m.PartStat:
@@ -82,7 +82,7 @@ class UploadRequests:
 
         stat = await self._decisions.change(client, decide)
         if request.end_session:
-            self._holds.end_session(client, session.identifier)
+            self._references.end_session(client, session.identifier)
         return Reply(stat)
 
     @handles(m.UploadList)
@@ -130,7 +130,7 @@ class UploadRequests:
         over = await self._decisions.look(look)
         if over is not None:
             return one_name(request.bucket, request.key, over)
-        session = self._holds.join_session(client, SessionId(request.session))
+        session = self._references.join_session(client, SessionId(request.session))
         try:
             held = await self._held.hold(session, request.blob)
         except ChunkNotFound:
@@ -155,7 +155,7 @@ class UploadRequests:
 
         bound = await self._decisions.change(client, decide)
         if request.end_session:
-            self._holds.end_session(client, session.identifier)
+            self._references.end_session(client, session.identifier)
         return one_name(request.bucket, request.key, bound)
 
     @handles(m.UploadAbort)
@@ -184,7 +184,7 @@ class UploadRequests:
         return before
 
     def _check_open(self, session: Session) -> None:
-        if not self._holds.is_open(session):
+        if not self._references.is_open(session):
             raise SessionLost("the put session ended before its commit; offer the chunks again")
 
     async def _with_layouts(self, parts: Sequence[m.PartStat]) -> list[m.PartStat]:

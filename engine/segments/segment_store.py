@@ -31,7 +31,7 @@ from engine.segments.pins import Pins
 from engine.segments.reader import SegmentReader
 from engine.segments.room import SegmentRoom
 from engine.segments.small import SmallWriter
-from engine.segments.stored_check import MediumCheck
+from engine.segments.stored_check import StoredCheck
 from lakefs.errors import StoreDamaged
 from lakefs.ids import SegmentId
 from lakefs.ports import Disk, IoQueue, Offload
@@ -80,7 +80,7 @@ class Segments:
         self.batches = BatchReader(self.reader, self.files, queue, offload)
         self.lent = SlotReader(offload, queue, self.files, self._direct_files)
         """Reads into memory that clients lend."""
-        self.medium = MediumCheck(disk, offload, self.register, self.small.unwritten)
+        self.medium = StoredCheck(disk, offload, self.register, self.small.unwritten)
         self.room = SegmentRoom(maker, self.large, self.small, self.pins, (self.files, self._direct_files))
 
     async def open(self) -> None:

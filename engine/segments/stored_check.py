@@ -101,7 +101,7 @@ def bytes_of(run: Sequence[Stored]) -> int:
     return sum([item.record.stored_bytes for item in run])
 
 
-class MediumCheck:
+class StoredCheck:
     """Checks runs of chunks."""
 
     def __init__(

@@ -35,7 +35,7 @@ from lakefs.errors import (
     LakeError,
     ProtocolError,
 )
-from lakefs.host.descriptors import close_all, duplicates, let_go
+from lakefs.host.descriptors import close_all, close_later, duplicates
 from lakefs.limits import (
     BODY_BYTES_MAX,
     FRAME_TIMEOUT_S,
@@ -290,7 +290,7 @@ class ServedConnection:
             elif isinstance(event, CancelReceived):
                 self._cancel(event.stream_id)
             else:
-                let_go(self._receiver.claim(event.descriptor_count))
+                close_later(self._receiver.claim(event.descriptor_count))
                 if isinstance(event, RequestRefused):
                     self._sender.cork(event.failure)
 
@@ -306,7 +306,7 @@ class ServedConnection:
         finally:
             if not accepted:
                 self._inflight -= 1
-                let_go(descriptors)
+                close_later(descriptors)
         return (
             _Job(event.stream_id, event.request, body, descriptors, expires_at) if body is not None else None
         )

@@ -74,7 +74,7 @@ class Client:
         return self.next_number - 1
 
 
-class Holds:
+class References:
     """All sessions and leases of an engine."""
 
     def __init__(self, clock: Clock) -> None:

@@ -30,7 +30,7 @@ from engine.metadata.pacing import Writers
 from engine.namespace.buckets import initialise
 from engine.namespace.watch import Watchers
 from engine.segments.segment_store import Segments
-from engine.sessions.references import Holds
+from engine.sessions.references import References
 from engine.store.full_disk import telling_full, write_superblock
 from engine.store.segment_opening import abandoned, segments_of
 from engine.store.store import Store
@@ -176,12 +176,14 @@ class _Opening:
         """What works with content, and then what keeps house, on top of metadata and segments."""
         watchers = Watchers()
         metadata.on_durable(watchers.publish)
-        holds, quarantine = Holds(self.clock), Quarantine(metadata, self.clock)
-        chunks = Chunks(metadata, segments, self.offload, holds, quarantine, self.sizes.write_ahead_bytes)
+        references, quarantine = References(self.clock), Quarantine(metadata, self.clock)
+        chunks = Chunks(
+            metadata, segments, self.offload, references, quarantine, self.sizes.write_ahead_bytes
+        )
         manifests = Manifests(metadata, chunks)
         buffers = BufferPool(self.sizes.buffer_bytes, self.sizes.huge_buffers)
         memory, writers = PayloadMemory(buffers), Writers(metadata)
-        collector = self._collector(metadata, segments, manifests, holds, quarantine, writers)
+        collector = self._collector(metadata, segments, manifests, references, quarantine, writers)
         return Store(
             superblock=self._unclean,
             disk=self.disk,
@@ -190,7 +192,7 @@ class _Opening:
             reserve=reserve,
             metadata=metadata,
             segments=segments,
-            holds=holds,
+            references=references,
             quarantine=quarantine,
             chunks=chunks,
             manifests=manifests,
@@ -218,7 +220,7 @@ class _Opening:
         metadata: Metadata,
         segments: Segments,
         manifests: Manifests,
-        holds: Holds,
+        references: References,
         quarantine: Quarantine,
         writers: Writers,
     ) -> Collector:
@@ -227,7 +229,7 @@ class _Opening:
             metadata,
             segments,
             manifests,
-            holds,
+            references,
             quarantine,
             self.clock,
             UploadExpiry(metadata, self.clock, self.upload_expiry_s, batch=self.sizes.gc_batch),

@@ -30,13 +30,13 @@ from engine.metadata.recovery import INDEX_FOLDER
 from engine.namespace.watch import Watchers
 from engine.segments.segment_store import Segments
 from engine.sessions.lendings import Lendings
-from engine.sessions.references import Holds
+from engine.sessions.references import References
 from engine.store.full_disk import write_superblock
 from engine.superblock.reserve import Reserve
 from engine.superblock.superblock import Superblock
 from engine.tiers.dram_filler import Dram
 from engine.tiers.dram_tier import DramTier
-from engine.tiers.shared_index import HotIndex
+from engine.tiers.shared_index import SharedIndex
 from engine.upkeep.compaction import Compactor
 from engine.upkeep.gc import Collector
 from engine.upkeep.index_upkeep import index_state
@@ -63,7 +63,7 @@ class Store:
     reserve: Reserve
     metadata: Metadata
     segments: Segments
-    holds: Holds
+    references: References
     quarantine: Quarantine
     chunks: Chunks
     manifests: Manifests
@@ -80,7 +80,7 @@ class Store:
     """Set while nobody walks through the index; `index_damage` is why it could not be made whole then."""
     index_damage: LakeError | None = None
     lent: Lendings = field(init=False)
-    hot_index: HotIndex | None = None
+    shared_index: SharedIndex | None = None
     clean_before: int | None = None
     """Where the last boot stopped cleanly."""
     at_clean_stop: list[Callable[[Sequence], None]] = field(default_factory=list)
@@ -154,7 +154,7 @@ class Store:
             },
             "reads": self.segments.batches.statistics(),
             "metadata": self.metadata.stats(),
-            "clients": self.holds.statistics(),
+            "clients": self.references.statistics(),
             "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
             "lent_memory": self.lent.statistics(),
             "pins": self.segments.pins.statistics(),
@@ -162,7 +162,9 @@ class Store:
             "gc_running": self.collector.running,
             "scrub": self.scrubber.status(),
             "compaction_running": self.compactor.running,
-            "hot_index": self.hot_index.statistics() if self.hot_index is not None else {"state": "off"},
+            "hot_index": self.shared_index.statistics()
+            if self.shared_index is not None
+            else {"state": "off"},
         }
 
     async def begin_to_use(self, feature: ReadOnlyFeature) -> None:

@@ -1,4 +1,4 @@
-"""What the hot index tells of the DRAM tier: entries of chunks that are in it, for as long as they are.
+"""What the shared index tells of the DRAM tier: entries of chunks that are in it, for as long as they are.
 
 Rules kept here:
 - An entry tells a slot from the step in which its chunk is published there, when the chunk is durable, to the one in
@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from engine.tiers.dram_tier import DramTier
-from engine.tiers.shared_index import HotIndex
+from engine.tiers.shared_index import SharedIndex
 from lakefs.ids import ChunkId
 from lakefs.shared_index.table_format import Found, pack_place
 from lakefs.wire.grants import MEDIUM_DRAM
 
 
 @contextmanager
-def joined(index: HotIndex, tier: DramTier | None) -> Iterator[None]:
+def joined(index: SharedIndex, tier: DramTier | None) -> Iterator[None]:
     """The index tells what the tier has, until the end of this."""
     if tier is None:
         yield

@@ -1,4 +1,4 @@
-"""The hot index's owner: the one writer of the table that clients read places of chunks from.
+"""The shared index's owner: the one writer of the table that clients read places of chunks from.
 
     start   a table is made, or the kept one is taken again; behind it all records are walked and put in
     life    each durable group's records go in and out, before its waiters run
@@ -41,12 +41,12 @@ from engine.format.layouts import (
 from engine.host.memory_limits import memory_bytes
 from engine.memory.backing import Backing, open_backing
 from engine.metadata.metadata_store import Metadata
-from engine.metadata.pacing import Pace, Writers
+from engine.metadata.pacing import Pacing, Writers
 from lakefs.errors import EngineBusy, LakeError, StoreDamaged
 from lakefs.ids import Birth, BootId, ChunkId, SegmentId, Sequence
 from lakefs.limits import GC_BATCH, HOT_INDEX_MEMORY_SHARE, HOT_INDEX_SLOTS_MIN, MIB
 from lakefs.ports import Offload
-from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import (
     HEADER_PAGE_BYTES,
     NOT_CLEAN,
@@ -88,7 +88,7 @@ class _Counts:
 
 
 @dataclass
-class HotIndex:
+class SharedIndex:
     """One table and what keeps it true.  Used on the loop."""
 
     metadata: Metadata
@@ -96,7 +96,7 @@ class HotIndex:
     offload: Offload
     identity: StoreIdentity
     backing: Backing
-    table: HotTable
+    table: SharedTable
     is_growing: bool
     """Whether its size is its own choice."""
     state: str = "filling"
@@ -256,7 +256,7 @@ class HotIndex:
 
     async def _fill(self) -> None:
         """Walk all chunk records; what changes meanwhile is put by its group."""
-        pace = Pace(Writers(self.metadata))
+        pacing = Pacing(Writers(self.metadata))
         start = b""
         try:
             while True:
@@ -266,10 +266,10 @@ class HotIndex:
                 if is_done:
                     break
                 await self.metadata.wait_durable(seen)
-                await pace.rest()
+                await pacing.rest()
         except LakeError as error:
             self.state = "partly filled"
-            _log.warning("the hot index is not filled", reason=error.message)
+            _log.warning("the shared index is not filled", reason=error.message)
             return
         self.state = "ready"
 
@@ -306,10 +306,10 @@ class HotIndex:
                 raise EngineBusy("memory allows no larger one")
             backing = await self.offload.run(open_backing, "memory", table_bytes(capacity))
         except LakeError as error:
-            _log.warning("the hot index is full", entries=self.table.count, reason=error.message)
+            _log.warning("the shared index is full", entries=self.table.count, reason=error.message)
             return False
         old, old_table = self.backing, self.table
-        self.backing, self.table = backing, HotTable(backing.memory, capacity)
+        self.backing, self.table = backing, SharedTable(backing.memory, capacity)
         self.in_slabs.clear()
         self.state, self._full = "filling", trio.Event()
         self.counts.grown += 1
@@ -334,9 +334,11 @@ class HotIndex:
         if self.was_kept:
             self.state = "ready"
         elif self.backing.is_old:
-            _log.info("the kept hot index is made anew", reason=reason)
+            _log.info("the kept shared index is made anew", reason=reason)
             self.backing.erase()
-            self.table = HotTable(self.backing.memory, self.table.capacity)  # the audit counted what is gone
+            self.table = SharedTable(
+                self.backing.memory, self.table.capacity
+            )  # the audit counted what is gone
         self._write_header()
         if self.backing.is_kept:
             self.backing.mark_in_use()
@@ -378,7 +380,7 @@ class HotIndex:
         try:
             self.backing.save()
         except LakeError as error:
-            _log.warning("the hot index is not kept", reason=error.message)
+            _log.warning("the shared index is not kept", reason=error.message)
 
     def close(self) -> None:
         """Nobody asks any more, and readers are told that nothing keeps the table true."""

@@ -45,7 +45,7 @@ from engine.format.extents import large_extent_bytes
 from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.host.failpoints import reached
 from engine.metadata.metadata_store import Metadata
-from engine.metadata.pacing import REST_AFTER_WRITING, Pace, Writers
+from engine.metadata.pacing import REST_AFTER_WRITING, Pacing, Writers
 from engine.segments.segment_store import Segments
 from engine.superblock.reserve import Reserve
 from engine.tables.views import Transaction
@@ -134,7 +134,7 @@ class Compactor:
         self._won_bytes_min = won_bytes_min
         self._batch = batch
         self._lock = trio.Lock()
-        self._pace = Pace(writers)
+        self._pacing = Pacing(writers)
         self._rests_on = Sequence(0)
 
     @property
@@ -150,7 +150,7 @@ class Compactor:
         """
         async with self._lock:
             report = CompactionReport()
-            self._pace = Pace(self._writers)
+            self._pacing = Pacing(self._writers)
             try:
                 chosen = await self._choose(share)
                 while chosen:
@@ -173,7 +173,7 @@ class Compactor:
                 entry = living.setdefault(found.record.segment, _Living())
                 entry.chunk_count += 1
                 entry.room_bytes += _room_of(found.record)
-            await self._pace.rest()
+            await self._pacing.rest()
         if filled_before and await self._is_retired(*filled_before, living, share):
             settled.add(filled_before[0])
         worth: list[tuple[float, SegmentId]] = []
@@ -239,7 +239,7 @@ class Compactor:
                     count += 1
             if count > COMPACT_RECORDS_MAX:
                 return found, False
-            await self._pace.rest()
+            await self._pacing.rest()
         return found, True
 
     async def _empty(
@@ -255,12 +255,12 @@ class Compactor:
         while pending:
             began = trio.current_time()
             room = await self._room_for(_room_of(pending[0].record))
-            count_max = COMPACT_BATCH_BESIDE_WRITERS if self._pace.somebody_writes else COMPACT_BATCH
+            count_max = COMPACT_BATCH_BESIDE_WRITERS if self._pacing.somebody_writes else COMPACT_BATCH
             batch = _next_batch(pending, count_max, room)
             left -= await self._move(batch, report)
             pending.extend(islice(good, len(batch)))
             moved_bytes = sum(item.record.extent_bytes for item in batch)
-            await self._pace.rest(REST_AFTER_WRITING)
+            await self._pacing.rest(REST_AFTER_WRITING)
             await trio.sleep(max(0.0, began + moved_bytes / COMPACT_BYTES_PER_S - trio.current_time()))
         return left
 
@@ -320,7 +320,7 @@ class Compactor:
 
     async def _matching(self, read: Seq[tuple[_Found, Payload]]) -> dict[ChunkId, tuple[_Found, Hashed]]:
         """Those whose bytes hash to their ids: a checksum alone does not say what is written anew."""
-        hashed = await self._chunks.intake.hash([payload for _, payload in read])
+        hashed = await self._chunks.ingest.hash([payload for _, payload in read])
         copies: dict[ChunkId, tuple[_Found, Hashed]] = {}
         for (item, _), copy in zip(read, hashed, strict=True):
             if copy.chunk == item.chunk and copy.crc == item.record.crc:
@@ -336,7 +336,7 @@ class Compactor:
 
     async def _record(self, copies: dict[ChunkId, tuple[_Found, Hashed]], report: CompactionReport) -> int:
         """Write the copies, have the records name them, and free the old places; how many there were."""
-        written = await self._chunks.intake.write([copy for _, copy in copies.values()], into_headroom=True)
+        written = await self._chunks.ingest.write([copy for _, copy in copies.values()], into_headroom=True)
         reached("compaction.copied")
 
         def decide(txn: Transaction) -> list[_Found]:
@@ -346,7 +346,7 @@ class Compactor:
             moved, sequence = await self._metadata.commit(decide)
             await self._free(moved, sequence)
         finally:
-            self._chunks.intake.settle(written)
+            self._chunks.ingest.settle(written)
         report.moved_chunks += len(moved)
         report.moved_bytes += sum(item.record.extent_bytes for item in moved)
         report.changed_meanwhile += len(copies) - len(moved)

@@ -7,7 +7,7 @@ One cycle, beside readers and writers:
    parts, then every leased blob; a manifest's children with it.  A new node has a higher id than the marker's
    place, so it is met; a node behind that place which gets another blob (a folder's own key) is looked at again
    (`metadata.on_joined`); a chunk that a writer refers to or is told of meanwhile is marked by the barrier
-   (`Holds.keep`), so it does not matter how that writer's name came about, or which session holds it.
+   (`References.keep`), so it does not matter how that writer's name came about, or which session holds it.
 2. *Sweep.*  Chunks born before the cycle and not marked are proposed, in batches.  The commit that frees looks
    again, in one synchronous step: a chunk marked meanwhile, or not the one proposed stays.
 3. *Reclaim.*  Behind the sweep, in segments that were sealed with nothing in flight before the cycle, every gap
@@ -42,11 +42,11 @@ from engine.format.extents import Extent
 from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.host.failpoints import reached
 from engine.metadata.metadata_store import Metadata
-from engine.metadata.pacing import Pace, Writers
+from engine.metadata.pacing import Pacing, Writers
 from engine.namespace.names import iter_nodes
 from engine.namespace.tree import NameEvent
 from engine.segments.segment_store import Segments
-from engine.sessions.references import Holds
+from engine.sessions.references import References
 from engine.tables.number_set import NumberSet
 from engine.tables.views import Transaction
 from engine.uploads.expiry import UploadExpiry
@@ -101,7 +101,7 @@ class Collector:
         metadata: Metadata,
         segments: Segments,
         manifests: Manifests,
-        holds: Holds,
+        references: References,
         quarantine: Quarantine,
         clock: Clock,
         expiry: UploadExpiry,
@@ -113,7 +113,7 @@ class Collector:
         self._metadata = metadata
         self._segments = segments
         self._manifests = manifests
-        self._holds = holds
+        self._references = references
         self._quarantine = quarantine
         self._clock = clock
         self._expiry = expiry
@@ -143,10 +143,10 @@ class Collector:
             await trio.sleep(max(0.0, self._not_before - self._clock.monotonic()))
             report = GcReport(disk_bytes_before=await self._segments.room.allocated_bytes())
             report.expired_uploads = await self._expiry.run()
-            self._holds.expire()
+            self._references.expire()
             settled = {s for s in self._segments.room.sealed() if not self._segments.in_flight.count(s)}
-            cycle = _Cycle(self._metadata.next_birth, NumberSet(), report, settled, Pace(self._writers))
-            self._holds.barrier = cycle.marked
+            cycle = _Cycle(self._metadata.next_birth, NumberSet(), report, settled, Pacing(self._writers))
+            self._references.barrier = cycle.marked
             try:
                 await self._mark_held(cycle)
                 await self._mark(cycle)
@@ -155,7 +155,7 @@ class Collector:
                 await self._punch_stretches(cycle)
                 reached("gc.swept")
             finally:
-                self._holds.barrier = None
+                self._references.barrier = None
                 self._passed = NodeId(0)
             # Frees of others that this walk has seen: an earlier cycle may have ended before they were durable.
             await self._metadata.wait_durable(cycle.rests_on)
@@ -167,10 +167,10 @@ class Collector:
 
     async def _mark_held(self, cycle: _Cycle) -> None:
         """Mark what sessions held when the barrier was set, in the same step; it marks what they hold from then on."""
-        for count, held in enumerate(self._holds.held_sets(), 1):
+        for count, held in enumerate(self._references.held_sets(), 1):
             cycle.marked.update(held)
             if count % self._batch == 0:
-                await cycle.pace.rest()
+                await cycle.pacing.rest()
 
     async def _mark(self, cycle: _Cycle) -> None:
         self._rebound.clear()
@@ -183,12 +183,12 @@ class Collector:
             for _, node in page:
                 if node.blob is not None:
                     await self._mark_blob(cycle, node.blob)
-            await cycle.pace.rest()
+            await cycle.pacing.rest()
         await self._mark_parts(cycle)
-        for count, blob in enumerate(dict.fromkeys(self._holds.leased_blobs()), 1):
+        for count, blob in enumerate(dict.fromkeys(self._references.leased_blobs()), 1):
             await self._mark_blob(cycle, blob)
             if count % self._batch == 0:
-                await cycle.pace.rest()
+                await cycle.pacing.rest()
         while self._rebound:
             await self._mark_blob(cycle, self._rebound.pop())
 
@@ -203,7 +203,7 @@ class Collector:
             after = page[-1][0] + b"\0"
             for _, value in page:
                 await self._mark_blob(cycle, BlobId(unpack_part(value).blob))
-            await cycle.pace.rest()
+            await cycle.pacing.rest()
 
     async def _mark_blob(self, cycle: _Cycle, blob: BlobId) -> None:
         cycle.report.marked_blobs += 1
@@ -245,7 +245,7 @@ class Collector:
                 else:
                     proposed.append((key, record))
             await self._free(cycle, proposed)
-            await cycle.pace.rest()
+            await cycle.pacing.rest()
 
     def _chunk_page(self, cycle: _Cycle, after: bytes) -> list[tuple[bytes, ChunkRecord]]:
         with self._metadata.view() as view:
@@ -302,7 +302,7 @@ class Collector:
         while cycle.unpunched:
             (segment, _), places = cycle.unpunched.popitem()
             await self._punch([(segment, offset, length) for offset, length in _pairs(places)])
-            await cycle.pace.rest()
+            await cycle.pacing.rest()
 
     async def _punch(self, extents: list[Extent]) -> None:
         await self._segments.room.punch(extents)
@@ -316,7 +316,7 @@ class Collector:
             live = cycle.live_extents[segment]
             if live:
                 await self._segments.room.punch_gaps(segment, sorted(_pairs(live)))
-                await cycle.pace.rest()
+                await cycle.pacing.rest()
             else:
                 cycle.report.removed_segments += await self._segments.room.remove(segment)
 
@@ -325,9 +325,9 @@ class _Cycle:
     """State of one cycle."""
 
     def __init__(
-        self, born_before: Birth, marked: NumberSet, report: GcReport, settled: set[SegmentId], pace: Pace
+        self, born_before: Birth, marked: NumberSet, report: GcReport, settled: set[SegmentId], pacing: Pacing
     ) -> None:
-        self.pace = pace
+        self.pacing = pacing
         self.born_before = born_before
         self.marked = marked
         self.walked = NumberSet()

@@ -1,7 +1,7 @@
 """Scrub: every live payload read from the medium and compared with its CRC32C and its BLAKE3, again and again.
 
 A pass goes through the table of chunks in the order of its keys, a page at a time.  The chunks of a page are read in
-the order of their places, past the page cache (`medium_check`).  What does not match is read once more by itself,
+the order of their places, past the page cache (`stored_check`).  What does not match is read once more by itself,
 then quarantined; a quarantined chunk that is good is let out of quarantine.
 
 Rules kept here:
@@ -290,7 +290,7 @@ class Scrubber:
 
     async def _check_batch(self, batch: list[list[Stored]], area: memoryview, rate: int) -> int:
         size = sum(map(bytes_of, batch))
-        await self._pace(size, rate)
+        await self._pacing(size, rate)
         mismatches = await self._segments.medium.check(batch, area)
         damaged = 0
         suspects = {mismatch.stored.chunk for mismatch in mismatches}
@@ -316,7 +316,7 @@ class Scrubber:
         error = await self._chunks.judged(stored.chunk, stored.record, again[0].error)
         return not isinstance(error, StaleGrant)
 
-    async def _pace(self, size: int, rate: int) -> None:
+    async def _pacing(self, size: int, rate: int) -> None:
         """Wait until that many bytes may be read."""
         if not rate:
             await trio.lowlevel.checkpoint()

@@ -67,7 +67,7 @@ def _coded(head: RequestHead, coding: bytes, length: bytes | None) -> Framing:
 
 
 class LineReader:
-    """Lines that end with CRLF out of pieces that end anywhere.  Holds at most `limit_bytes`."""
+    """Lines that end with CRLF out of pieces that end anywhere.  References at most `limit_bytes`."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes

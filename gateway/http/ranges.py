@@ -107,11 +107,11 @@ def check_conditions(
     """
     match = headers.get(prefix + b"if-match")
     if match is not None:
-        holds = etag_listed(match, etag)
+        references = etag_listed(match, etag)
     else:
         since = header_date(headers.get(prefix + b"if-unmodified-since"))
-        holds = since is None or int(modified_s) <= since
-    if not holds:
+        references = since is None or int(modified_s) <= since
+    if not references:
         return Condition.FAILED
     none_match = headers.get(prefix + b"if-none-match")
     if none_match is not None:

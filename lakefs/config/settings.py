@@ -89,7 +89,7 @@ class Config:
     hot_index: str
     """`auto`, `off`, `memory` or an absolute path."""
     hot_index_entries: int
-    """Chunks that the hot index has room for; 0: it sizes itself."""
+    """Chunks that the shared index has room for; 0: it sizes itself."""
     dram_tier_bytes: int | None
     """Memory of the DRAM tier; 0: none; None: a share of what there is."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)

@@ -217,7 +217,7 @@ def build(cut_kind: CutKind, chunks: Iterable[tuple[ChunkId, int]]) -> ManifestT
 class ManifestBuilder:
     """Builds the canonical tree while chunks arrive.
 
-    Holds at most one open manifest a level (8,192 entries, about 1.5 MiB each), however long the blob.  What
+    References at most one open manifest a level (8,192 entries, about 1.5 MiB each), however long the blob.  What
     `add` returned and what `finish` has in `manifests` are together all manifests, children before parents.
     """
 

@@ -1,6 +1,6 @@
 """Whether bytes are a chunk's, decided in one place: by its id, by the CRC32C of its granules, or unchecked.
 
-Each granule (64 KiB) of a payload has a CRC32C.  Record, grant and hot index tell one `crc` of a chunk: that of its
+Each granule (64 KiB) of a payload has a CRC32C.  Record, grant and shared index tell one `crc` of a chunk: that of its
 only granule; or, when the payload is longer, that of its *vector*, the CRCs of all granules, 4 bytes each,
 little-endian, which lies behind the payload.  So any range is checked by the vector and its own granules.
 

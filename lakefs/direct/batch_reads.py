@@ -1,4 +1,4 @@
-"""Reading many chunks without asking the engine: `HotReads`, with one call of the kernel for each run of neighbours.
+"""Reading many chunks without asking the engine: `DirectReads`, with one call of the kernel for each run of neighbours.
 
     find all, as numbers  ->  a plan of runs  ->  tasks that read and check  ->  lengths
 
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from lakefs.content.verify import Check, matches
-from lakefs.direct.chunk_reads import NOT_READ, HotReads
+from lakefs.direct.chunk_reads import NOT_READ, DirectReads
 from lakefs.grants.batch_plan import Arrived, Descriptor, ReadPlan, are_bytes
 from lakefs.grants.descriptors import Held
 from lakefs.host.writable_memory import WritableBuffer, chunk_memories
@@ -32,7 +32,7 @@ Task = Callable[[], None]
 """Of a batch: each may be done by another thread, and all of them before the batch ends."""
 
 
-class HotBatch:
+class DirectBatch:
     """The chunks of one call.  A context manager: `lengths` are right behind it, NOT_READ of what was not read.
 
     `targets` are writable, and stay lent until the batch is gone.  `places`: where the caller found each chunk, who has
@@ -41,7 +41,7 @@ class HotBatch:
 
     def __init__(
         self,
-        reads: HotReads,
+        reads: DirectReads,
         chunks: Sequence[bytes],
         targets: list[memoryview],
         places: Sequence[Found] | None = None,

@@ -1,6 +1,6 @@
-"""Reading chunks without asking the engine: the hot index says where, the page cache has the bytes, the check decides.
+"""Chunks read without a request: the shared index says where, the page cache has the bytes, the check decides.
 
-    find in the hot index  ->  preadv(RWF_NOWAIT) from the segment, or a copy from the slab  ->  check  ->  done
+    find in the shared index  ->  preadv(RWF_NOWAIT) from the segment, or a copy from the slab  ->  check  ->  done
 
 Whatever is odd (the index does not know, a page is not cached, no descriptor is held, the check fails) is no error:
 the caller asks the engine, which knows.  Nothing here waits for a disk or talks to anybody.
@@ -35,8 +35,8 @@ NOT_READ: Final = -1
 _DATA: Final = int(ChunkKind.DATA)
 
 
-class HotIndex(Protocol):
-    """What is asked of a `lakefs.shared_index.reader.HotIndexReader`."""
+class SharedIndex(Protocol):
+    """What is asked of a `lakefs.shared_index.reader.SharedIndexReader`."""
 
     @property
     def find(self) -> Callable[[bytes], Found | None]:
@@ -57,12 +57,12 @@ class HotIndex(Protocol):
         ...
 
 
-class HotReads:
-    """Reads of data chunks that the hot index knows and the page cache has."""
+class DirectReads:
+    """Reads of data chunks that the shared index knows and the page cache has."""
 
     def __init__(
         self,
-        index: HotIndex,
+        index: SharedIndex,
         descriptors: SegmentDescriptors,
         check: Check,
         is_connected: Callable[[], bool],

@@ -1,4 +1,4 @@
-"""Which hot index a client reads chunks by: that of its engine, asked for when a read needed a request anyhow.
+"""Which shared index a client reads chunks by: that of its engine, asked for when a read needed a request anyhow.
 
 A client of the blocking and one of the trio kind keep it alike; only how they ask differs.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from lakefs.direct.chunk_reads import HotIndex, HotReads
+from lakefs.direct.chunk_reads import DirectReads, SharedIndex
 from lakefs.direct.read_notes import ReadNotes
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.wire.messages import NoteReads, Request
@@ -31,29 +31,29 @@ class Connected(Protocol):
         """Whether the connection of that epoch is still there, and what it holds of the engine."""
 
 
-class HotIndexUser:
+class SharedIndexUser:
     """The index of one connection, and the reads by it."""
 
     def __init__(self, client: Connected) -> None:
         self._client = client
-        self._hot: HotReads | None = None
-        self._hot_epoch = _NEVER
+        self._hot: DirectReads | None = None
+        self._index_epoch = _NEVER
         self.notes = ReadNotes()
         """Of chunks that were read by it."""
 
-    def hot_reads(self) -> HotReads | None:
+    def direct_reads(self) -> DirectReads | None:
         """Reads that need no round trip; None when the engine of this connection shares no index."""
-        return self._hot if self._hot_epoch == self._client.epoch else None
+        return self._hot if self._index_epoch == self._client.epoch else None
 
-    def use_hot_index(self, index: HotIndex | None, epoch: int) -> None:
+    def use_shared_index(self, index: SharedIndex | None, epoch: int) -> None:
         """Read chunks by an index that the engine of that connection shares, if any, while it is this one's."""
         steps = self._client.steps
         self._hot = (
             None
             if index is None
-            else HotReads(index, steps.descriptors, steps.check, lambda: self._client.is_held(epoch))
+            else DirectReads(index, steps.descriptors, steps.check, lambda: self._client.is_held(epoch))
         )
-        self._hot_epoch = epoch
+        self._index_epoch = epoch
 
     def tell_notes(self) -> None:
         """Tell the engine what was read without it; dropped when the connection is busy.  Nothing is waited for."""
@@ -64,6 +64,6 @@ class HotIndexUser:
         """Whether the engine is to be asked for its index: once on a connection, and when it has replaced it."""
         if not self._client.steps.carries_descriptors:
             return False
-        return self._hot_epoch != self._client.epoch or (
+        return self._index_epoch != self._client.epoch or (
             self._hot is not None and not self._hot.index.is_current
         )

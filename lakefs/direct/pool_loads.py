@@ -1,6 +1,6 @@
-"""Loads into a pool that need nobody: the hot index says where, the page cache has the bytes, the client copies them.
+"""Loads into a pool without a request: the shared index says where, the client copies from the page cache.
 
-    find in the hot index  ->  is it cached  ->  as any read of chunks by their ids (`lakefs.direct.chunk_reads`),
+    find in the shared index  ->  is it cached  ->  as any read of chunks by their ids (`lakefs.direct.chunk_reads`),
     into the pool
 
 Rules kept here:

@@ -4,7 +4,7 @@ A sample: about one read in `READ_NOTES_EVERY`, at random, so that no order of r
 there are many.  What is noted is told in one request, at most ten times a second, and once a second when it is little.
 
 Rules kept here:
-- A note costs a read less than a look in the hot index; nothing is waited for, nothing sent.
+- A note costs a read less than a look in the shared index; nothing is waited for, nothing sent.
 - At most `READ_NOTES_MAX` are kept: each further one takes the place of another at random.
 - What could not be told is dropped: it is advice.
 """

@@ -1,6 +1,6 @@
 """Reads of many chunks from known places in segments: which of them one call reads, and the calls.
 
-    places of the hot index  ->  `ReadPlan`: runs of chunks that lie side by side  ->  one preadv for each run
+    places of the shared index  ->  `ReadPlan`: runs of chunks that lie side by side  ->  one preadv for each run
 
 Rules kept here:
 - A plan reads and checks nothing of what the bytes are: its owner does, of what `read` says has come.

@@ -13,7 +13,7 @@ Rules kept here:
   anything else might be a SIGBUS.
 - The mapping is read-only for good: the kernel refuses to make it, or the descriptor, writable.
 
-An entry of the hot index that tells a place here has slab and generation in one number
+An entry of the shared index that tells a place here has slab and generation in one number
 (`lakefs.shared_index.table_format`).
 
 Where generations lie: that of the slot at `offset` of slab `n` is number `(n * slab_bytes + offset) // UNIT_BYTES`, 8
@@ -125,7 +125,7 @@ class Slabs:
             raise _stale(grant)
 
     def copy_place(self, place: int, offset: int, target: memoryview, behind: memoryview) -> bool:
-        """`copy` from a place that the hot index tells.
+        """`copy` from a place that the shared index tells.
 
         False when the slot holds something else by now, or is not mapped; then the memory may hold anything.
         """

@@ -1,7 +1,7 @@
 """Descriptors: copied, closed, and what is left to do after a short gathered read or write.
 
-close(2) can wait for whoever serves the file system.  `close_all` is for our own files, `let_go` for descriptors that a
-peer sent: it never waits.
+close(2) can wait for whoever serves the file system.  `close_all` is for our own files, `close_later` for descriptors
+that a peer sent: it never waits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def close_all(descriptors: Iterable[int]) -> None:
         os.close(descriptor)
 
 
-def let_go(descriptors: Iterable[int]) -> None:
+def close_later(descriptors: Iterable[int]) -> None:
     """Close descriptors that a peer handed over; waits for nobody.
 
     close(2) has a file system flush, and one that a process serves answers when that process likes: a mount of the lake

@@ -3,7 +3,7 @@ from mmap import mmap
 
 from lakefs.shared_index.table_format import Found
 
-class HotTable:
+class SharedTable:
     """A table in memory that the caller maps; read-only memory gives a table that only finds.  Many chunks are a list.
 
     ValueError for a capacity that is none, for memory that is too short, and for an id that is not well-formed;

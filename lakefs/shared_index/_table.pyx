@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The hot index's table, native; `lakefs.shared_index.table` has the rules for readers and the writer.
+"""The shared index's table, native; `lakefs.shared_index.table` has the rules for readers and the writer.
 
 Rules kept here besides:
 - What a reader loads is loaded with atomic instructions, whole entry by whole entry, into memory of its own: nothing
@@ -27,7 +27,7 @@ cdef extern from *:
     #include <stdint.h>
     #include <string.h>
     #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-    #error "the hot index is little-endian"
+    #error "the shared index is little-endian"
     #endif
 
     #define LAKE_PROBE_SLOTS 64
@@ -472,7 +472,7 @@ cdef inline tuple found_tuple(const lake_entry *found):
     return place
 
 
-cdef class HotTable:
+cdef class SharedTable:
     """A table in memory that the caller maps; read-only memory gives a table that only finds."""
 
     cdef lake_table table

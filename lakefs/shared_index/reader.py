@@ -1,4 +1,4 @@
-"""The hot index as its readers see it: where chunks are, looked up in memory that the engine shares.
+"""The shared index as its readers see it: where chunks are, looked up in memory that the engine shares.
 
 How to read with it:
 
@@ -23,7 +23,7 @@ from typing import Final
 
 from lakefs.errors import PermissionDenied, StoreDamaged
 from lakefs.host.aligned_mapping import map_aligned
-from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import (
     HEADER_PAGE_BYTES,
     MAGIC,
@@ -37,13 +37,13 @@ F_GET_SEALS: Final = 1034
 F_SEAL_SHRINK: Final = 0x0002
 
 
-class HotIndexReader:
-    """A read-only mapping of the engine's hot index; one for a process and engine, shared by its threads."""
+class SharedIndexReader:
+    """A read-only mapping of the engine's shared index; one for a process and engine, shared by its threads."""
 
     def __init__(self, descriptor: int) -> None:
         """Map what the engine handed over; the descriptor is the caller's and may be closed behind the call.
 
-        PermissionDenied: it could be cut under the mapping.  StoreDamaged: it is no hot index of this version.
+        PermissionDenied: it could be cut under the mapping.  StoreDamaged: it is no shared index of this version.
         """
         _refuse_cuttable(descriptor)
         try:
@@ -54,13 +54,15 @@ class HotIndexReader:
             memory, begin = map_aligned(descriptor, length)
             self._memory = memoryview(memory).toreadonly()[begin : begin + length]
         except (OSError, ValueError) as error:
-            raise StoreDamaged(f"the hot index cannot be mapped: {error}", subject="hot index") from error
-        self._table = HotTable(self._memory, self.header.capacity)
+            raise StoreDamaged(
+                f"the shared index cannot be mapped: {error}", subject="shared index"
+            ) from error
+        self._table = SharedTable(self._memory, self.header.capacity)
         self.find = self._table.find
 
     @property
     def is_current(self) -> bool:
-        """Whether the engine keeps this table true; else it stopped, or has another one, which OpenHotIndex gives."""
+        """Whether the engine still maintains this table; if not, OpenSharedIndex returns the present one."""
         return bytes(self._memory[: len(MAGIC)]) == MAGIC
 
     def find_many(self, chunks: Sequence[bytes]) -> list[Found | None]:
@@ -82,4 +84,4 @@ def _refuse_cuttable(descriptor: int) -> None:
             return
     except OSError:
         pass  # no memfd
-    raise PermissionDenied("the hot index lies in a file that could be cut under its readers")
+    raise PermissionDenied("the shared index lies in a file that could be cut under its readers")

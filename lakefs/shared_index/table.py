@@ -1,4 +1,4 @@
-"""The hot index's table: native, or None where it was not built.
+"""The shared index's table: native, or None where it was not built.
 
 A Robin Hood table (Celis, 1986) with linear probing and backward-shift deletion: the chunks of a run lie in the order
 of their homes, so a look ends at the first slot whose chunk is nearer to its home than the one looked for would be.
@@ -20,12 +20,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lakefs.shared_index._table import HotTable as HotTable
+    from lakefs.shared_index._table import SharedTable as SharedTable
 
     IS_BUILT: bool
 else:
     try:
-        from lakefs.shared_index._table import HotTable
+        from lakefs.shared_index._table import SharedTable
     except ImportError:
-        HotTable = None
-    IS_BUILT = HotTable is not None
+        SharedTable = None
+    IS_BUILT = SharedTable is not None

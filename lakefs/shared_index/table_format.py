@@ -1,4 +1,4 @@
-"""Bytes of the hot index's table: its header, its stripe counters, its entries.
+"""Bytes of the shared index's table: its header, its stripe counters, its entries.
 
     header page   4,096 bytes: who made it, for which store, how large
     stripes       4,096 counters of 4 bytes: odd while entries of that part of the table move towards their homes
@@ -56,7 +56,7 @@ _PLACE_SLABS: Final = 1 << 64 - PLACE_GENERATION_BITS
 """4 TiB."""
 
 HEADER: Final = Layout(
-    "hot index header",
+    "shared index header",
     76,
     [
         ("magic", "8s"),
@@ -71,7 +71,7 @@ HEADER: Final = Layout(
     ],
 )
 ENTRY: Final = Layout(
-    "hot index entry",
+    "shared index entry",
     ENTRY_BYTES,
     [
         ("version", "I"),
@@ -149,17 +149,17 @@ class Entry:
 def unpack_header(page: bytes | memoryview) -> TableHeader:
     """The header; StoreDamaged when these bytes are none, of another version, or damaged."""
     if len(page) < HEADER.size:
-        raise StoreDamaged("the hot index is too short for its header", subject="hot index")
+        raise StoreDamaged("the shared index is too short for its header", subject="shared index")
     raw = bytes(page[: HEADER.size])
     magic, version, entry_bytes, capacity, store_id, boot_id, clean, count, crc = HEADER.unpack(raw)
     if magic != MAGIC:
-        raise StoreDamaged("this is not a hot index: its magic is another", subject="hot index")
+        raise StoreDamaged("this is not a shared index: its magic is another", subject="shared index")
     if version != FORMAT_VERSION or entry_bytes != ENTRY_BYTES:
-        raise StoreDamaged(f"hot index of version {version}: this release knows 1", subject="hot index")
+        raise StoreDamaged(f"shared index of version {version}: this release knows 1", subject="shared index")
     if crc != crc32c(raw[: -_CHECK.size]):
-        raise StoreDamaged("the header of the hot index is damaged", subject="hot index")
+        raise StoreDamaged("the header of the shared index is damaged", subject="shared index")
     if not is_capacity(capacity):
-        raise StoreDamaged(f"the hot index says that it has {capacity} slots", subject="hot index")
+        raise StoreDamaged(f"the shared index says that it has {capacity} slots", subject="shared index")
     return TableHeader(capacity, store_id, boot_id, clean, count)
 
 

@@ -25,9 +25,9 @@ from lakefs.ids import Buffer
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import (
     LendMemory,
-    OpenHotIndex,
     OpenObjects,
     OpenSegments,
+    OpenSharedIndex,
     OpenSlabs,
     PinChunks,
     Request,
@@ -64,7 +64,7 @@ _TAKING: Final = (
     SessionOpen,
     SourceOpen,
     LendMemory,
-    OpenHotIndex,
+    OpenSharedIndex,
     OpenObjects,
     OpenSegments,
     OpenSlabs,

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import trio
 
 from lakefs.errors import DeadlineExceeded, EngineUnreachable, ProtocolError
-from lakefs.host.descriptors import let_go
+from lakefs.host.descriptors import close_later
 from lakefs.ids import Buffer
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX
 from lakefs.ports import Stream
@@ -91,7 +91,7 @@ class FrameReceiver(Generic[E_co]):
 
     def close(self) -> None:
         """Close the descriptors that nobody claimed."""
-        let_go(self.claim(len(self._descriptors)))
+        close_later(self.claim(len(self._descriptors)))
 
     async def _receive(self, buffer: memoryview) -> int:
         if not self._reader.mid_frame:

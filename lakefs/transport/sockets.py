@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lakefs.errors import EngineUnreachable, LakeError, PermissionDenied
-from lakefs.host.descriptors import let_go
+from lakefs.host.descriptors import close_later
 from lakefs.ids import Buffer
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX, SOCKET_BUFFER_BYTES
 from lakefs.transport.address import Address, UnixAddress
@@ -74,7 +74,7 @@ def receive_with_descriptors(
     if ancillary or message_flags & _TRUNCATED:
         received = _descriptors_of(ancillary)
         if message_flags & _TRUNCATED:
-            let_go(received)
+            close_later(received)
         else:
             descriptors.extend(received)
     return count

@@ -6,7 +6,7 @@ from typing import Final
 
 from lakefs.wire.base import Done, Message, Request
 
-# Media: how a client has a granted chunk's bytes.  The hot index says the same of its entries, as their tier.
+# Media: how a client has a granted chunk's bytes.  The shared index says the same of its entries, as their tier.
 MEDIUM_NONE: Final = 0
 """Not at all: the store does not have the chunk."""
 MEDIUM_SEGMENT: Final = 1
@@ -63,18 +63,18 @@ class UnpinChunks(Request, frozen=True):
     chunks: list[bytes]
 
 
-class HotIndexOpened(Message, frozen=True):
-    """A read-only descriptor of the hot index comes with this frame; `entries`: chunks that it has room for."""
+class SharedIndexOpened(Message, frozen=True):
+    """A read-only descriptor of the shared index comes with this frame; `entries`: chunks that it has room for."""
 
     entries: int
 
 
-class OpenHotIndex(Request, frozen=True):
-    """Get the table of where chunks are, to be mapped and read without asking (`docs/format.md`, Hot index).
+class OpenSharedIndex(Request, frozen=True):
+    """Get the table of where chunks are, to be mapped and read without asking (`docs/format.md`, Shared index).
 
     PermissionDenied over TCP; UnsupportedVersion when this engine shares none.  A table whose magic has become
     zeros was replaced by a larger one: ask again.
     """
 
     OP = 47
-    REPLY = HotIndexOpened
+    REPLY = SharedIndexOpened

@@ -36,10 +36,10 @@ from lakefs.wire.bucket_messages import (
 )
 from lakefs.wire.grants import (
     Grant as Grant,
-    HotIndexOpened as HotIndexOpened,
-    OpenHotIndex as OpenHotIndex,
+    OpenSharedIndex as OpenSharedIndex,
     PinChunks as PinChunks,
     Pinned as Pinned,
+    SharedIndexOpened as SharedIndexOpened,
     UnpinChunks as UnpinChunks,
 )
 from lakefs.wire.memory_messages import (

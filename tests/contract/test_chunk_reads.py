@@ -15,12 +15,12 @@ from lakefs.client.blocking.driver import BlockingDriver
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.content.verify import Check
-from lakefs.direct.batch_reads import HotBatch
-from lakefs.direct.chunk_reads import NOT_READ, HotReads
+from lakefs.direct.batch_reads import DirectBatch
+from lakefs.direct.chunk_reads import NOT_READ, DirectReads
 from lakefs.errors import ChunkNotFound, InvalidArgument
 from lakefs.ids import EMPTY_CHUNK, ChunkId, data_chunk_id
 from lakefs.limits import CLIENT_THREADS
-from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import capacity_for, table_bytes
 from lakefs.steps.steps import send
 from lakefs.wire import messages as m
@@ -45,15 +45,15 @@ async def stored(lake: Driven) -> None:
         await lake.run(lake.steps.put(f"bkt/{chunk.hex()}", content))
 
 
-async def index_of(lake: Driven, chunks: Sequence[bytes] = CHUNKS) -> HotTable:
+async def index_of(lake: Driven, chunks: Sequence[bytes] = CHUNKS) -> SharedTable:
     """An index that knows where these are, used by the lake from now on."""
     reply = await lake.run(send(m.Locate(list(chunks))))
     assert isinstance(reply.message, m.Located)
     capacity = capacity_for(len(chunks))
-    table = HotTable(bytearray(table_bytes(capacity)), capacity)
+    table = SharedTable(bytearray(table_bytes(capacity)), capacity)
     for chunk, grant in zip(chunks, reply.message.grants, strict=True):
         assert table.put(chunk, grant.medium, grant.segment, grant.offset, grant.stored_bytes, grant.crc)
-    lake.lake.chunks.use_hot_index(Index(table), lake.lake.epoch)
+    lake.lake.chunks.use_shared_index(Index(table), lake.lake.epoch)
     return table
 
 
@@ -62,7 +62,7 @@ class Index:
 
     is_current = True
 
-    def __init__(self, table: HotTable) -> None:
+    def __init__(self, table: SharedTable) -> None:
         self.find = table.find
         self.find_many = table.find_many
         self.find_packed = table.find_packed
@@ -165,39 +165,41 @@ def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Ki
         await stored(lake)
         assert await read_all(lake) == CONTENTS
         table = await index_of(lake)
-        hot = lake.lake.chunks.hot_reads()
-        assert hot is not None
+        shared = lake.lake.chunks.direct_reads()
+        assert shared is not None
         chunk = ChunkId(CHUNKS[2])
         found = table.find(chunk)
         assert found is not None
         target = memoryview(bytearray(found[3]))
-        assert hot.read_found(chunk, found, target) == found[3]
-        assert _batch_of_two(hot, chunk) == [found[3]] * 2
-        with mock.patch.object(hot.index, "is_current", False):  # nobody would remove it there
-            assert hot.read_found(chunk, found, target) == NOT_READ
-            assert _batch_of_two(hot, chunk) == [NOT_READ] * 2
+        assert shared.read_found(chunk, found, target) == found[3]
+        assert _batch_of_two(shared, chunk) == [found[3]] * 2
+        with mock.patch.object(shared.index, "is_current", False):  # nobody would remove it there
+            assert shared.read_found(chunk, found, target) == NOT_READ
+            assert _batch_of_two(shared, chunk) == [NOT_READ] * 2
         with mock.patch.object(
             type(lake.lake), "is_connected", return_value=False
         ):  # nor of an engine that has gone
-            assert hot.read_found(chunk, found, target) == NOT_READ
-            assert _batch_of_two(hot, chunk) == [NOT_READ] * 2
+            assert shared.read_found(chunk, found, target) == NOT_READ
+            assert _batch_of_two(shared, chunk) == [NOT_READ] * 2
         with mock.patch.object(type(lake.lake), "epoch", lake.lake.epoch + 1):  # of its successor neither
             assert lake.lake.is_connected()
-            assert hot.read_found(chunk, found, target) == NOT_READ
-            assert _batch_of_two(hot, chunk) == [NOT_READ] * 2
+            assert shared.read_found(chunk, found, target) == NOT_READ
+            assert _batch_of_two(shared, chunk) == [NOT_READ] * 2
         assert (
-            _batch_of_two(hot, chunk, lambda: table.put(chunk, *found[:2], found[2] + 1, *found[3:]))
+            _batch_of_two(shared, chunk, lambda: table.put(chunk, *found[:2], found[2] + 1, *found[3:]))
             == [NOT_READ] * 2
         )
         assert table.remove(chunk)
-        assert hot.read_found(chunk, found, target) == NOT_READ
+        assert shared.read_found(chunk, found, target) == NOT_READ
 
     run(kind, body)
 
 
-def _batch_of_two(hot: HotReads, chunk: bytes, meanwhile: Callable[[], object] = lambda: None) -> list[int]:
+def _batch_of_two(
+    shared: DirectReads, chunk: bytes, meanwhile: Callable[[], object] = lambda: None
+) -> list[int]:
     """Lengths of a chunk that is read twice in one call, where something happens between read and end."""
-    with HotBatch(hot, [chunk, chunk], [memoryview(bytearray(65_536)) for _ in range(2)]) as batch:
+    with DirectBatch(shared, [chunk, chunk], [memoryview(bytearray(65_536)) for _ in range(2)]) as batch:
         for task in batch.tasks(is_shared=False):
             task()
         meanwhile()
@@ -220,7 +222,7 @@ def test_chunks_side_by_side_are_read_together_and_checked_each_by_itself(kind: 
         table = await index_of(lake, chunks)
         buffers = [bytearray(65_536) for _ in chunks]
         with without_requests(lake):
-            with mock.patch.object(HotReads, "read_found", side_effect=AssertionError("one by one")):
+            with mock.patch.object(DirectReads, "read_found", side_effect=AssertionError("one by one")):
                 assert await chunks_of(lake, "get_many_into", chunks[:5], buffers[:5]) == lengths[:5]
             assert await chunks_of(lake, "get_many_into", chunks, buffers) == lengths
         assert [bytes(b[: len(c)]) for b, c in zip(buffers, contents, strict=True)] == contents

@@ -19,7 +19,7 @@ from engine.format.sizes import StoreSizes
 from engine.host.clock import SystemClock
 from engine.host.local_disk import LocalDisk
 from engine.process.embedded import EmbeddedEngine
-from engine.process.shared_index_life import run_hot_index
+from engine.process.shared_index_life import run_shared_index
 from engine.requests.table import Service
 from engine.store.opening import open_store
 from engine.store.store import Store
@@ -430,7 +430,7 @@ def test_every_streamed_read_of_what_is_long_enough_is_a_hit_or_a_miss(is_indexe
         (short,) = await store_chunks(client, session, [os.urandom(1 * KIB)])
         async with trio.open_nursery() as nursery:
             if is_indexed:
-                await nursery.start(run_hot_index, world.store, "memory", 100)
+                await nursery.start(run_shared_index, world.store, "memory", 100)
             for number in range(rounds):
                 for chunk in (*chunks, short):
                     await read(client, chunk)

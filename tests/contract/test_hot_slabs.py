@@ -1,4 +1,4 @@
-"""The hot index and the DRAM tier of one engine: entries tell slabs while chunks are in them, and no longer."""
+"""The shared index and the DRAM tier of one engine: entries tell slabs while chunks are in them, and no longer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import trio
 
 from engine.chunks.chunk_store import find_chunk
 from engine.process.embedded import EmbeddedEngine
-from engine.process.shared_index_life import run_hot_index
-from engine.tiers.shared_index import HotIndex
+from engine.process.shared_index_life import run_shared_index
+from engine.tiers.shared_index import SharedIndex
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.client.trio.lake import TrioLake
 from lakefs.content.verify import Check
-from lakefs.direct.batch_reads import HotBatch
+from lakefs.direct.batch_reads import DirectBatch
 from lakefs.direct.chunk_reads import NOT_READ
 from lakefs.errors import ChunkDamaged
 from lakefs.ids import ChunkId, data_chunk_id
@@ -27,19 +27,19 @@ from lakefs.limits import KIB, MIB
 from lakefs.wire import messages as m
 from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_SEGMENT
 from tests.contract.test_dram import World, punch_everything, run as run_with_tier
-from tests.hot_check import check_hot_index, entries_of
+from tests.shared_index_check import check_shared_index, entries_of
 from tests.store_rig import SMALL_SIZES
 
 LENGTHS = [20 * KIB, 64 * KIB, 200 * KIB]
-Body = Callable[[World, HotIndex], Awaitable[None]]
+Body = Callable[[World, SharedIndex], Awaitable[None]]
 
 
 def run(body: Body, setting: str = "memory", entries: int = 800) -> None:
     async def main(world: World) -> None:
         async with trio.open_nursery() as nursery:
-            await nursery.start(run_hot_index, world.store, setting, entries)
-            assert world.store.hot_index is not None
-            await body(world, world.store.hot_index)
+            await nursery.start(run_shared_index, world.store, setting, entries)
+            assert world.store.shared_index is not None
+            await body(world, world.store.shared_index)
             nursery.cancel_scope.cancel()
 
     run_with_tier(main, sizes=replace(SMALL_SIZES, compact_won_bytes=1))
@@ -60,7 +60,7 @@ async def _hot(world: World, lake: TrioLake, content: bytes, name: str = "bkt/ob
     return chunk
 
 
-def _tier_of(index: HotIndex, chunk: ChunkId) -> int:
+def _tier_of(index: SharedIndex, chunk: ChunkId) -> int:
     found = index.table.find(chunk)
     return 0 if found is None else found[0]
 
@@ -70,12 +70,12 @@ def _tier_of(index: HotIndex, chunk: ChunkId) -> int:
 def test_what_is_in_memory_is_read_from_there_without_a_request_also_when_the_disk_has_it_no_more(
     length: int, check: Check
 ) -> None:
-    async def body(world: World, index: HotIndex) -> None:
+    async def body(world: World, index: SharedIndex) -> None:
         content = os.urandom(length)
         async with world.lake(check=check) as lake:
             chunk = await _hot(world, lake, content)
             assert _tier_of(index, chunk) == MEDIUM_DRAM
-            check_hot_index(world.store)
+            check_shared_index(world.store)
             punch_everything(world)
             buffer = bytearray(length)
             with mock.patch.object(TrioDriver, "run", side_effect=AssertionError("the engine was asked")):
@@ -90,17 +90,17 @@ def test_what_is_in_memory_is_read_from_there_without_a_request_also_when_the_di
 def test_a_batch_that_is_told_the_places_reads_nowhere_else(length: int, check: Check) -> None:
     """So that memory which others can make shorter is filled from segments only."""
 
-    async def body(world: World, index: HotIndex) -> None:
+    async def body(world: World, index: SharedIndex) -> None:
         content = os.urandom(length)
         async with world.lake(check=check) as lake:
             chunk = await _hot(world, lake, content)
             assert _tier_of(index, chunk) == MEDIUM_DRAM
-            hot = lake.chunks.hot_reads()
-            assert hot is not None
+            shared = lake.chunks.direct_reads()
+            assert shared is not None
             punch_everything(world)
             for places in (None, [index.in_slabs[chunk]]):
                 targets = [memoryview(bytearray(length))]
-                with HotBatch(hot, [chunk], targets, places) as batch:
+                with DirectBatch(shared, [chunk], targets, places) as batch:
                     for task in batch.tasks(is_shared=False):
                         task()
                 assert batch.lengths == [NOT_READ if places else length]
@@ -112,20 +112,20 @@ def test_a_batch_that_is_told_the_places_reads_nowhere_else(length: int, check: 
 @pytest.mark.parametrize("check", [Check.BLAKE3, Check.CRC32C])
 @pytest.mark.parametrize("length", [64 * KIB, 4 * MIB])
 def test_bits_that_flip_in_memory_are_noticed_and_the_disk_is_read(length: int, check: Check) -> None:
-    async def body(world: World, _: HotIndex) -> None:
+    async def body(world: World, _: SharedIndex) -> None:
         content = os.urandom(length)
         async with world.lake(check=check) as lake:
             chunk = await _hot(world, lake, content)
-            hot = lake.chunks.hot_reads()
+            shared = lake.chunks.direct_reads()
             place = world.tier.find(chunk)
-            assert hot is not None
+            assert shared is not None
             assert place is not None
             target = bytearray(length)
-            assert hot.read_into(chunk, memoryview(target)) == length
+            assert shared.read_into(chunk, memoryview(target)) == length
             assert target == content
             for at in (5, length - 1):
                 world.tier.extent(place)[at] ^= 1
-                assert hot.read_into(chunk, memoryview(target)) == NOT_READ
+                assert shared.read_into(chunk, memoryview(target)) == NOT_READ
                 assert await lake.chunks.get(chunk) == content
                 world.tier.extent(place)[at] ^= 1
 
@@ -133,21 +133,21 @@ def test_bits_that_flip_in_memory_are_noticed_and_the_disk_is_read(length: int, 
 
 
 def test_the_table_tells_of_what_is_in_memory_just_what_the_tier_would() -> None:
-    async def body(world: World, index: HotIndex) -> None:
+    async def body(world: World, index: SharedIndex) -> None:
         async with world.lake() as lake:
-            hot = await _hot(world, lake, os.urandom(64 * KIB))
+            shared = await _hot(world, lake, os.urandom(64 * KIB))
             cold = await _stored(lake, os.urandom(64 * KIB), "bkt/cold")
         client = world.client()
         for media, expected in ((MEDIA_DRAM, [MEDIUM_DRAM, MEDIUM_SEGMENT]), (0, [MEDIUM_SEGMENT] * 2)):
-            assert index.packed_grants([hot, cold], 1, understood=bool(media)) is not None
-            packed = await _located(client, [hot, cold], media)
-            with mock.patch.object(HotIndex, "packed_grants", return_value=None):
-                looked_up = await _located(client, [hot, cold], media)
+            assert index.packed_grants([shared, cold], 1, understood=bool(media)) is not None
+            packed = await _located(client, [shared, cold], media)
+            with mock.patch.object(SharedIndex, "packed_grants", return_value=None):
+                looked_up = await _located(client, [shared, cold], media)
             assert packed == looked_up
             assert [grant.medium for grant in packed] == expected
-        assert (await _located(client, [hot], MEDIA_DRAM)) == [world.tier.grant(hot)]
-        world.tier.forget(hot)
-        assert [grant.medium for grant in await _located(client, [hot], MEDIA_DRAM)] == [MEDIUM_SEGMENT]
+        assert (await _located(client, [shared], MEDIA_DRAM)) == [world.tier.grant(shared)]
+        world.tier.forget(shared)
+        assert [grant.medium for grant in await _located(client, [shared], MEDIA_DRAM)] == [MEDIUM_SEGMENT]
 
     run(body)
 
@@ -159,7 +159,7 @@ async def _located(client: EmbeddedEngine, chunks: list[ChunkId], media: int) ->
 
 
 def test_the_engine_itself_looks_at_places_in_segments() -> None:
-    async def body(world: World, index: HotIndex) -> None:
+    async def body(world: World, index: SharedIndex) -> None:
         content = os.urandom(64 * KIB)
         async with world.lake() as lake:
             chunk = await _hot(world, lake, content)
@@ -182,7 +182,7 @@ def test_the_engine_itself_looks_at_places_in_segments() -> None:
 
 
 def test_an_entry_tells_its_segment_again_before_its_slot_is_given_up() -> None:
-    async def body(world: World, index: HotIndex) -> None:
+    async def body(world: World, index: SharedIndex) -> None:
         content = os.urandom(64 * KIB)
         async with world.lake() as lake:
             chunk = await _hot(world, lake, content)
@@ -196,27 +196,27 @@ def test_an_entry_tells_its_segment_again_before_its_slot_is_given_up() -> None:
             with mock.patch.object(world.tier.arena, "give_free", looked_at):
                 world.tier.forget(chunk)
             assert told == [MEDIUM_SEGMENT]
-            check_hot_index(world.store)
+            check_shared_index(world.store)
             assert await lake.chunks.get(chunk) == content
 
     run(body)
 
 
 def test_a_chunk_that_is_freed_is_in_neither() -> None:
-    async def body(world: World, index: HotIndex) -> None:
+    async def body(world: World, index: SharedIndex) -> None:
         async with world.lake() as lake:
             chunk = await _hot(world, lake, os.urandom(64 * KIB))
             await world.client().call(m.DeleteNames([("bkt", "object")]))
             await world.store.collect()
             assert _tier_of(index, chunk) == 0
-            check_hot_index(world.store)
+            check_shared_index(world.store)
             assert not index.in_slabs
 
     run(body)
 
 
 def test_a_chunk_that_is_quarantined_is_in_neither() -> None:
-    async def body(world: World, index: HotIndex) -> None:
+    async def body(world: World, index: SharedIndex) -> None:
         async with world.lake() as lake:
             chunk = await _hot(world, lake, os.urandom(64 * KIB))
             with world.store.metadata.view() as view:
@@ -225,27 +225,27 @@ def test_a_chunk_that_is_quarantined_is_in_neither() -> None:
             await world.store.quarantine.note(chunk, record, ChunkDamaged("rot"))
             assert _tier_of(index, chunk) == 0
             assert not index.in_slabs
-            check_hot_index(world.store)
+            check_shared_index(world.store)
 
     run(body)
 
 
 def test_a_chunk_that_is_moved_stays_in_memory_and_its_segment_is_the_new_one_afterwards() -> None:
-    async def body(world: World, index: HotIndex) -> None:
+    async def body(world: World, index: SharedIndex) -> None:
         async with world.lake() as lake:
-            hot = await _hot(world, lake, os.urandom(30 * KIB))
+            shared = await _hot(world, lake, os.urandom(30 * KIB))
             for number in range(40):
                 await _stored(lake, b"%05d" % number * 6_000, f"bkt/{number}")
-            before = index.in_slabs[hot]
+            before = index.in_slabs[shared]
             client = world.client()
             await client.call(m.DeleteNames([("bkt", str(number)) for number in range(40)]))
             done = await world.store.collect(0.97)
             assert done.compaction.moved_chunks > 0
-            assert _tier_of(index, hot) == MEDIUM_DRAM
-            assert index.in_slabs[hot] != before
-            check_hot_index(world.store)
-            world.tier.forget(hot)
-            check_hot_index(world.store)
+            assert _tier_of(index, shared) == MEDIUM_DRAM
+            assert index.in_slabs[shared] != before
+            check_shared_index(world.store)
+            world.tier.forget(shared)
+            check_shared_index(world.store)
 
     run(body)
 
@@ -253,9 +253,9 @@ def test_a_chunk_that_is_moved_stays_in_memory_and_its_segment_is_the_new_one_af
 def test_a_table_that_grows_tells_slabs_as_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.process.shared_index_life.HOT_INDEX_ENTRIES_MIN", 10)
 
-    async def body(world: World, index: HotIndex) -> None:
+    async def body(world: World, index: SharedIndex) -> None:
         async with world.lake() as lake:
-            hot = await _hot(world, lake, os.urandom(64 * KIB))
+            shared = await _hot(world, lake, os.urandom(64 * KIB))
             await lake.run(
                 lake.steps.put_many(
                     [(f"bkt/{number}", b"%05d" % number) for number in range(900)], create_bucket=True
@@ -263,9 +263,9 @@ def test_a_table_that_grows_tells_slabs_as_the_one_before(monkeypatch: pytest.Mo
             )
         while index.counts.grown == 0 or index.state == "filling":
             await trio.lowlevel.checkpoint()
-        assert _tier_of(index, hot) == MEDIUM_DRAM
+        assert _tier_of(index, shared) == MEDIUM_DRAM
         index.counts.refused = 0
-        check_hot_index(world.store)
+        check_shared_index(world.store)
 
     run(body, entries=0)
 
@@ -273,7 +273,7 @@ def test_a_table_that_grows_tells_slabs_as_the_one_before(monkeypatch: pytest.Mo
 def test_a_table_that_is_kept_tells_no_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[dict[bytes, tuple[int, int, int, int, int]]] = []
 
-    async def body(world: World, index: HotIndex) -> None:
+    async def body(world: World, index: SharedIndex) -> None:
         async with world.lake() as lake:
             chunk = await _hot(world, lake, os.urandom(64 * KIB))
         assert _tier_of(index, chunk) == MEDIUM_DRAM
@@ -291,12 +291,12 @@ def test_a_table_that_is_kept_tells_no_slabs(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_status_tells_how_many_entries_tell_slabs_and_a_closed_index_hears_of_the_tier_no_more() -> None:
-    async def body(world: World, index: HotIndex) -> None:
+    async def body(world: World, index: SharedIndex) -> None:
         async with world.lake() as lake:
             chunk = await _hot(world, lake, os.urandom(64 * KIB))
         assert (await world.store.status())["hot_index"]["in_slabs"] == 1
         await world.store.leaving.aclose()
-        assert world.store.hot_index is None
+        assert world.store.shared_index is None
         world.tier.forget(chunk)
         assert chunk in index.in_slabs, "nothing was told"
 

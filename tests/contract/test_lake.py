@@ -125,7 +125,7 @@ def run(kind: Kind, body: Body) -> None:
                 await body(Driven(lake, engine))
                 await lake.aclose()
         if engine.store is not None:
-            held = engine.store.holds.statistics()
+            held = engine.store.references.statistics()
             assert held["leases"] == 0
             assert held["sessions"] == 0
 
@@ -655,7 +655,7 @@ async def _settled(lake: Driven) -> None:
     assert store is not None
     with trio.fail_after(30):
         while True:
-            held = store.holds.statistics()
+            held = store.references.statistics()
             left = (store.buffers.in_use, in_flight(store), held["sessions"], held["leases"])
             if left == (0, 0, 0, 0):
                 return

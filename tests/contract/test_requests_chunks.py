@@ -106,7 +106,7 @@ def test_a_session_that_holds_nothing_ends_with_its_connection(kind: Kind) -> No
         async with engine.connect() as first:
             session = await session_of(first)
         with trio.fail_after(10):
-            while engine.store.holds.statistics()["sessions"]:
+            while engine.store.references.statistics()["sessions"]:
                 await trio.lowlevel.checkpoint()
         await refused(engine.client, SessionLost, m.SessionJoin(session))
 

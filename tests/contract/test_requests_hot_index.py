@@ -1,4 +1,4 @@
-"""The hot index, asked for in every way: local clients read places in it by themselves, others are told to ask."""
+"""The shared index, asked for in every way: local clients read places in it by themselves, others are told to ask."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import msgspec
 import pytest
 import trio
 
-from engine.process.shared_index_life import run_hot_index
-from engine.tiers.shared_index import HotIndex
+from engine.process.shared_index_life import run_shared_index
+from engine.tiers.shared_index import SharedIndex
 from lakefs.errors import InvalidArgument, PermissionDenied, UnsupportedVersion
 from lakefs.host.descriptors import close_all
 from lakefs.ids import data_chunk_id
-from lakefs.shared_index.reader import HotIndexReader
+from lakefs.shared_index.reader import SharedIndexReader
 from lakefs.wire import messages as m
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused
@@ -28,20 +28,20 @@ def test_a_local_client_finds_by_itself_what_locate_answers(kind: Kind) -> None:
             pytest.skip("the engine is out of reach")
         client = engine.client
         if client.carries_descriptors:
-            await refused(client, UnsupportedVersion, m.OpenHotIndex())
+            await refused(client, UnsupportedVersion, m.OpenSharedIndex())
         async with trio.open_nursery() as nursery:
-            await nursery.start(run_hot_index, engine.store, "memory", 500)
+            await nursery.start(run_shared_index, engine.store, "memory", 500)
             for number, payload in enumerate(PAYLOADS):
                 await put(client, str(number), payload)
             chunks = [bytes(data_chunk_id(payload)) for payload in PAYLOADS]
             grants = (await ask(client, m.Locate(chunks), m.Located)).grants
             if not client.carries_descriptors:
-                await refused(client, PermissionDenied, m.OpenHotIndex())
+                await refused(client, PermissionDenied, m.OpenSharedIndex())
             else:
-                reply = await client.call(m.OpenHotIndex())
-                assert isinstance(reply.message, m.HotIndexOpened)
+                reply = await client.call(m.OpenSharedIndex())
+                assert isinstance(reply.message, m.SharedIndexOpened)
                 assert reply.message.entries >= 500
-                reader = HotIndexReader(reply.descriptors[0])
+                reader = SharedIndexReader(reply.descriptors[0])
                 close_all(reply.descriptors)
                 assert reader.find_many(chunks) == [
                     (grant.medium, grant.segment, grant.offset, grant.stored_bytes, grant.crc)
@@ -68,20 +68,20 @@ def test_what_is_located_is_the_same_whether_it_was_packed_or_looked_up(
         asked: tuple[list[bytes], ...] = ([], chunks, [*chunks, short], [*chunks, unknown], chunks * 30)
         looked_up = [(await ask(client, m.Locate(list(ids)), m.Located)).grants for ids in asked]
         async with trio.open_nursery() as nursery:
-            await nursery.start(run_hot_index, engine.store, "memory", 500)
-            index = engine.store.hot_index
+            await nursery.start(run_shared_index, engine.store, "memory", 500)
+            index = engine.store.shared_index
             assert index is not None
             while index.state == "filling":  # noqa: ASYNC110 (a handful of records)
                 await trio.sleep(0.01)
             packed: list[object] = []
-            original = HotIndex.packed_grants
+            original = SharedIndex.packed_grants
 
             def seen(*arguments: Any, **named: Any) -> bytes | None:
                 found = original(*arguments, **named)
                 packed.append(found)
                 return found
 
-            monkeypatch.setattr(HotIndex, "packed_grants", seen)
+            monkeypatch.setattr(SharedIndex, "packed_grants", seen)
             for ids, grants in zip(asked, looked_up, strict=True):
                 found = (await ask(client, m.Locate(list(ids)), m.Located)).grants
                 assert [_place(grant) for grant in found] == [_place(grant) for grant in grants]

@@ -1,4 +1,4 @@
-"""Loads of short chunks whose places a hot index knows; on every kind of client that can lend memory."""
+"""Loads of short chunks whose places a shared index knows; on every kind of client that can lend memory."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.contract.test_requests_memory import on_a_socket
 from tests.store_rig import records
 
 
-class HotPlaces:
-    """A hot index that knows every chunk."""
+class DramEntries:
+    """A shared index that knows every chunk."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -51,8 +51,8 @@ def test_what_a_hot_index_knows_is_loaded_from_there(
     async def body(engine: Engine) -> None:
         if engine.store is None:
             return
-        hot = HotPlaces(engine.store)
-        monkeypatch.setattr(engine.store, "hot_index", hot)
+        shared = DramEntries(engine.store)
+        monkeypatch.setattr(engine.store, "hot_index", shared)
         async with pool_of(engine) as pool:
             chunks = await pool.store(*payloads)
             places = [0, 64 * KIB, 999_999, 600_001]
@@ -68,7 +68,7 @@ def test_what_a_hot_index_knows_is_loaded_from_there(
                     assert pool.at(place, len(payload) + 1) == payload + (
                         payloads[1][:1] if place == 0 else BLANK
                     )
-            assert (hot.asked, looked_up) == (3, [])
+            assert (shared.asked, looked_up) == (3, [])
             monkeypatch.setattr(loads, "find_chunk", find_chunk)
             for offsets, rooms, error in (
                 ([0, 100, 999_999, 600_001], [], InvalidArgument),
@@ -91,7 +91,7 @@ def test_a_place_that_was_given_back_under_way_is_not_taken_from_the_hot_index(
         if engine.store is None:
             return
         store = engine.store
-        monkeypatch.setattr(store, "hot_index", HotPlaces(store))
+        monkeypatch.setattr(store, "hot_index", DramEntries(store))
         async with pool_of(engine) as pool:
             chunks = await pool.store(payload_of(64 * KIB), payload_of(64 * KIB, 1))
             await pool.load(chunks, [0, MIB])
@@ -128,7 +128,7 @@ def test_more_neighbours_than_one_read_may_have_pieces_are_loaded_by_more_of_the
             chunks = await pool.store(*payloads)
             places = range(0, 8 * count, 8)
             await pool.load(chunks[:1], [0])
-            monkeypatch.setattr(engine.store, "hot_index", HotPlaces(engine.store))
+            monkeypatch.setattr(engine.store, "hot_index", DramEntries(engine.store))
             lengths_of_reads: list[int] = []
             original = SlotReader.read_cached_run
 

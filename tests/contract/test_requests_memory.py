@@ -138,7 +138,7 @@ def test_memory_is_not_used_before_it_was_looked_at(kind: Kind, monkeypatch: pyt
                     await refused(engine.client, SessionLost, m.LoadSlots(number, [], []))
                 finally:
                     is_used.set()
-            assert number in next(iter(engine.store.holds._clients.values())).memories
+            assert number in next(iter(engine.store.references._clients.values())).memories
 
     on_a_socket(kind, body)
 
@@ -231,7 +231,7 @@ def test_memory_that_can_never_fit_is_refused_for_good(kind: Kind) -> None:
 
 def engine_side(engine: Engine) -> tuple[lendings.Lendings, Client]:
     assert engine.store is not None
-    return engine.store.lent, engine.store.holds.connect("inside", descriptors=True, trusted=True)
+    return engine.store.lent, engine.store.references.connect("inside", descriptors=True, trusted=True)
 
 
 def test_the_engine_reads_what_the_client_wrote_and_notices_when_it_shrinks(kind: Kind) -> None:
@@ -252,7 +252,7 @@ def test_the_engine_reads_what_the_client_wrote_and_notices_when_it_shrinks(kind
             with pytest.raises(InvalidArgument), lends.using(client, number, writable=True):
                 raise AssertionError("it was lent for reading")
         lends.end_all(client)
-        engine.store.holds.disconnect(client)
+        engine.store.references.disconnect(client)
 
     on_a_socket(kind, body)
 
@@ -274,7 +274,7 @@ def test_the_kernel_fills_lent_memory_and_fails_without_a_signal_when_it_shrank(
                     os.preadv(source, [memory.mapping[:4096]], 0)
         os.close(source)
         lends.end_all(client)
-        engine.store.holds.disconnect(client)
+        engine.store.references.disconnect(client)
 
     on_a_socket(kind, body)
 
@@ -302,7 +302,7 @@ def test_memory_in_use_is_returned_when_its_last_user_has_left(kind: Kind) -> No
             assert returned
             with pytest.raises(SessionLost), lends.using(client, number):
                 raise AssertionError("it was returned")
-        engine.store.holds.disconnect(client)
+        engine.store.references.disconnect(client)
 
     on_a_socket(kind, body)
 
@@ -319,13 +319,13 @@ def test_places_outside_of_lent_memory_are_refused() -> None:
 def test_memory_of_many_pages_is_let_go_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lent_memory, "LET_GO_AT_ONCE_BYTES", BYTES - 1)
     gone: SimpleQueue[tuple[threading.Thread, int]] = SimpleQueue()
-    original = lent_memory._let_go
+    original = lent_memory._close_later
 
-    def let_go(mapped: list[memoryview | None], descriptor: int) -> None:
+    def close_later(mapped: list[memoryview | None], descriptor: int) -> None:
         original(mapped, descriptor)
         gone.put((threading.current_thread(), descriptor))
 
-    monkeypatch.setattr(lent_memory, "_let_go", let_go)
+    monkeypatch.setattr(lent_memory, "_let_go", close_later)
     with memory_of() as descriptor:
         os.pwrite(descriptor, bytes(BYTES), 0)
         memory = LentMemory(os.dup(descriptor), BYTES, writable=True)

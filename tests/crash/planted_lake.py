@@ -113,9 +113,9 @@ def _reuse_freed_room() -> None:
 
 def _forget_leases() -> None:
     """gc frees what is open for reading."""
-    from engine.sessions.references import Holds
+    from engine.sessions.references import References
 
-    Holds.leased_blobs = lambda _: iter(())  # type: ignore[method-assign,assignment]
+    References.leased_blobs = lambda _: iter(())  # type: ignore[method-assign,assignment]
 
 
 def _free_before_move() -> None:

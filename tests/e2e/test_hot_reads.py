@@ -1,4 +1,4 @@
-"""Chunks by their ids from a real engine: its hot index says where they are, and no request is made."""
+"""Chunks by their ids from a real engine: its shared index says where they are, and no request is made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def until_hot(lake: lakefs.Lake, chunk: bytes) -> None:
     until = time.monotonic() + WAIT_S
     while True:
         lake.chunks.get(chunk)
-        hot = lake.chunks.hot_reads()
+        hot = lake.chunks.direct_reads()
         if hot is not None and hot.index.find(chunk) is not None:
             return
         assert time.monotonic() < until, lake.status()["hot_index"]
@@ -75,7 +75,7 @@ def test_what_is_read_without_the_engine_is_told_to_it_and_then_read_from_its_me
             lake.put(f"bkt/{number}", content, create_bucket=True)
         for chunk in chunks:
             until_hot(lake, chunk)
-        hot = lake.chunks.hot_reads()
+        hot = lake.chunks.direct_reads()
         assert hot is not None
         until = time.monotonic() + WAIT_S
         while not all((found := hot.index.find(chunk)) and found[0] == MEDIUM_DRAM for chunk in chunks):
@@ -113,7 +113,7 @@ def test_chunks_are_read_after_the_engine_was_replaced(folder: Path) -> None:
             assert lake.chunks.get(chunk) == content  # the bytes say so themselves
         served.start()
         lake.put("hot/another", b"x")
-        assert lake.chunks.hot_reads() is None
+        assert lake.chunks.direct_reads() is None
         until_hot(lake, chunk)
         with no_requests():
             assert lake.chunks.get(chunk) == content
@@ -250,7 +250,7 @@ def test_unverified_reads_ask_the_engine_again_once_it_was_killed(served: Served
             assert lake.chunks.get_into(chunk, buffer) == 65_536
         served.kill()
         until_lost(lake)
-        hot = lake.chunks.hot_reads()
+        hot = lake.chunks.direct_reads()
         assert hot is not None
         assert hot.index.is_current  # nobody was there to say otherwise
         assert hot.read(ChunkId(chunk)) is None

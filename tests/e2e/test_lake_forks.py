@@ -78,7 +78,7 @@ def read_all_ways(lake: lakefs.Lake) -> None:
     identifier = bytes(data_chunk_id(chunk))
     assert lake.get("bkt/small") == content("small", 100)
     assert lake.get_many(["bkt/large", "bkt/chunk"]) == [content("large", LARGE), chunk]
-    for _ in range(2):  # asked of the engine, then read by the hot index
+    for _ in range(2):  # asked of the engine, then read by the shared index
         assert lake.chunks.get(identifier) == chunk
     with lake.pool(size_bytes=ONE_CHUNK) as pool:
         for _ in range(2):

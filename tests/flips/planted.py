@@ -49,7 +49,7 @@ def _agreeable(*given: Any) -> int:
 @contextmanager
 def _chunks_believed() -> Iterator[None]:
     with ExitStack() as patches:
-        for module in ("medium_check", "segment_reader"):
+        for module in ("stored_check", "segment_reader"):
             patches.enter_context(mock.patch(f"engine.{module}.check_payload", return_value=True))
         yield
 

@@ -1,4 +1,4 @@
-"""Holds a mounted folder against a plain one: the same steps on both, the same results.
+"""References a mounted folder against a plain one: the same steps on both, the same results.
 
 One process does each system call of a sequence in a folder of the local disk and in one of the mount, and compares
 what they gave, errno included; now and then, and at the end, it compares the whole trees.  When a second mount of

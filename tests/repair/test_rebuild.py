@@ -69,7 +69,7 @@ def test_tags_come_back_and_what_was_of_one_boot_has_ended(tmp_path: Path) -> No
             assert result.stat.user_metadata == TAGGED.user_metadata
             with pytest.raises(SessionLost):
                 await store_chunks(client, session, [b"more"])
-            assert store.holds.statistics()["leases"] == 0
+            assert store.references.statistics()["leases"] == 0
             assert (await store.collect()).freed_chunks == 1, "the chunk that belonged to a session only"
 
     trio.run(look)

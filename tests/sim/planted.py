@@ -20,7 +20,7 @@ from unittest import mock
 import structlog
 import trio
 
-from engine.chunks import ingest as intake
+from engine.chunks import ingest as ingest
 from engine.chunks.held_blobs import HeldBlob, HeldBlobs
 from engine.format.extents import Place
 from engine.format.layouts import GROUP_HEADER, Table, node_key
@@ -120,7 +120,7 @@ def _believe_what_a_blob_is() -> AbstractContextManager[Any]:
 
 def _name_chunks_as_told() -> AbstractContextManager[Any]:
     """The id of a chunk is what the client's word would be, and that is wrong now and then."""
-    original = intake._hash_all
+    original = ingest._hash_all
 
     def hash_as_told(payloads: Any) -> Any:
         hashed = original(payloads)
@@ -128,7 +128,7 @@ def _name_chunks_as_told() -> AbstractContextManager[Any]:
             hashed[0] = dataclasses.replace(hashed[0], chunk=hashed[1].chunk)
         return hashed
 
-    return mock.patch.object(intake, "_hash_all", hash_as_told)
+    return mock.patch.object(ingest, "_hash_all", hash_as_told)
 
 
 def _payload_behind_its_group() -> AbstractContextManager[Any]:

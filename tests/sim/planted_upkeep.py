@@ -14,7 +14,7 @@ from engine.format.extents import Extent
 from engine.format.layouts import ChunkRecord
 from engine.segments.pins import Pins
 from engine.segments.room import SegmentRoom
-from engine.sessions.references import Holds
+from engine.sessions.references import References
 from engine.upkeep.compaction import Compactor
 from engine.upkeep.gc import Collector, _Cycle
 from engine.upkeep.scrub import Scrubber
@@ -45,17 +45,17 @@ def punch_too_much() -> AbstractContextManager[Any]:
 
 
 def forget_session_holds() -> AbstractContextManager[Any]:
-    def held_sets(self: Holds) -> Iterable[Any]:
+    def held_sets(self: References) -> Iterable[Any]:
         return ()
 
-    return mock.patch.object(Holds, "held_sets", held_sets)
+    return mock.patch.object(References, "held_sets", held_sets)
 
 
 def drop_the_barrier() -> AbstractContextManager[Any]:
-    def keep(self: Holds, birth: Birth) -> None:
+    def keep(self: References, birth: Birth) -> None:
         return
 
-    return mock.patch.object(Holds, "keep", keep)
+    return mock.patch.object(References, "keep", keep)
 
 
 def forget_sessions_that_ended() -> AbstractContextManager[Any]:
@@ -66,7 +66,7 @@ def forget_sessions_that_ended() -> AbstractContextManager[Any]:
         return
 
     async def free(self: Collector, cycle: _Cycle, proposed: list[tuple[bytes, ChunkRecord]]) -> None:
-        held = list(self._holds.held_sets())
+        held = list(self._references.held_sets())
         left: list[tuple[bytes, ChunkRecord]] = []
         for key, record in proposed:
             if any(record.birth in births for births in held):
@@ -79,10 +79,10 @@ def forget_sessions_that_ended() -> AbstractContextManager[Any]:
 
 
 def forget_leases() -> AbstractContextManager[Any]:
-    def leased_blobs(self: Holds) -> Iterable[Any]:
+    def leased_blobs(self: References) -> Iterable[Any]:
         return ()
 
-    return mock.patch.object(Holds, "leased_blobs", leased_blobs)
+    return mock.patch.object(References, "leased_blobs", leased_blobs)
 
 
 def forget_pins() -> AbstractContextManager[Any]:
@@ -165,9 +165,9 @@ def scrub_releases_what_is_damaged() -> AbstractContextManager[Any]:
 
 def sessions_go_by_the_wall_clock() -> AbstractContextManager[Any]:
     """A session that is in use ends when the clock is set forward."""
-    original = Holds.expire
+    original = References.expire
 
-    def expire(self: Holds) -> int:
+    def expire(self: References) -> int:
         now_ns = self._clock.wall_ns()
         last_ns = getattr(self, "last_expire_ns", now_ns)
         self.last_expire_ns = now_ns  # type: ignore[attr-defined]
@@ -176,7 +176,7 @@ def sessions_go_by_the_wall_clock() -> AbstractContextManager[Any]:
                 self._drop(session)
         return original(self)
 
-    return mock.patch.object(Holds, "expire", expire)
+    return mock.patch.object(References, "expire", expire)
 
 
 def expire_uploads_too_early() -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""Cut a failing seed down: the fewest rounds, operations of customers and faults with which it fails in the same way.
+"""Cut a failing seed down: the fewest rounds, operations of workloads and faults with which it fails in the same way.
 
 Rounds go first, whole, then operations, in halves, quarters and so on, then what goes wrong on purpose in the rounds
 that are left; and again, until nothing more can go or the time is over.  Every round draws from a source of its own, so

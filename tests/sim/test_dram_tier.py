@@ -1,6 +1,6 @@
 """Seeded runs of an engine with a DRAM tier: what it answers is what was stored, and what is freed is not in it.
 
-Several customers put, read, remove and collect at once over a simulated disk and threads, while the tier, two small
+Several workloads put, read, remove and collect at once over a simulated disk and threads, while the tier, two small
 slabs of plain memory, is filled, turned over, and forgets.  A planted bug shows that the check can fail.
 """
 
@@ -14,7 +14,7 @@ import trio
 
 from engine.chunks.chunk_store import find_chunk
 from engine.process.embedded import EmbeddedEngine
-from engine.process.shared_index_life import run_hot_index
+from engine.process.shared_index_life import run_shared_index
 from engine.store.store import Store
 from engine.tiers.arena import Arena
 from engine.tiers.dram_filler import Dram
@@ -23,7 +23,7 @@ from lakefs.errors import ChunkNotFound, StaleGrant
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.wire import messages as m
-from tests.hot_check import check_hot_index
+from tests.shared_index_check import check_shared_index
 from tests.sim.world.determinism import run_seeded
 from tests.sim.world.offload import SimOffload
 from tests.sim.world.sim_time import SimTime
@@ -65,13 +65,13 @@ class World:
         offload = SimOffload(self.rng, slowest_s=0.001)
         async with simulated_store(offload=offload, tier=self.tier) as store:
             async with trio.open_nursery() as background:
-                await background.start(run_hot_index, store, "memory", 800)
-                async with trio.open_nursery() as customers:
+                await background.start(run_shared_index, store, "memory", 800)
+                async with trio.open_nursery() as workloads:
                     for number in range(CUSTOMERS):
-                        customers.start_soon(self._customer, store, number)
+                        workloads.start_soon(self._workload, store, number)
                 await gc(client_of(store))
                 self._look(store)
-                assert check_hot_index(store)
+                assert check_shared_index(store)
                 background.cancel_scope.cancel()
             figures = self.tier.statistics()
         assert figures["pinned_bytes"] == 0, "a reader left a pin"
@@ -79,7 +79,7 @@ class World:
         self.tier.close()
         return figures | {"told_slabs": self.told_slabs}
 
-    async def _customer(self, store: Store, number: int) -> None:
+    async def _workload(self, store: Store, number: int) -> None:
         client = client_of(store)
         for _ in range(OPERATIONS):
             index = min(int(self.rng.expovariate(0.4)), CONTENTS - 1)
@@ -114,14 +114,14 @@ class World:
         try:
             assert await read(client, chunk) == content
         except (ChunkNotFound, StaleGrant):
-            return  # removed by another customer
+            return  # removed by another workload
 
     def _look(self, store: Store) -> None:
-        """What a reader by mapping would see now, what is in the tier, and what the hot index tells of it."""
+        """What a reader by mapping would see now, what is in the tier, and what the shared index tells of it."""
         self.looks += 1
         if not self.looks % LOOKS_BETWEEN_CHECKS:
-            check_hot_index(store)
-            self.told_slabs += store.hot_index is not None and len(store.hot_index.in_slabs)
+            check_shared_index(store)
+            self.told_slabs += store.shared_index is not None and len(store.shared_index.in_slabs)
         for place, content in self.granted[-20:]:
             number = place.slab * SLAB + place.offset
             if self.tier.arena._generations[number // (16 * KIB)] == place.generation:

@@ -6,7 +6,7 @@ import time
 from typing import Final, NamedTuple
 
 from gateway.http.messages import Response
-from gateway.http.ranges import Condition as Holds, check_conditions
+from gateway.http.ranges import Condition as References, check_conditions
 from gateway.s3.operations.buckets import iso_time
 from gateway.s3.operations.versions import checked_version, version_headers
 from gateway.s3.protocol.attributes import attributes_of
@@ -79,7 +79,7 @@ async def copy_source(call: Call) -> CopySource:
             "The source of a copy request may not specifically refer to a delete marker by version id.",
         )
     modified_s = source.mtime_ns // 1_000_000_000
-    if check_conditions(call.headers, source.etag, modified_s, _PREFIX) is not Holds.PROCEED:
+    if check_conditions(call.headers, source.etag, modified_s, _PREFIX) is not References.PROCEED:
         raise precondition_failed()
     return CopySource(Name(bucket, key), source, version)
 

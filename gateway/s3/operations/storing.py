@@ -60,7 +60,7 @@ async def _put_one_chunk(call: Call, incoming: Incoming, condition: Condition) -
         change = await _proven_change(call, incoming, condition)
         message = (await call.lakes.engine.call(PutObjects([len(payload)], [change]), [payload])).message
     finally:
-        received.let_go()
+        received.release()
     assert isinstance(message, NameResults)
     return stat_of(message.results[0], call.key)
 
@@ -71,7 +71,7 @@ async def _put_chunks(call: Call, incoming: Incoming, condition: Condition) -> O
     try:
         upload = await lake.run(open_upload(lake.steps.transfer(None), cuts.cut_kind))
     except BaseException:
-        first.let_go()
+        first.release()
         raise
     try:
         await store_chunks(call, incoming, upload, first, cuts.lengths())
@@ -103,12 +103,12 @@ async def _planned(incoming: Incoming) -> tuple[Received, CutPlan]:
         if needed > len(first.memory):
             longer = memoryview(bytearray(needed))
             longer[: len(first.memory)] = first.memory
-            first.let_go()
+            first.release()
             first = Received(longer)
             await incoming.fill(longer[CHUNK_BYTES:])
         return first, await incoming.offload.run(plan, first.memory, size_bytes)
     except BaseException:
-        first.let_go()
+        first.release()
         raise
 
 
@@ -156,12 +156,12 @@ class _Storing:
         except Exception as error:  # noqa: BLE001 - the caller raises it
             self._fail(error, nursery.cancel_scope)
         finally:
-            self._received.let_go()
+            self._received.release()
 
     async def _receive(self, length: int) -> None:
         """Have the next chunk, whose first bytes may be there already."""
         begun = bytes(self._rest)
-        self._received.let_go()
+        self._received.release()
         self._received = Received(memoryview(b""))
         self._received = await self._incoming.take(length)
         self._rest = self._received.memory
@@ -186,7 +186,7 @@ class _Storing:
         except Exception as error:  # noqa: BLE001 - the caller raises it
             self._fail(error, scope)
         finally:
-            received.let_go()
+            received.release()
         noted.set()
         self._window.release()
 

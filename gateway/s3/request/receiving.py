@@ -39,7 +39,7 @@ class Received:
         """One more uses it."""
         self._users += 1
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """One less uses it."""
         self._users -= 1
         if not self._users and self._release is not None:

@@ -1,6 +1,6 @@
 """`lake.chunks` of the blocking client: chunks by their ids, without a round trip where place and bytes are at hand.
 
-What the hot index does not know, and what is not cached, goes the way of every read: located by the engine.
+What the shared index does not know, and what is not cached, goes the way of every read: located by the engine.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Final
 
-from lakefs.direct.batch_reads import HotBatch, Task, memories_of
-from lakefs.direct.chunk_reads import NOT_READ, HotReads
-from lakefs.direct.index_in_use import HotIndexUser
-from lakefs.direct.opening import open_hot_index
+from lakefs.direct.batch_reads import DirectBatch, Task, memories_of
+from lakefs.direct.chunk_reads import NOT_READ, DirectReads
+from lakefs.direct.index_in_use import SharedIndexUser
+from lakefs.direct.opening import open_shared_index
 from lakefs.host.writable_memory import WritableBuffer, writable_memory
 from lakefs.ids import ChunkId
 from lakefs.limits import MIB
@@ -27,7 +27,7 @@ HELPERS: Final = 1
 """Threads beside the caller's own."""
 
 
-class Chunks(HotIndexUser):
+class Chunks(SharedIndexUser):
     """Chunks of a lake by id.  Made by `Lake.chunks`; as safe for threads as its lake, which it does not outlive."""
 
     def __init__(self, lake: BlockingDriver) -> None:
@@ -36,9 +36,9 @@ class Chunks(HotIndexUser):
 
     def get(self, chunk: bytes) -> bytes:
         """A chunk, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
-        hot = self.hot_reads()
-        if hot is not None:
-            content = hot.read(ChunkId(chunk))
+        shared = self.direct_reads()
+        if shared is not None:
+            content = shared.read(ChunkId(chunk))
             if content is not None:
                 if self.notes.note(chunk):
                     self.tell_notes()
@@ -57,9 +57,9 @@ class Chunks(HotIndexUser):
         ChunkNotFound, ChunkDamaged, InvalidArgument; then the buffer may hold anything.
         """
         target = writable_memory(buffer, "a chunk")
-        hot = self.hot_reads()
-        if hot is not None:
-            length = hot.read_into(ChunkId(chunk), target)
+        shared = self.direct_reads()
+        if shared is not None:
+            length = shared.read_into(ChunkId(chunk), target)
             if length != NOT_READ:
                 if self.notes.note(chunk):
                     self.tell_notes()
@@ -72,8 +72,8 @@ class Chunks(HotIndexUser):
         ChunkNotFound, ChunkDamaged, InvalidArgument; then the buffers may hold anything.
         """
         targets = memories_of(chunks, buffers)
-        hot = self.hot_reads()
-        lengths = [NOT_READ] * len(chunks) if hot is None else self.read_hot(hot, chunks, targets)
+        shared = self.direct_reads()
+        lengths = [NOT_READ] * len(chunks) if shared is None else self.read_directly(shared, chunks, targets)
         if NOT_READ in lengths:
             left = [index for index, length in enumerate(lengths) if length == NOT_READ]
             found = self._ask_for([chunks[index] for index in left], [targets[index] for index in left])
@@ -92,22 +92,22 @@ class Chunks(HotIndexUser):
         """Ask the engine for its index where that is due."""
         if self.is_due:
             epoch = self._lake.epoch
-            index = self._lake.run(open_hot_index())
+            index = self._lake.run(open_shared_index())
             if self._lake.epoch == epoch:  # else it may be that of an engine that is gone: the next read asks
-                self.use_hot_index(index, epoch)
+                self.use_shared_index(index, epoch)
 
-    def read_hot(
+    def read_directly(
         self,
-        hot: HotReads,
+        shared: DirectReads,
         chunks: Sequence[bytes],
         targets: list[memoryview],
         places: Sequence[Found] | None = None,
     ) -> list[int]:
         """Lengths of what was read at once, NOT_READ of the rest; much of it is shared between threads.
 
-        `places` as of `HotBatch`.
+        `places` as of `DirectBatch`.
         """
-        with HotBatch(hot, chunks, targets, places) as batch:
+        with DirectBatch(shared, chunks, targets, places) as batch:
             is_shared = sum(map(len, targets)) >= SHARED_FROM_BYTES and self._lake.is_own
             tasks = iter(found := batch.tasks(is_shared=is_shared))  # whoever is free takes the next
             helpers = [

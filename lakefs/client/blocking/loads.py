@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lakefs.client.blocking.chunks import Chunks
-from lakefs.direct.chunk_reads import NOT_READ, HotReads
+from lakefs.direct.chunk_reads import NOT_READ, DirectReads
 from lakefs.direct.pool_loads import cached_indexes, missing_segments, slots_fit
 from lakefs.errors import LakeError
 from lakefs.get.fetch import need_segments
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PoolLoads:
-    """Loads of one lake, by the hot index of its `chunks`.  As safe for threads as the lake."""
+    """Loads of one lake, by the shared index of its `chunks`.  As safe for threads as the lake."""
 
     def __init__(self, lake: BlockingDriver, chunks: Chunks) -> None:
         self._lake = lake
@@ -34,15 +34,21 @@ class PoolLoads:
     ) -> list[int]:
         """See `Lake.load_many`."""
         pool.check_own()
-        hot = self._chunks.hot_reads()
+        shared = self._chunks.direct_reads()
         chunks = [item for item in wanted if isinstance(item, bytes)]
         is_even = len(chunks) == len(wanted) == len(offsets) and len(rooms) in (0, len(wanted))
-        found = [] if hot is None or not is_even else [place for place in hot.places_of(chunks) if place]
-        if hot is None or len(found) < len(wanted) or not slots_fit(found, offsets, rooms, pool.size_bytes):
+        found = (
+            [] if shared is None or not is_even else [place for place in shared.places_of(chunks) if place]
+        )
+        if (
+            shared is None
+            or len(found) < len(wanted)
+            or not slots_fit(found, offsets, rooms, pool.size_bytes)
+        ):
             lengths = self._lake.run(self._lake.steps.load_many(wanted, pool, offsets, rooms))
             self._chunks.renew()
             return lengths
-        lengths = self._read(hot, chunks, pool, offsets, found)
+        lengths = self._read(shared, chunks, pool, offsets, found)
         left = [index for index, length in enumerate(lengths) if length == NOT_READ]
         if left:
             asked = [wanted[index] for index in left], pool, [offsets[index] for index in left]
@@ -54,7 +60,7 @@ class PoolLoads:
         return lengths
 
     def _read(
-        self, hot: HotReads, chunks: list[bytes], pool: Pool, offsets: Sequence[int], found: list[Found]
+        self, shared: DirectReads, chunks: list[bytes], pool: Pool, offsets: Sequence[int], found: list[Found]
     ) -> list[int]:
         """Lengths of what was cached and is right, NOT_READ of the rest.
 
@@ -65,10 +71,10 @@ class PoolLoads:
         targets = [buffer[offset : offset + place[3]] for offset, place in zip(offsets, found, strict=True)]
         cached = cached_indexes(self._lake.steps.descriptors, found)
         if len(cached) == len(chunks):
-            return self._chunks.read_hot(hot, chunks, targets, found)
+            return self._chunks.read_directly(shared, chunks, targets, found)
         lengths = [NOT_READ] * len(chunks)
         kept = [chunks[at] for at in cached], [targets[at] for at in cached], [found[at] for at in cached]
-        some = self._chunks.read_hot(hot, *kept)
+        some = self._chunks.read_directly(shared, *kept)
         for index, length in zip(cached, some, strict=True):
             lengths[index] = length
         return lengths

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from lakefs.direct.batch_reads import HotBatch, memories_of
+from lakefs.direct.batch_reads import DirectBatch, memories_of
 from lakefs.direct.chunk_reads import NOT_READ
-from lakefs.direct.index_in_use import HotIndexUser
-from lakefs.direct.opening import open_hot_index
+from lakefs.direct.index_in_use import SharedIndexUser
+from lakefs.direct.opening import open_shared_index
 from lakefs.get.opened import AT_ONCE_BYTES
 from lakefs.host.writable_memory import WritableBuffer
 from lakefs.ids import ChunkId
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lakefs.client.trio.driver import TrioDriver
 
 
-class TrioChunks(HotIndexUser):
+class TrioChunks(SharedIndexUser):
     """Chunks of a lake by id.  Made by `TrioLake.chunks`."""
 
     def __init__(self, lake: TrioDriver) -> None:
@@ -52,7 +52,7 @@ class TrioChunks(HotIndexUser):
         ChunkNotFound, ChunkDamaged, InvalidArgument; then, and when cancelled, the buffers may hold anything.
         """
         targets = memories_of(chunks, buffers)
-        lengths = self._read_hot(chunks, targets)
+        lengths = self._read_directly(chunks, targets)
         left = [index for index, length in enumerate(lengths) if length == NOT_READ]
         if not left:
             if self.notes.note_many(chunks):
@@ -69,25 +69,25 @@ class TrioChunks(HotIndexUser):
     async def _renew(self) -> None:
         if self.is_due:
             epoch = self._lake.epoch
-            index = await self._lake.run(open_hot_index())
+            index = await self._lake.run(open_shared_index())
             if self._lake.epoch == epoch:  # else it may be that of an engine that is gone: the next read asks
-                self.use_hot_index(index, epoch)
+                self.use_shared_index(index, epoch)
 
-    def _read_hot(self, chunks: Sequence[bytes], targets: list[memoryview]) -> list[int]:
+    def _read_directly(self, chunks: Sequence[bytes], targets: list[memoryview]) -> list[int]:
         """Lengths of what was read at once, NOT_READ of the rest."""
         lengths = [NOT_READ] * len(chunks)
-        hot = self.hot_reads()
-        if hot is None:
+        shared = self.direct_reads()
+        if shared is None:
             return lengths
         if sum(map(len, targets)) <= AT_ONCE_BYTES:
-            with HotBatch(hot, chunks, targets) as batch:
+            with DirectBatch(shared, chunks, targets) as batch:
                 for task in batch.tasks(is_shared=False):
                     task()
             return batch.lengths
         room = AT_ONCE_BYTES
-        found_all = hot.places_of(chunks)
+        found_all = shared.places_of(chunks)
         for index, (chunk, found, target) in enumerate(zip(chunks, found_all, targets, strict=True)):
             if found is not None and found[3] <= min(len(target), room):
-                lengths[index] = hot.read_found(ChunkId(chunk), found, target[: found[3]])
+                lengths[index] = shared.read_found(ChunkId(chunk), found, target[: found[3]])
                 room -= found[3]
         return lengths

@@ -50,7 +50,7 @@ def flip_anywhere(disk: SimDisk, rng: random.Random) -> str:
 async def check_honest(store: Store, state: State, contents: Contents, *, sure: bool, first: str) -> int:
     """Every name gives its bytes or an error that says that they are damaged, and fsck has said so before.
 
-    `first` of all come the customers' reads, scrub or fsck: what one of them finds, the others are told of.
+    `first` of all come the workloads' reads, scrub or fsck: what one of them finds, the others are told of.
     `sure`: fsck, and scrub where that goes first, must have found damage.  Returns how many names cannot be read.
     """
     damaged = await _unreadable(store, state, contents) if first == "reads" else 0

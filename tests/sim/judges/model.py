@@ -143,9 +143,9 @@ class Model:
     def _refusal(self, present: Bound | None, condition: m.Condition) -> type[LakeError] | None:
         if present is None:
             return KeyNotFound if condition.etags else None
-        return None if self._holds(present, condition) else PreconditionFailed
+        return None if self._references(present, condition) else PreconditionFailed
 
-    def _holds(self, present: Bound, condition: m.Condition) -> bool:
+    def _references(self, present: Bound, condition: m.Condition) -> bool:
         etag = present.etag or (self._etag_of(present.blob) if present.blob else "")
         if condition.absent or (condition.etags and etag not in condition.etags):
             return False

@@ -8,7 +8,7 @@ from tests.sim.judges.history import History, SimFailure
 from tests.sim.judges.model import Keys
 
 
-class Onlooker:
+class Observer:
     """Watches one bucket for one life."""
 
     def __init__(self, store: Store, history: History, bucket: str) -> None:

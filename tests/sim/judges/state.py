@@ -10,7 +10,7 @@ from lakefs.ids import BlobId
 
 NO_BLOB: Final = BlobId(b"")
 MARK: Final = "user.mark"
-"""The extended attribute that customers set on objects and symlinks."""
+"""The extended attribute that workloads set on objects and symlinks."""
 
 
 class Bound(NamedTuple):

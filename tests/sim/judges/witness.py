@@ -268,7 +268,7 @@ class Witness:
         look: Callable[[State, str, str], Answer],
     ) -> None:
         if isinstance(answer, type) and not issubclass(answer, UserError):
-            return  # whether there is an excuse for it, the customer decides
+            return  # whether there is an excuse for it, the workload decides
         what = f"{type(serving.request).__name__} {name} gave {answer!r}"
         self._history.observed(serving.since, lambda state: look(state, *name) == answer, what)
 
@@ -339,7 +339,7 @@ class WitnessedService:
 
 
 def _looking(version: str, look: Callable[[State, str, str], Answer]) -> Callable[[State, str, str], Answer]:
-    """How a name, or a version of it, is looked up; one that cannot be opened is for the customer to say."""
+    """How a name, or a version of it, is looked up; one that cannot be opened is for the workload to say."""
     if not version:
         return look
     return lambda state, bucket, key: _as_opened(look_up_version(state, bucket, key, version), look)

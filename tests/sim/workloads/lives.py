@@ -23,8 +23,8 @@ class Life:
     crash_at: int | None
     """Operation of the disk at which the process or the power goes"""
     patience_s: float
-    """When the customers are sent away, whatever they are doing"""
-    customers: int
+    """When the workloads are sent away, whatever they are doing"""
+    workloads: int
     operations: int
     slowest_s: float
     grace_s: float
@@ -54,7 +54,7 @@ class Result:
     lives: int = 0
     crashes: int = 0
     operations: int = 0
-    """Requests of customers."""
+    """Requests of workloads."""
     faults: int = 0
     """What went wrong on purpose, the crashes apart: failures of the disk, lies, flipped bits, cuts, cancellations."""
     disk_operations: int = 0
@@ -75,7 +75,7 @@ def draw_life(rng: random.Random) -> Life:
         rng.choices(("embedded", "remote", "reconnecting"), (8, 1, 1))[0],
         crash_at,
         patience_s=rng.uniform(0.0, 100 * slowest_s) if rng.random() < 0.2 else 1e6,
-        customers=rng.randint(1, 4),
+        workloads=rng.randint(1, 4),
         operations=rng.randint(5, 40),
         slowest_s=slowest_s,
         grace_s=rng.choice((0.0, 0.0, 5.0)),
@@ -88,7 +88,7 @@ def draw_relapse(rng: random.Random) -> Life:
     """A life that ends soon: while it opens, or at its first operations."""
     ending = rng.choices(("kill", "crash"), (1, 4))[0]
     life = replace(draw_life(rng), ending=ending, trouble="none", wire="embedded", ends_in="")
-    return replace(life, crash_at=rng.randint(1, 50), customers=1, operations=rng.randint(2, 10))
+    return replace(life, crash_at=rng.randint(1, 50), workloads=1, operations=rng.randint(2, 10))
 
 
 def draw_sizes(rng: random.Random, *, huge: bool) -> StoreSizes:

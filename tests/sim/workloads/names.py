@@ -1,4 +1,4 @@
-"""What customers of a simulated lake do to names: moving, copying, removing, folders, symlinks, attributes.
+"""What workloads of a simulated lake do to names: moving, copying, removing, folders, symlinks, attributes.
 
 Half of the changes ask for no more than to be visible, half of the removals for the folder to stay.
 """
@@ -31,8 +31,8 @@ FOLDERS = ("d/", "d/e/", "f/", "g/", "g/h/", "a/", "m/", "m/n/", "d/m/")
 BUCKETS = ("left", "right")
 
 
-class NameCustomer:
-    """The part of a customer that changes names; `_lake` is its connection now."""
+class NameWorkload:
+    """The part of a workload that changes names; `_lake` is its connection now."""
 
     _lake: TrioLake
 

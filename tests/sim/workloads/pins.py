@@ -1,4 +1,4 @@
-"""What customers of a simulated lake do with pins: the places that they were told keep their bytes."""
+"""What workloads of a simulated lake do with pins: the places that they were told keep their bytes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from tests.sim.workloads.workloads import Weather
 
 
-class PinCustomer:
-    """The part of a customer that is about pins; `_lake` is its connection now."""
+class PinWorkload:
+    """The part of a workload that is about pins; `_lake` is its connection now."""
 
     _lake: TrioLake
     _rng: random.Random

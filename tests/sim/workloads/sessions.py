@@ -1,4 +1,4 @@
-"""What customers of a simulated lake do in put sessions: offer, store, commit, leave, and lie."""
+"""What workloads of a simulated lake do in put sessions: offer, store, commit, leave, and lie."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from lakefs.wire.messages import (
 from tests.sim.world.contents import Contents
 
 
-class SessionCustomer:
-    """The part of a customer that is about sessions; `_lake` is its connection now."""
+class SessionWorkload:
+    """The part of a workload that is about sessions; `_lake` is its connection now."""
 
     _lake: TrioLake
     _rng: random.Random

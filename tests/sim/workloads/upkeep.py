@@ -1,4 +1,4 @@
-"""What happens to a simulated store beside its customers: upkeep, a disk that fills up, connections that break, clocks.
+"""What happens to a simulated store beside its workloads: upkeep, a disk that fills up, connections that break, clocks.
 
 A life that ends badly may end in the middle of one kind of upkeep: the crash is then put a few operations of the disk
 behind the moment at which that begins.  Left to chance it would hardly ever come between two steps of compaction.
@@ -88,7 +88,7 @@ class Upkeep:
         await self.store.metadata.rebuild_online()
 
     async def compact(self) -> None:
-        """Beside customers, gc and itself (a second run waits)."""
+        """Beside workloads, gc and itself (a second run waits)."""
         report = await self.store.compactor.run(self.rng.choice((COMPACT_SHARE, COMPACT_SHARE_MOST)))
         self.weather.met["chunks moved"] += report.moved_chunks
         self.weather.met["chunks changed while they were moved"] += report.changed_meanwhile

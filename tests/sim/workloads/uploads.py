@@ -1,4 +1,4 @@
-"""What customers of a simulated lake do with multipart uploads: begin, store and replace parts, complete, abort, leave.
+"""What workloads of a simulated lake do with multipart uploads: begin, store and replace parts, complete, abort, leave.
 
 What one life leaves unfinished, another finds and ends.  Parts are one chunk each; whole contents are registered before
 they are asked for.
@@ -22,8 +22,8 @@ def etag_of_part(payload: bytes) -> bytes:
     return hashlib.md5(payload, usedforsecurity=False).digest()
 
 
-class UploadCustomer:
-    """The part of a customer that is about uploads; `_lake` is its connection now."""
+class UploadWorkload:
+    """The part of a workload that is about uploads; `_lake` is its connection now."""
 
     _lake: TrioLake
     _rng: random.Random

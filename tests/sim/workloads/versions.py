@@ -1,4 +1,4 @@
-"""What customers of a simulated lake do with versions: keep them or not, list them, read, copy and remove one."""
+"""What workloads of a simulated lake do with versions: keep them or not, list them, read, copy and remove one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from lakefs.wire.messages import (
 from tests.sim.world.contents import Contents
 
 
-class VersionCustomer:
-    """The part of a customer that is about versions; `_lake` is its connection now."""
+class VersionWorkload:
+    """The part of a workload that is about versions; `_lake` is its connection now."""
 
     _lake: TrioLake
     _rng: random.Random

@@ -1,6 +1,6 @@
-"""Customers of a simulated lake: tasks that put, get, rename, copy, hold sessions and handles, and check what they get.
+"""Workloads of a simulated lake: tasks that put, get, rename, copy, hold sessions and handles, and check what they get.
 
-Whether the answers are right in order and time is the witness's business.  A customer checks what only it can: the
+Whether the answers are right in order and time is the witness's business.  A workload checks what only it can: the
 bytes, and which failures it may meet (`Weather`).  A put that fails is one whose fate is unknown.
 """
 
@@ -38,11 +38,11 @@ from lakefs.wire.messages import (
 )
 from tests.sim.judges.history import History, SimFailure
 from tests.sim.judges.model import Bound
-from tests.sim.workloads.names import NameCustomer
-from tests.sim.workloads.pins import PinCustomer
-from tests.sim.workloads.sessions import SessionCustomer
-from tests.sim.workloads.uploads import UploadCustomer
-from tests.sim.workloads.versions import VersionCustomer
+from tests.sim.workloads.names import NameWorkload
+from tests.sim.workloads.pins import PinWorkload
+from tests.sim.workloads.sessions import SessionWorkload
+from tests.sim.workloads.uploads import UploadWorkload
+from tests.sim.workloads.versions import VersionWorkload
 from tests.sim.world.contents import Contents
 from tests.sim.world.disk import SimDisk
 from tests.sim.world.sim_time import pause
@@ -52,11 +52,11 @@ Connect = Callable[[], AbstractAsyncContextManager[TrioLake]]
 
 @dataclass
 class Weather:
-    """Which failures of the service a customer must put up with now."""
+    """Which failures of the service a workload must put up with now."""
 
     disk: SimDisk
     met: Counter[str]
-    """What customers came across."""
+    """What workloads came across."""
     disk_full: bool = False
     """Nothing new may fit; removing, renaming and collecting must work."""
     reserve_lost: bool = False
@@ -89,7 +89,7 @@ class Weather:
         return self.cuts and isinstance(error, (EngineUnreachable, SessionLost))
 
 
-class Customer(NameCustomer, SessionCustomer, PinCustomer, UploadCustomer, VersionCustomer):
+class Workload(NameWorkload, SessionWorkload, PinWorkload, UploadWorkload, VersionWorkload):
     """One client, doing operations of random kinds over one connection after the other."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How customers of a simulated store reach it: in the same process, or over the simulated network."""
+"""How workloads of a simulated store reach it: in the same process, or over the simulated network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Gate:
         self._rng = rng
 
     async def open(self, nursery: trio.Nursery) -> None:
-        """Let customers in until the nursery is cancelled."""
+        """Let workloads in until the nursery is cancelled."""
         if self._wire != "embedded":
             server = Server(self._service, self._network, token=None)
             await nursery.start(server.listen_and_serve, _ADDRESS)

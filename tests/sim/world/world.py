@@ -1,6 +1,6 @@
 """One seed, one world: a disk, and lives of a store on it until the seed's rounds are over.
 
-A life opens the store with the real engine, compares what it finds with the history, lets customers work, and ends by
+A life opens the store with the real engine, compares what it finds with the history, lets workloads work, and ends by
 a clean stop, by the death of the process or by a power loss at some operation of the disk: also while it opens or
 stops.  The last lives are quiet: everything must be whole, garbage must go, and a clean stop must need no recovery.
 """
@@ -17,7 +17,7 @@ from unittest import mock
 
 import trio
 
-from engine.process.shared_index_life import run_hot_index
+from engine.process.shared_index_life import run_shared_index
 from engine.requests.table import Service
 from engine.store.opening import open_store
 from engine.store.store import Store
@@ -25,18 +25,18 @@ from engine.superblock.reserve import RESERVE_PATH
 from lakefs.errors import CorruptionError, DiskFailed, OperationalError, StoreFull, StoreReadOnly
 from lakefs.ids import Sequence
 from lakefs.limits import KIB, MIB, UPLOAD_EXPIRY_S
-from tests.hot_check import check_hot_index
+from tests.shared_index_check import check_shared_index
 from tests.sim.judges.damage import Place, check_honest, flip_anywhere, live_places
 from tests.sim.judges.history import History, SimFailure
 from tests.sim.judges.inspection import check_tidy, check_whole, names_of
 from tests.sim.judges.model import Model
-from tests.sim.judges.observer import Onlooker
+from tests.sim.judges.observer import Observer
 from tests.sim.judges.upload_model import unfinished
 from tests.sim.judges.witness import Witness, WitnessedService
 from tests.sim.workloads.lives import LESS, QUIET, Life, Result, draw_life, draw_relapse, draw_sizes
 from tests.sim.workloads.names import BUCKETS
 from tests.sim.workloads.upkeep import CLOCK_JUMPS_S, SETTLING_S, Upkeep, check_unharmed
-from tests.sim.workloads.workloads import Customer, Weather
+from tests.sim.workloads.workloads import Weather, Workload
 from tests.sim.world.clock import SIM_EPOCH_NS, SimClock
 from tests.sim.world.contents import Contents
 from tests.sim.world.determinism import run_seeded
@@ -54,7 +54,7 @@ RELAPSES = 0.4
 ORDEALS = 0.3
 """Share of seeds that end with a disk that lies or rots."""
 HOT_INDEX_ENTRIES = 800
-"""Of odd seeds, which run with a hot index: more than there are chunks."""
+"""Of odd seeds, which run with a shared index: more than there are chunks."""
 FAILING: dict[str, tuple[str, type[OperationalError]]] = {
     "sync": ("sync_data", DiskFailed),
     "write": ("pwrite", DiskFailed),
@@ -75,7 +75,7 @@ class World:
         only: Collection[str] | None = None,
         without: Collection[str] = (),
     ) -> None:
-        """`only`: the operations of customers that are done (life.customer.number); None: all.
+        """`only`: the operations of workloads that are done (life.workload.number); None: all.
 
         `without`: rounds that are left out, or parts of one (`3.trouble`; see `LESS`), `ordeal` what comes at the end.
         """
@@ -84,7 +84,7 @@ class World:
         self.only = only
         self.without = frozenset(without)
         self.done: list[str] = []
-        """Operations that customers came to."""
+        """Operations that workloads came to."""
         self.parts: list[str] = []
         """What was there to be left out by `without`."""
         self.rng = random.Random(seed)
@@ -366,19 +366,19 @@ class World:
             ends_in=life.ends_in,
         )
         gate = Gate(life.wire, service, network, offload, self._random())
-        onlookers = [Onlooker(store, self.history, bucket) for bucket in BUCKETS]
+        observers = [Observer(store, self.history, bucket) for bucket in BUCKETS]
         async with trio.open_nursery() as nursery:
             await gate.open(nursery)
             if self.seed % 2:
-                await nursery.start(run_hot_index, store, "memory", HOT_INDEX_ENTRIES)
+                await nursery.start(run_shared_index, store, "memory", HOT_INDEX_ENTRIES)
             nursery.start_soon(upkeep.run)
-            for onlooker in onlookers:
-                nursery.start_soon(onlooker.run)
+            for observer in observers:
+                nursery.start_soon(observer.run)
             with trio.move_on_after(life.patience_s):
-                async with trio.open_nursery() as customers:
-                    for index in range(life.customers):
+                async with trio.open_nursery() as workloads:
+                    for index in range(life.workloads):
                         place = f"{self._round}{'r' * self._relapses}.{index}."
-                        customer = Customer(
+                        workload = Workload(
                             gate.connect,
                             self.history,
                             self.contents,
@@ -387,14 +387,14 @@ class World:
                             slowest_s=life.slowest_s,
                             is_wanted=partial(self._is_wanted, place),
                         )
-                        customers.start_soon(customer.work, life.operations)
+                        workloads.start_soon(workload.work, life.operations)
             await trio.sleep(SETTLING_S)  # what was given up on the way, and what it decided, has ended
             if not store.read_only_because:
-                for onlooker in onlookers:
-                    onlooker.compare()
+                for observer in observers:
+                    observer.compare()
             check_unharmed(store, weather)
-            if store.hot_index is not None and not self._damaged:
-                self.result.met["hot index checked"] += check_hot_index(store)
+            if store.shared_index is not None and not self._damaged:
+                self.result.met["shared index checked"] += check_shared_index(store)
             nursery.cancel_scope.cancel()
         self.result.decisions += len(self.history.points) - 1
 

@@ -1,4 +1,4 @@
-"""Intake: what is written beside its hash is as safe as what is written behind it, and costs no room it needs not."""
+"""Ingest: what is written beside its hash is as safe as what is written behind it, and costs no room it needs not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from engine.chunks.filling import PIECE_BYTES, Bringing
+from engine.chunks.filling import PIECE_BYTES, Filling
 from engine.chunks.payload import Payload
 from engine.chunks.write_ahead import AheadRun
 from engine.format.checksums import seal_payload
@@ -168,24 +168,24 @@ def test_a_write_takes_with_it_what_was_brought_while_the_one_before_was_on_its_
     for length in lengths:
         ends.append((ends[-1] if len(ends) > 2 else 0) + large_extent_bytes(length))
 
-    def bringings() -> list[Bringing]:
+    def fillings() -> list[Filling]:
         areas = [memoryview(bytearray(large_extent_bytes(length))) for length in lengths]
         return [
-            Bringing(Payload(ChunkKind.DATA, length, area))
+            Filling(Payload(ChunkKind.DATA, length, area))
             for length, area in zip(lengths, areas, strict=True)
         ]
 
-    alone = AheadRun([0, 1, 2], bringings())
+    alone = AheadRun([0, 1, 2], fillings())
     assert list(alone.coming()) == ends
-    helped = bringings()
+    helped = fillings()
     coming = AheadRun([0, 1, 2], helped).coming()
     assert next(coming) == ends[0]
     helped[0].bring_all()
     helped[1].bring_all()
     assert list(coming) == ends[3:]
-    helped = bringings()
-    for bringing in helped:
-        bringing.bring_all()
+    helped = fillings()
+    for filling in helped:
+        filling.bring_all()
     assert list(AheadRun([0, 1, 2], helped).coming()) == ends[4:]
 
 
@@ -202,11 +202,11 @@ def test_what_another_thread_is_at_is_left_to_it_while_there_is_more_to_bring() 
             go_on.set()
 
     payload = Payload(ChunkKind.DATA, 3 * PIECE_BYTES, memoryview(bytearray(4 << 20)), fill=fill)
-    bringing = Bringing(payload)
-    other = threading.Thread(target=bringing.bring, args=(0,))
+    filling = Filling(payload)
+    other = threading.Thread(target=filling.bring, args=(0,))
     other.start()
     assert begun.wait(60)
-    bringing.bring_all()
+    filling.bring_all()
     other.join()
     assert filled == [0, PIECE_BYTES, 2 * PIECE_BYTES]
 
@@ -267,21 +267,19 @@ def test_two_threads_bring_each_piece_once_and_seal_it_as_one_would(length: int)
             filled.append(begin)
             target[:] = content[begin : begin + len(target)]
 
-        bringing = Bringing(Payload(ChunkKind.DATA, length, area, fill=fill))
+        filling = Filling(Payload(ChunkKind.DATA, length, area, fill=fill))
         there: list[int] = []
         other = threading.Thread(
-            target=lambda bringing=bringing, there=there: there.extend(
-                map(bringing.bring, range(len(bringing)))
-            )
+            target=lambda filling=filling, there=there: there.extend(map(filling.bring, range(len(filling))))
         )
         other.start()
-        hashed = bringing.hash()
+        hashed = filling.hash()
         other.join()
-        assert sorted(filled) == [PIECE_BYTES * piece for piece in range(len(bringing))]
+        assert sorted(filled) == [PIECE_BYTES * piece for piece in range(len(filling))]
         assert there == sorted(there)
-        assert there[-1] == len(bringing.extent)
+        assert there[-1] == len(filling.extent)
         assert (hashed.chunk, hashed.crc) == (data_chunk_id(content), crc)
-        assert bringing.extent == sealed[: len(bringing.extent)]
+        assert filling.extent == sealed[: len(filling.extent)]
 
 
 def test_a_fill_that_fails_is_an_error_of_whoever_needs_the_piece() -> None:
@@ -289,10 +287,10 @@ def test_a_fill_that_fails_is_an_error_of_whoever_needs_the_piece() -> None:
         if begin:
             raise SourceChanged("planted")
 
-    bringing = Bringing(Payload(ChunkKind.DATA, 3 * PIECE_BYTES, memoryview(bytearray(4 << 20)), fill=fill))
-    assert bringing.bring(0) == PIECE_BYTES
+    filling = Filling(Payload(ChunkKind.DATA, 3 * PIECE_BYTES, memoryview(bytearray(4 << 20)), fill=fill))
+    assert filling.bring(0) == PIECE_BYTES
     for _ in range(2):
         with pytest.raises(SourceChanged):
-            bringing.bring(2)
+            filling.bring(2)
         with pytest.raises(SourceChanged):
-            bringing.hash()
+            filling.hash()

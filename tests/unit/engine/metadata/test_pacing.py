@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from engine.metadata.pacing import QUIET_S, REST_AFTER_LOOKING, REST_S_MAX, Pace, Writers
+from engine.metadata.pacing import QUIET_S, REST_AFTER_LOOKING, REST_S_MAX, Pacing, Writers
 from tests.store_rig import client_of, put, run, simulated_store
 
 
@@ -18,13 +18,13 @@ def rested_s(worked_s: float, since_change_s: float) -> float:
             writers = Writers(store.metadata)
             clock = trio.lowlevel.current_clock()
             assert isinstance(clock, MockClock)
-            pace = Pace(writers)
+            pacing = Pacing(writers)
             if worked_s > since_change_s:
                 clock.jump(worked_s - since_change_s)
             await put(client_of(store), "k", b"content")
             clock.jump(min(worked_s, since_change_s))
             began = trio.current_time()
-            await pace.rest()
+            await pacing.rest()
             return trio.current_time() - began
 
     return run(main)

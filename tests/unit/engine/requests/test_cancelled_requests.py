@@ -78,7 +78,7 @@ REQUESTS: dict[str, Callable[[bytes], tuple[m.Request, list[bytes]]]] = {
 async def nothing_held(store: Store, client: EmbeddedEngine) -> None:
     assert store.buffers.in_use == 0
     assert in_flight(store) == 0
-    assert store.holds.statistics()["leases"] == 0
+    assert store.references.statistics()["leases"] == 0
     with trio.fail_after(1000):
         for _ in range(2):
             session = await session_of(client)

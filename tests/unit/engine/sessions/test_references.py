@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.process.embedded import open_lake
-from engine.sessions.references import Client, Holds
+from engine.sessions.references import Client, References
 from engine.tables.number_set import NumberSet
 from lakefs.errors import EngineBusy, SessionLost
 from lakefs.ids import EMPTY_BLOB, Birth, SessionId
@@ -31,25 +31,27 @@ class HandClock:
         return 0
 
 
-def connected() -> tuple[Holds, Client, HandClock]:
+def connected() -> tuple[References, Client, HandClock]:
     clock = HandClock()
-    holds = Holds(clock)
-    return holds, holds.connect("test", descriptors=False, trusted=True), clock
+    references = References(clock)
+    return references, references.connect("test", descriptors=False, trusted=True), clock
 
 
-def end(holds: Holds, client: Client, identifier: SessionId) -> None:
-    holds.end_session(client, identifier)
+def end(references: References, client: Client, identifier: SessionId) -> None:
+    references.end_session(client, identifier)
 
 
-def expire(holds: Holds, client: Client, identifier: SessionId) -> None:
-    holds.disconnect(client)
-    holds.expire()
+def expire(references: References, client: Client, identifier: SessionId) -> None:
+    references.disconnect(client)
+    references.expire()
 
 
 @pytest.mark.parametrize("ended", [end, expire])
 @pytest.mark.parametrize("while_marking", [True, False])
 def test_a_session_that_ends_while_gc_runs_leaves_what_it_held_to_the_cycle(
-    ended: Callable[[Holds, Client, SessionId], None], while_marking: bool, monkeypatch: pytest.MonkeyPatch
+    ended: Callable[[References, Client, SessionId], None],
+    while_marking: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("engine.sessions.references.SESSION_LINGER_S", 0)
 
@@ -59,23 +61,23 @@ def test_a_session_that_ends_while_gc_runs_leaves_what_it_held_to_the_cycle(
             await put(asker, "k", b"x" * 70_000)
             [record] = records(store).values()
             await delete(asker, "k")
-            client = store.holds.connect("test", descriptors=False, trusted=True)
-            session = store.holds.begin_session(client)
-            store.holds.hold(session, record.birth)
-            sets = store.holds.held_sets
+            client = store.references.connect("test", descriptors=False, trusted=True)
+            session = store.references.begin_session(client)
+            store.references.hold(session, record.birth)
+            sets = store.references.held_sets
 
             def held_sets() -> Iterator[NumberSet]:
                 for held in sets():
                     if while_marking:
-                        ended(store.holds, client, session.identifier)
+                        ended(store.references, client, session.identifier)
                     yield held
 
             def reached(point: str) -> None:
                 if point == "gc.marked":
-                    ended(store.holds, client, session.identifier)
-                    assert not store.holds.is_open(session)
+                    ended(store.references, client, session.identifier)
+                    assert not store.references.is_open(session)
 
-            monkeypatch.setattr(store.holds, "held_sets", held_sets)
+            monkeypatch.setattr(store.references, "held_sets", held_sets)
             monkeypatch.setattr("engine.upkeep.gc.reached", reached)
             assert (await gc(asker))["freed_chunks"] == 0
             assert (await gc(asker))["freed_chunks"] == 1
@@ -84,96 +86,96 @@ def test_a_session_that_ends_while_gc_runs_leaves_what_it_held_to_the_cycle(
 
 
 def test_a_session_is_open_until_it_is_ended_by_anybody() -> None:
-    holds, client, _ = connected()
-    session = holds.begin_session(client)
-    assert holds.is_open(session)
-    holds.end_session(holds.connect("other", descriptors=False, trusted=True), session.identifier)
-    assert not holds.is_open(session)
+    references, client, _ = connected()
+    session = references.begin_session(client)
+    assert references.is_open(session)
+    references.end_session(references.connect("other", descriptors=False, trusted=True), session.identifier)
+    assert not references.is_open(session)
 
 
 def test_a_session_that_holds_nothing_ends_with_its_last_connection() -> None:
-    holds, client, _ = connected()
-    other = holds.connect("other", descriptors=False, trusted=True)
-    mine, shared, full = (holds.begin_session(client).identifier for _ in range(3))
-    holds.join_session(other, shared)
-    holds.hold(holds.join_session(other, full), Birth(7))
-    holds.disconnect(client)
+    references, client, _ = connected()
+    other = references.connect("other", descriptors=False, trusted=True)
+    mine, shared, full = (references.begin_session(client).identifier for _ in range(3))
+    references.join_session(other, shared)
+    references.hold(references.join_session(other, full), Birth(7))
+    references.disconnect(client)
     with pytest.raises(SessionLost):
-        holds.join_session(other, mine)
-    assert holds.statistics()["sessions"] == 2
-    holds.disconnect(other)
-    assert holds.statistics()["sessions"] == 1
-    third = holds.connect("third", descriptors=False, trusted=True)
-    holds.join_session(third, full)
+        references.join_session(other, mine)
+    assert references.statistics()["sessions"] == 2
+    references.disconnect(other)
+    assert references.statistics()["sessions"] == 1
+    third = references.connect("third", descriptors=False, trusted=True)
+    references.join_session(third, full)
     with pytest.raises(SessionLost):
-        holds.join_session(third, shared)
+        references.join_session(third, shared)
 
 
 def test_a_joined_session_lingers_anew_when_that_connection_ends() -> None:
-    holds, client, clock = connected()
-    session = holds.begin_session(client)
-    holds.hold(session, Birth(7))
-    holds.disconnect(client)
+    references, client, clock = connected()
+    session = references.begin_session(client)
+    references.hold(session, Birth(7))
+    references.disconnect(client)
     clock.now = SESSION_LINGER_S - 1
-    other = holds.connect("other", descriptors=False, trusted=True)
-    holds.join_session(other, session.identifier)
+    other = references.connect("other", descriptors=False, trusted=True)
+    references.join_session(other, session.identifier)
     clock.now += 2 * SESSION_LINGER_S
-    assert holds.expire() == 0
-    holds.disconnect(other)
+    assert references.expire() == 0
+    references.disconnect(other)
     clock.now += SESSION_LINGER_S - 1
-    assert holds.expire() == 0
+    assert references.expire() == 0
     clock.now += 1
-    assert holds.expire() == 1
-    assert holds.statistics()["sessions"] == 0
+    assert references.expire() == 1
+    assert references.statistics()["sessions"] == 0
 
 
 def test_of_one_connection_the_sessions_that_it_used_last_linger() -> None:
-    holds, client, _ = connected()
-    sessions = [holds.begin_session(client) for _ in range(SESSIONS_LINGERING_MAX + 20)]
+    references, client, _ = connected()
+    sessions = [references.begin_session(client) for _ in range(SESSIONS_LINGERING_MAX + 20)]
     for number, session in enumerate(sessions):
         if number % 10:
-            holds.hold(session, Birth(number + 1))
-    holds.disconnect(client)
+            references.hold(session, Birth(number + 1))
+    references.disconnect(client)
     left = [session for number, session in enumerate(sessions) if number % 10][-SESSIONS_LINGERING_MAX:]
-    assert [session for session in sessions if holds.is_open(session)] == left
+    assert [session for session in sessions if references.is_open(session)] == left
 
 
 def test_sessions_of_one_connection_are_bounded_and_those_that_ended_do_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("engine.sessions.references.SESSIONS_PER_CONNECTION_MAX", 3)
-    holds, client, _ = connected()
-    other = holds.connect("other", descriptors=False, trusted=True)
+    references, client, _ = connected()
+    other = references.connect("other", descriptors=False, trusted=True)
     for _ in range(5):  # what another connection ends is no session of this one any more
-        holds.end_session(other, holds.begin_session(client).identifier)
-    opened = [holds.begin_session(client).identifier for _ in range(3)]
+        references.end_session(other, references.begin_session(client).identifier)
+    opened = [references.begin_session(client).identifier for _ in range(3)]
     with pytest.raises(EngineBusy, match="3 puts are in progress on this connection"):
-        holds.begin_session(client)
-    holds.begin_session(other)
-    holds.end_session(client, opened[0])
-    holds.begin_session(client)
+        references.begin_session(client)
+    references.begin_session(other)
+    references.end_session(client, opened[0])
+    references.begin_session(client)
 
 
 def test_one_user_leaves_sessions_to_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.sessions.references.SESSIONS_MAX", 16)
-    holds, _, clock = connected()
+    references, _, clock = connected()
 
     def of_user(uid: int | None) -> Client:
-        return holds.connect("test", descriptors=False, trusted=True, uid=uid)
+        return references.connect("test", descriptors=False, trusted=True, uid=uid)
 
     greedy = [of_user(4711), of_user(4711)]
     for number in range(4):
-        holds.hold(holds.begin_session(greedy[number % 2]), Birth(number + 1))
+        references.hold(references.begin_session(greedy[number % 2]), Birth(number + 1))
     for client in greedy:
         with pytest.raises(EngineBusy, match="4 puts in progress already, of user 4711"):
-            holds.begin_session(client)
-        holds.disconnect(client)
+            references.begin_session(client)
+        references.disconnect(client)
     with pytest.raises(EngineBusy):  # those that linger are still its own
-        holds.begin_session(of_user(4711))
+        references.begin_session(of_user(4711))
     for uid in (0, os.geteuid(), None, 4712):
-        holds.begin_session(of_user(uid))
+        references.begin_session(of_user(uid))
     clock.now = SESSION_LINGER_S
-    holds.begin_session(of_user(4711))
+    references.begin_session(of_user(4711))
 
 
 def test_a_put_that_gets_no_session_fails_with_the_reason_and_works_later(
@@ -195,24 +197,24 @@ def test_a_put_that_gets_no_session_fails_with_the_reason_and_works_later(
 
 def test_leases_of_all_connections_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.sessions.references.LEASES_MAX", 12)
-    holds, first, _ = connected()
-    second = holds.connect("test", descriptors=False, trusted=True)
-    another = holds.connect("test", descriptors=False, trusted=True, uid=4711)
-    held = [holds.lease(first, EMPTY_BLOB), holds.lease(first, EMPTY_BLOB)]
-    holds.lease(second, EMPTY_BLOB)
+    references, first, _ = connected()
+    second = references.connect("test", descriptors=False, trusted=True)
+    another = references.connect("test", descriptors=False, trusted=True, uid=4711)
+    held = [references.lease(first, EMPTY_BLOB), references.lease(first, EMPTY_BLOB)]
+    references.lease(second, EMPTY_BLOB)
     with pytest.raises(EngineBusy, match="3 open objects already, of all clients over TCP"):
-        holds.lease(second, EMPTY_BLOB)
-    holds.lease(another, EMPTY_BLOB)
-    holds.disconnect(another)
-    holds.end_leases(second, held)
-    assert holds.statistics()["leases"] == 3
-    holds.end_leases(first, [held[0], held[0], 1])
-    holds.lease(second, EMPTY_BLOB)
-    holds.disconnect(second)
-    assert holds.statistics()["leases"] == 1
-    holds.disconnect(first)
-    assert holds.statistics()["leases"] == 0
-    assert list(holds.leased_blobs()) == []
+        references.lease(second, EMPTY_BLOB)
+    references.lease(another, EMPTY_BLOB)
+    references.disconnect(another)
+    references.end_leases(second, held)
+    assert references.statistics()["leases"] == 3
+    references.end_leases(first, [held[0], held[0], 1])
+    references.lease(second, EMPTY_BLOB)
+    references.disconnect(second)
+    assert references.statistics()["leases"] == 1
+    references.disconnect(first)
+    assert references.statistics()["leases"] == 0
+    assert list(references.leased_blobs()) == []
 
 
 def test_a_set_takes_over_the_numbers_of_another() -> None:

@@ -1,4 +1,4 @@
-"""Readers by the hot index beside an engine that admits, demotes, frees, recuts and ends: never another chunk's bytes.
+"""Readers by the index beside an engine that admits, demotes, frees, recuts and ends: never another chunk's bytes.
 
 A model of readers that hold on to what they found, and to what they have mapped, for as long as they like, and under
 whose copy anything may happen.  They check nothing but the generation.
@@ -20,15 +20,15 @@ from hypothesis.strategies import booleans, integers, sampled_from
 from engine.tiers.arena import Arena
 from engine.tiers.dram_entries import joined
 from engine.tiers.dram_tier import DramTier
-from engine.tiers.shared_index import HotIndex
+from engine.tiers.shared_index import SharedIndex
 from lakefs.content.verify import Check, vector_bytes
-from lakefs.direct.chunk_reads import NOT_READ, HotReads
+from lakefs.direct.chunk_reads import NOT_READ, DirectReads
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.grants.dram_slabs import Slabs
 from lakefs.host.crc import crc32c
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import HOT_INDEX_SLOTS_MIN, KIB, MIB
-from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import PLACE_GENERATION_BITS, Found, pack_place, table_bytes
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
@@ -51,13 +51,13 @@ class Engine:
     def __init__(self) -> None:
         self.tier = DramTier(Arena(2, SLAB))
         self.memory = bytearray(table_bytes(HOT_INDEX_SLOTS_MIN))
-        self.index = HotIndex(
+        self.index = SharedIndex(
             metadata=cast("Any", None),
             is_quarantined=lambda _: False,
             offload=cast("Any", None),
             identity=cast("Any", None),
             backing=cast("Any", SimpleNamespace(is_kept=False, save=lambda: None)),
-            table=HotTable(self.memory, HOT_INDEX_SLOTS_MIN),
+            table=SharedTable(self.memory, HOT_INDEX_SLOTS_MIN),
             is_growing=False,
         )
         self.places: dict[ChunkId, Found] = {}
@@ -194,12 +194,12 @@ class Readers(RuleBasedStateMachine):
         payload, found = self.found[-1 - which % len(self.found)]
         other = payload if same else _payload(number, length)
         target = Disturbed(found[3], lambda: self._happen(what, other))
-        hot = HotReads(cast("Any", self.engine.index.table), self.descriptors, Check.NONE, lambda: True)
+        shared = DirectReads(cast("Any", self.engine.index.table), self.descriptors, Check.NONE, lambda: True)
         chunk = data_chunk_id(payload)
         grant = self.engine.tier.grant(chunk)
         is_there = grant is not None and found[1:3] == (pack_place(grant.segment, grant.epoch), grant.offset)
         is_mapped = found[0] == MEDIUM_DRAM and not self.slabs.missing({found[1] >> PLACE_GENERATION_BITS})
-        length_read = hot.read_found(chunk, found, cast("Any", target))
+        length_read = shared.read_found(chunk, found, cast("Any", target))
         if length_read != NOT_READ:
             assert length_read == len(payload)
             assert target.content == payload

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from engine.process.embedded import EmbeddedEngine
-from engine.process.shared_index_life import run_hot_index
+from engine.process.shared_index_life import run_shared_index
 from engine.requests.table import Service
 from engine.tiers.arena import Arena
 from engine.tiers.dram_tier import DramTier
@@ -32,12 +32,12 @@ class HeldJournal(InlineOffload):
     """Threads in which the journal's appends wait until they are let go."""
 
     def __init__(self) -> None:
-        self.let_go = trio.Event()
-        self.let_go.set()
+        self.close_later = trio.Event()
+        self.close_later.set()
 
     async def run(self, call: Callable[..., T], *args: object) -> T:
         if getattr(call, "__name__", "") == "_append_blocking":
-            await self.let_go.wait()
+            await self.close_later.wait()
         return await super().run(call, *args)
 
 
@@ -146,14 +146,14 @@ def test_an_answer_waits_for_the_change_that_it_rests_on(changed: str, index: in
                 else:
                     ended.append(who)
 
-            offload.let_go = trio.Event()
+            offload.close_later = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(tell, "change", CHANGES[changed], writer)
                 await trio.testing.wait_all_tasks_blocked()
                 nursery.start_soon(tell, "answer", ANSWERS[changed][index], client)
                 await trio.testing.wait_all_tasks_blocked()
                 too_early = list(ended)
-                offload.let_go.set()
+                offload.close_later.set()
             assert too_early == []
             assert len(ended) == 2
 
@@ -184,7 +184,7 @@ def test_who_asks_for_no_more_than_visible_is_answered_at_once_and_nobody_else(w
             (chunk,) = await store_chunks(client, session, [LARGE])
             request = VISIBLE.get(what) or m.Commit(session, [change("new", chunk)], True, durable=False)
             body = [NEW] if isinstance(request, m.PutObjects) else []
-            offload.let_go = trio.Event()
+            offload.close_later = trio.Event()
             before = store.metadata.durable_sequence
             told: list[m.Message] = []
             names = ("small", "new", "new/", "folder/")
@@ -203,7 +203,7 @@ def test_who_asks_for_no_more_than_visible_is_answered_at_once_and_nobody_else(w
                 nursery.start_soon(tell, client, m.Sync())
                 await trio.testing.wait_all_tasks_blocked()
                 too_early = list(told)
-                offload.let_go.set()
+                offload.close_later.set()
             assert too_early == []
             assert len(told) == 3
 
@@ -216,12 +216,12 @@ def test_a_refusal_of_who_asks_for_no_more_than_visible_leaves_at_once() -> None
         async with simulated_store(offload=offload) as store:
             client = client_of(store)
             await put(client, "small", SMALL)
-            offload.let_go = trio.Event()
+            offload.close_later = trio.Event()
             with trio.fail_after(60):
                 await client.call(LINK)
                 with pytest.raises(AlreadyExists):
                     await client.call(LINK)
-            offload.let_go.set()
+            offload.close_later.set()
 
     run(main)
 
@@ -255,14 +255,14 @@ def test_what_rests_on_durable_things_only_is_answered_at_once() -> None:
             writer, client = client_of(store), client_of(store)
             await put(writer, "small", SMALL)
             await trio.sleep(10)  # the index takes it over
-            offload.let_go = trio.Event()
+            offload.close_later = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(CHANGES["a new bucket"], writer, b"")
                 await trio.testing.wait_all_tasks_blocked()
                 with trio.move_on_after(5) as waited:
                     await client.call(m.StatNames([("bkt", "small")]))
                     await client.call(m.OpenObjects([("bkt", "small")]))
-                offload.let_go.set()
+                offload.close_later.set()
             assert not waited.cancelled_caught
 
     run(main)
@@ -275,14 +275,14 @@ def test_the_place_in_memory_of_a_chunk_that_is_not_durable_yet_is_told_when_it_
             simulated_store(offload=offload, tier=tier) as store,
             trio.open_nursery() as nursery,
         ):
-            await nursery.start(run_hot_index, store, "memory", 100)
+            await nursery.start(run_shared_index, store, "memory", 100)
             client, told = EmbeddedEngine(Service(store)), list[m.Message]()
             await put(client, "small", SMALL)  # so that there is a segment
 
             async def locate() -> None:
                 told.append((await client.call(m.Locate([data_chunk_id(payload)], MEDIA_DRAM))).message)
 
-            offload.let_go = trio.Event()
+            offload.close_later = trio.Event()
             request = m.PutObjects([len(payload)], [change("new")], durable=False)
             nursery.start_soon(client.call, request, [payload])
             for _ in range(3):
@@ -294,7 +294,7 @@ def test_the_place_in_memory_of_a_chunk_that_is_not_durable_yet_is_told_when_it_
                 asking.start_soon(locate)
                 await trio.testing.wait_all_tasks_blocked()
                 too_early = list(told)
-                offload.let_go.set()
+                offload.close_later.set()
             nursery.cancel_scope.cancel()
         tier.close()
         assert too_early == []

@@ -1,4 +1,4 @@
-"""The hot index's owner: filled behind start-up, true after every durable group, kept over clean stops only."""
+"""The shared index's owner: filled behind start-up, true after every durable group, kept over clean stops only."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from engine.format.layouts import Mutation
 from engine.host.memory_limits import memory_bytes
 from engine.memory.backing import open_backing
 from engine.process.embedded import EmbeddedEngine
-from engine.process.shared_index_life import run_hot_index
+from engine.process.shared_index_life import run_shared_index
 from engine.store.store import Store
-from engine.tiers.shared_index import WATCHED, HotIndex
+from engine.tiers.shared_index import WATCHED, SharedIndex
 from lakefs.errors import ChunkDamaged, ConfigError, StoreLocked
 from lakefs.ids import ChunkId, data_chunk_id
-from lakefs.shared_index.reader import HotIndexReader
+from lakefs.shared_index.reader import SharedIndexReader
 from lakefs.shared_index.table_format import HEADER_PAGE_BYTES, table_bytes, unpack_header
 from lakefs.wire import messages as m
 from lakefs.wire.grants import MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.descriptors import descriptor_count
-from tests.hot_check import check_hot_index, entries_of
+from tests.shared_index_check import check_shared_index, entries_of
 from tests.sim.world.disk import SimDisk
 from tests.store_rig import ask, client_of, delete, gc, put, records, run, simulated_store
 
@@ -35,16 +35,16 @@ from tests.store_rig import ask, client_of, delete, gc, put, records, run, simul
 @asynccontextmanager
 async def indexed_store(
     disk: SimDisk | None = None, setting: str = "memory", entries: int = 800
-) -> AsyncIterator[tuple[Store, HotIndex, EmbeddedEngine]]:
-    """A store with a hot index whose filling has begun."""
+) -> AsyncIterator[tuple[Store, SharedIndex, EmbeddedEngine]]:
+    """A store with a shared index whose filling has begun."""
     async with simulated_store(disk) as store, trio.open_nursery() as nursery:
-        await nursery.start(run_hot_index, store, setting, entries)
-        assert store.hot_index is not None
-        yield store, store.hot_index, client_of(store)
+        await nursery.start(run_shared_index, store, setting, entries)
+        assert store.shared_index is not None
+        yield store, store.shared_index, client_of(store)
         nursery.cancel_scope.cancel()
 
 
-async def _filled(index: HotIndex) -> None:
+async def _filled(index: SharedIndex) -> None:
     while index.state == "filling":  # noqa: ASYNC110 (time is simulated)
         await trio.sleep(0.01)
 
@@ -58,7 +58,7 @@ def test_what_is_put_is_in_it_once_it_is_durable_and_locate_answers_from_it() ->
         async with indexed_store() as (store, index, client):
             for payload in (*_payloads(3), b"large" * 40_000):
                 await put(client, f"k{payload[:7].hex()}", payload)
-            check_hot_index(store)
+            check_shared_index(store)
             assert index.table.count == 4
             chunks = [bytes(data_chunk_id(payload)) for payload in (*_payloads(3), b"large" * 40_000)]
             located = await ask(client, m.Locate(chunks), m.Located)
@@ -116,7 +116,7 @@ def test_a_store_that_was_there_before_is_walked_behind_the_start() -> None:
             await _filled(index)
             assert index.state == "ready"
             assert index.table.count == 700
-            check_hot_index(store)
+            check_shared_index(store)
 
     run(main)
 
@@ -143,7 +143,7 @@ def test_freed_chunks_are_gone_from_it_before_their_places_are_punched(
             await gc(client)
             assert sum(punched) == 2
             assert list(entries_of(store)) == [data_chunk_id(b"stays")]
-            check_hot_index(store)
+            check_shared_index(store)
 
     run(main)
 
@@ -156,12 +156,12 @@ def test_a_quarantined_chunk_is_not_in_it_until_it_is_stored_anew() -> None:
             assert index.table.find(chunk) is not None
             await store.quarantine.note(chunk, records(store)[chunk], ChunkDamaged("rot"))
             assert index.table.find(chunk) is None
-            check_hot_index(store)
+            check_shared_index(store)
             await put(client, "k", b"payload")
             found = index.table.find(chunk)
             assert found is not None
             assert found[2] == records(store)[chunk].offset
-            check_hot_index(store)
+            check_shared_index(store)
 
     run(main)
 
@@ -180,7 +180,7 @@ def test_moved_chunks_are_found_at_their_new_places() -> None:
             assert done.compaction.moved_chunks > 0
             after = entries_of(store)
             assert any(after[chunk] != before[chunk] for chunk in after)
-            check_hot_index(store)
+            check_shared_index(store)
 
     run(main)
 
@@ -208,7 +208,7 @@ def test_a_table_that_sizes_itself_grows_and_its_readers_are_told(monkeypatch: p
         async with indexed_store(entries=0) as (store, index, client):
             descriptor = index.backing.descriptor
             assert descriptor is not None
-            reader = HotIndexReader(descriptor)
+            reader = SharedIndexReader(descriptor)
             payloads = _payloads(index.statistics()["entries_max"] + 20)
             for payload in payloads:
                 await put(client, payload.decode()[:7], payload)
@@ -218,11 +218,11 @@ def test_a_table_that_sizes_itself_grows_and_its_readers_are_told(monkeypatch: p
             assert not reader.is_current
             assert reader.find(data_chunk_id(payloads[0])) is None
             assert index.backing.descriptor is not None
-            again = HotIndexReader(index.backing.descriptor)
+            again = SharedIndexReader(index.backing.descriptor)
             assert again.is_current
             assert all(again.find_many([data_chunk_id(payload) for payload in payloads]))
             index.counts.refused = 0
-            check_hot_index(store)
+            check_shared_index(store)
 
     run(main)
 
@@ -260,7 +260,7 @@ def _kept(path: Path, change: Callable[[], None] = lambda: None) -> bool:
         async with indexed_store(disk, str(path)) as (store, index, _):
             told.append(index.was_kept)
             await _filled(index)
-            check_hot_index(store)
+            check_shared_index(store)
             assert index.table.count == 3
 
     run(main)
@@ -294,7 +294,7 @@ def test_a_kept_table_that_is_not_that_of_the_clean_stop_is_made_anew(
 
     with structlog.testing.capture_logs() as logs:
         assert not _kept(path, change)
-    told = [line["reason"] for line in logs if line["event"] == "the kept hot index is made anew"]
+    told = [line["reason"] for line in logs if line["event"] == "the kept shared index is made anew"]
     assert len(told) == 1
     assert told[0]
 
@@ -323,7 +323,7 @@ def test_the_file_says_that_it_is_in_use_so_that_a_crash_is_seen(tmp_path: Path)
             assert not index.was_kept
             await _filled(index)
             assert index.table.count == 1, "what the old copy held counts"
-            check_hot_index(store)
+            check_shared_index(store)
         async with indexed_store(disk, str(path)) as (_, index, _):
             assert index.was_kept
 
@@ -374,7 +374,7 @@ def test_readers_are_told_that_the_engine_has_stopped(tmp_path: Path) -> None:
             async with indexed_store(setting=setting) as (_, index, client):
                 await put(client, "k", b"payload")
                 assert index.backing.descriptor is not None
-                reader = HotIndexReader(index.backing.descriptor)
+                reader = SharedIndexReader(index.backing.descriptor)
                 assert reader.is_current
             assert not reader.is_current
 
@@ -384,7 +384,7 @@ def test_readers_are_told_that_the_engine_has_stopped(tmp_path: Path) -> None:
 def test_two_engines_do_not_share_a_file_and_what_is_no_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "hot-index"
     backing = open_backing(str(path), table_bytes(1024))
-    with pytest.raises(StoreLocked, match="hot index of another engine"):
+    with pytest.raises(StoreLocked, match="shared index of another engine"):
         open_backing(str(path), table_bytes(1024))
     backing.close()
     open_backing(str(path), table_bytes(1024)).close()

@@ -1,4 +1,4 @@
-"""Chunks that are streamed from where the hot index says they are; what it says wrongly harms nobody."""
+"""Chunks that are streamed from where the shared index says they are; what it says wrongly harms nobody."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from engine.process.embedded import EmbeddedEngine
-from engine.process.shared_index_life import run_hot_index
+from engine.process.shared_index_life import run_shared_index
 from engine.requests import read_chunks as chunk_reads
 from engine.store.store import Store
 from engine.tiers.arena import Arena
@@ -35,14 +35,14 @@ Body = Callable[[Store, EmbeddedEngine], Awaitable[None]]
 
 @asynccontextmanager
 async def indexed_store(tier: DramTier | None = None) -> AsyncIterator[tuple[Store, EmbeddedEngine]]:
-    """A store with the payloads, all of which its hot index knows."""
+    """A store with the payloads, all of which its shared index knows."""
     async with simulated_store(tier=tier) as store, trio.open_nursery() as nursery:
-        await nursery.start(run_hot_index, store, "memory", 500)
+        await nursery.start(run_shared_index, store, "memory", 500)
         client = client_of(store)
         for number, payload in enumerate(PAYLOADS):
             await put(client, f"k{number}", payload)
-        assert store.hot_index is not None
-        assert None not in store.hot_index.find_many([*CHUNKS])
+        assert store.shared_index is not None
+        assert None not in store.shared_index.find_many([*CHUNKS])
         yield store, client
         nursery.cancel_scope.cancel()
 
@@ -113,8 +113,8 @@ def test_what_is_read_again_comes_into_the_dram_tier_and_then_from_there() -> No
 
 def test_a_place_where_other_bytes_lie_is_looked_for_in_the_store() -> None:
     async def body(store: Store, client: EmbeddedEngine) -> None:
-        hot = store.hot_index
-        assert hot is not None
+        shared = store.shared_index
+        assert shared is not None
         for chunk, record in records(store).items():
             crc, length = record.crc, record.stored_bytes
             for place in (
@@ -123,10 +123,10 @@ def test_a_place_where_other_bytes_lie_is_looked_for_in_the_store() -> None:
                 (MEDIUM_SEGMENT, record.segment, record.offset, length, crc ^ 1),
                 (MEDIUM_SEGMENT, record.segment, record.offset + (1 << 30), length, crc),
             ):
-                hot.put(chunk, place)
+                shared.put(chunk, place)
                 assert await streamed(client) == PAYLOADS
                 assert await streamed(client, SHORT) == PAYLOADS[:SHORT]
-            hot.put(chunk, (MEDIUM_SEGMENT, record.segment, record.offset, length, crc))
+            shared.put(chunk, (MEDIUM_SEGMENT, record.segment, record.offset, length, crc))
         assert not await store.damaged()
 
     drive(body)
@@ -134,9 +134,9 @@ def test_a_place_where_other_bytes_lie_is_looked_for_in_the_store() -> None:
 
 def test_of_a_chunk_that_is_gone_no_other_bytes_come_whatever_the_hot_index_says() -> None:
     async def body(store: Store, client: EmbeddedEngine) -> None:
-        hot = store.hot_index
-        assert hot is not None
-        places = hot.find_many([*CHUNKS])
+        shared = store.shared_index
+        assert shared is not None
+        places = shared.find_many([*CHUNKS])
         await delete(client, "k1", "k4")
         assert (await gc(client))["freed_chunks"] == 2
         assert [isinstance(told, ChunkNotFound) for told in await streamed(client)] == [
@@ -148,7 +148,7 @@ def test_of_a_chunk_that_is_gone_no_other_bytes_come_whatever_the_hot_index_says
         ]
         for chunk, place in zip(CHUNKS, places, strict=True):
             assert place is not None
-            hot.put(chunk, place)
+            shared.put(chunk, place)
         for index, (told, payload) in enumerate(zip(await streamed(client), PAYLOADS, strict=True)):
             assert told == payload or (index in (1, 4) and isinstance(told, LakeError))
         assert not await store.damaged()

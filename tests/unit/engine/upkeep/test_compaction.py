@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from engine.format.layouts import SegmentKind
-from engine.metadata.pacing import Pace
+from engine.metadata.pacing import Pacing
 from engine.segments.files import segment_path
 from engine.store.store import Store
 from engine.upkeep.compaction import CompactionReport, Compactor
@@ -159,7 +159,7 @@ def test_segments_that_are_filled_while_compaction_looks_around_stay() -> None:
         contents = await sparse(disk)
         rests = 0
 
-        async def rest(pace: Pace, times: float = 0.0) -> None:
+        async def rest(pacing: Pacing, times: float = 0.0) -> None:
             nonlocal rests
             rests += 1
             if rests == len(contents):  # every record has been walked
@@ -169,7 +169,7 @@ def test_segments_that_are_filled_while_compaction_looks_around_stay() -> None:
 
         async with simulated_store(disk, sizes=STEPWISE) as store:
             await store.collector.run()
-            with mock.patch.object(Pace, "rest", rest):
+            with mock.patch.object(Pacing, "rest", rest):
                 report = await store.compactor.run(COMPACT_SHARE_MOST)
             assert len(contents) > 200
             assert report.moved_chunks <= len(contents) - 200, "what came meanwhile lives, and is not copied"

@@ -181,7 +181,7 @@ def test_a_manifest_that_cannot_be_read_stops_the_cycle_before_anything_is_freed
             with pytest.raises(ChunkDamaged):
                 await gc(client)
             assert data_chunk_id(SMALL) in records(store)
-            assert store.holds.barrier is None
+            assert store.references.barrier is None
             disk.flip_bit(path, record.offset + 40, 3)
             assert (await gc(client))["freed_chunks"] == 1
 
@@ -566,7 +566,7 @@ def test_a_cycle_cancelled_anywhere_leaves_nothing_behind() -> None:
                 beside = store.collector.running
                 nursery.cancel_scope.cancel()
             assert not store.collector.running
-            assert store.holds.barrier is None
+            assert store.references.barrier is None
             await gc(client)
             assert data_chunk_id(LARGE) not in records(store)
             assert (await fsck(client))["damage"] == 0

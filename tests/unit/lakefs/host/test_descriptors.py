@@ -22,7 +22,7 @@ def test_what_is_no_memory_is_closed_beside_its_caller(monkeypatch: pytest.Monke
     monkeypatch.setattr(descriptors, "close_all", slowly)
     receiver, sender = os.pipe()
     memory = os.memfd_create("of a client")
-    descriptors.let_go([receiver, memory, sender])
+    descriptors.close_later([receiver, memory, sender])
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(memory)
     os.fstat(receiver)

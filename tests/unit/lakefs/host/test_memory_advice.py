@@ -1,4 +1,4 @@
-"""Bringing in: what was asked for is in the page cache afterwards, and nothing that a file does is a signal."""
+"""Filling in: what was asked for is in the page cache afterwards, and nothing that a file does is a signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of the hot index: what they map, what they refuse, and that nothing they hold can be made writable."""
+"""Readers of the shared index: what they map, what they refuse, and that nothing they hold can be made writable."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import pytest
 
 from lakefs.client.blocking.chunks import Chunks
 from lakefs.content.verify import Check
-from lakefs.direct.opening import open_hot_index
+from lakefs.direct.opening import open_shared_index
 from lakefs.errors import EngineBusy, EngineUnreachable, PermissionDenied, StoreDamaged
-from lakefs.shared_index.reader import HotIndexReader
-from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.reader import SharedIndexReader
+from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import TableHeader, table_bytes
 from lakefs.steps.steps import Start
 from lakefs.wire.engine_port import Reply
-from lakefs.wire.messages import HotIndexOpened
+from lakefs.wire.messages import SharedIndexOpened
 
 CAPACITY: Final = 1024
 HEADER: Final = TableHeader(CAPACITY, b"s" * 16, b"b" * 16)
@@ -36,14 +36,14 @@ _NOBODY: Final = 65534
 
 
 @pytest.fixture
-def shared() -> Iterator[tuple[int, HotTable]]:
+def shared() -> Iterator[tuple[int, SharedTable]]:
     """A memfd as the engine makes it, its writer's mapping made before the seals."""
     descriptor = os.memfd_create("hot-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, table_bytes(CAPACITY))
     memory = mmap.mmap(descriptor, table_bytes(CAPACITY))
     memory[: len(HEADER.pack())] = HEADER.pack()
     fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
-    table = HotTable(memory, CAPACITY)
+    table = SharedTable(memory, CAPACITY)
     table.put(CHUNK, *PLACE)
     yield descriptor, table
     os.close(descriptor)
@@ -53,10 +53,10 @@ def _read_only(descriptor: int) -> int:
     return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
 
 
-def test_a_reader_finds_what_the_writer_puts_and_not_what_it_removed(shared: tuple[int, HotTable]) -> None:
+def test_a_reader_finds_what_the_writer_puts_and_not_what_it_removed(shared: tuple[int, SharedTable]) -> None:
     descriptor, table = shared
     lent = _read_only(descriptor)
-    reader = HotIndexReader(lent)
+    reader = SharedIndexReader(lent)
     os.close(lent)
     assert reader.header == HEADER
     assert reader.find(CHUNK) == PLACE
@@ -109,7 +109,7 @@ print("reopened" if again is not None else "not reopened", failed)
 
 @pytest.mark.parametrize("is_read_only", [True, False])
 def test_a_client_cannot_make_its_descriptor_or_mapping_writable_not_even_reopened_by_another_user(
-    shared: tuple[int, HotTable], is_read_only: bool
+    shared: tuple[int, SharedTable], is_read_only: bool
 ) -> None:
     lent = _read_only(shared[0]) if is_read_only else os.dup(shared[0])
     code = _TRIES.format(nobody=_NOBODY)
@@ -120,11 +120,11 @@ def test_a_client_cannot_make_its_descriptor_or_mapping_writable_not_even_reopen
     assert done.stderr == ""
     # Whoever may open it again gets a descriptor to which nothing can be done, either.
     assert done.stdout.split()[-1] == "0", done.stdout
-    assert HotIndexReader(shared[0]).find(CHUNK) == PLACE
+    assert SharedIndexReader(shared[0]).find(CHUNK) == PLACE
 
 
-def test_a_scribbling_reader_does_not_get_a_mapping_to_scribble_on(shared: tuple[int, HotTable]) -> None:
-    reader = HotIndexReader(shared[0])
+def test_a_scribbling_reader_does_not_get_a_mapping_to_scribble_on(shared: tuple[int, SharedTable]) -> None:
+    reader = SharedIndexReader(shared[0])
     with pytest.raises(TypeError):
         reader._memory[0:1] = b"x"
     libc = ctypes.CDLL(None, use_errno=True)
@@ -154,7 +154,7 @@ def test_memory_that_its_owner_can_cut_is_not_mapped(tmp_path: Path) -> None:
     try:
         for descriptor in (unsealed, plain):
             with pytest.raises(PermissionDenied):
-                HotIndexReader(descriptor)
+                SharedIndexReader(descriptor)
     finally:
         os.close(unsealed)
         os.close(plain)
@@ -176,13 +176,13 @@ def test_what_is_no_whole_table_is_refused(content: bytes) -> None:
     os.write(descriptor, content)
     fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
     with pytest.raises(StoreDamaged):
-        HotIndexReader(descriptor)
+        SharedIndexReader(descriptor)
     os.close(descriptor)
 
 
 def _opened(
     steps: Generator[Any, Any, Any], *answers: Reply | Exception
-) -> tuple[HotIndexReader | None, int]:
+) -> tuple[SharedIndexReader | None, int]:
     """What came of asking an engine that answers so, and how many requests were made."""
     asked = 0
     step = next(steps)
@@ -202,21 +202,22 @@ def _opened(
 
 @pytest.mark.parametrize("error", [EngineBusy("out of descriptors"), EngineUnreachable("gone")])
 def test_an_index_that_cannot_be_had_now_is_done_without(error: Exception) -> None:
-    assert _opened(open_hot_index(), error) == (None, 1)
+    assert _opened(open_shared_index(), error) == (None, 1)
 
 
-def test_a_table_that_was_replaced_on_its_way_is_asked_for_once_more(shared: tuple[int, HotTable]) -> None:
+def test_a_table_that_was_replaced_on_its_way_is_asked_for_once_more(shared: tuple[int, SharedTable]) -> None:
     old = os.memfd_create("hot-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(old, table_bytes(CAPACITY))
     fcntl.fcntl(old, _F_ADD_SEALS, _SEALS)
     answers = [
-        Reply(HotIndexOpened(1), descriptors=[descriptor]) for descriptor in (os.dup(old), os.dup(shared[0]))
+        Reply(SharedIndexOpened(1), descriptors=[descriptor])
+        for descriptor in (os.dup(old), os.dup(shared[0]))
     ]
-    reader, asked = _opened(open_hot_index(), *answers)
+    reader, asked = _opened(open_shared_index(), *answers)
     assert reader is not None
     assert (reader.find(CHUNK), asked) == (PLACE, 2)
-    zeros = [Reply(HotIndexOpened(1), descriptors=[os.dup(old)]) for _ in range(2)]
-    assert _opened(open_hot_index(), *zeros) == (None, 2)
+    zeros = [Reply(SharedIndexOpened(1), descriptors=[os.dup(old)]) for _ in range(2)]
+    assert _opened(open_shared_index(), *zeros) == (None, 2)
     os.close(old)
 
 
@@ -227,7 +228,7 @@ class _Reconnecting:
         carries_descriptors=True, descriptors=None, check=Check.BLAKE3, get_chunks=lambda _: None
     )
 
-    def __init__(self, reader: HotIndexReader) -> None:
+    def __init__(self, reader: SharedIndexReader) -> None:
         self.epoch = 1
         self._reader = reader
 
@@ -239,9 +240,11 @@ class _Reconnecting:
         return self._reader
 
 
-def test_the_index_of_a_connection_that_was_lost_meanwhile_is_not_used(shared: tuple[int, HotTable]) -> None:
-    chunks = Chunks(cast("Any", _Reconnecting(HotIndexReader(shared[0]))))
+def test_the_index_of_a_connection_that_was_lost_meanwhile_is_not_used(
+    shared: tuple[int, SharedTable],
+) -> None:
+    chunks = Chunks(cast("Any", _Reconnecting(SharedIndexReader(shared[0]))))
     chunks.get_many([CHUNK])
-    assert chunks.hot_reads() is None
+    assert chunks.direct_reads() is None
     chunks.get_many([CHUNK])
-    assert chunks.hot_reads() is not None
+    assert chunks.direct_reads() is not None

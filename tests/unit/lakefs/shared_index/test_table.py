@@ -1,4 +1,4 @@
-"""The hot index's table: native and twin against a dict, against each other, and beside a writer in another process."""
+"""The shared index's table: native and oracle against a dict, each other, and beside a writer in another process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lakefs.errors import StoreDamaged
-from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import (
     DEAD,
     ENTRIES_OFFSET,
@@ -36,12 +36,12 @@ from lakefs.shared_index.table_format import (
     unpack_header,
 )
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT, Grant
-from tests.hot_churn import CAPACITY, STEADY, key_at, place_of
-from tests.oracles.hot_table import TwinTable
+from tests.oracles.shared_table import TwinTable
+from tests.shared_index_churn import CAPACITY, STEADY, key_at, place_of
 from tests.style.source_tree import ROOT
 
-Table = HotTable | TwinTable
-BOTH: Final[tuple[type[Table], ...]] = (HotTable, TwinTable)
+Table = SharedTable | TwinTable
+BOTH: Final[tuple[type[Table], ...]] = (SharedTable, TwinTable)
 SMALL: Final = 1024
 
 
@@ -79,7 +79,7 @@ _STEPS: Final = st.one_of(
 def test_both_tables_are_a_dict_that_may_refuse_and_hold_the_same_bytes(
     steps: list[tuple[str, bytes | None, tuple[int, int, int, int, int] | None]],
 ) -> None:
-    (native, native_bytes), (twin, twin_bytes) = _new(HotTable), _new(TwinTable)
+    (native, native_bytes), (twin, twin_bytes) = _new(SharedTable), _new(TwinTable)
     model: dict[bytes, Found] = {}
     for step, chunk, place in steps:
         if step == "clear":
@@ -248,7 +248,7 @@ def test_a_table_in_read_only_memory_finds_and_cannot_be_written(kind: type[Tabl
 @settings(max_examples=25)
 def test_a_scribbled_table_answers_nothing_or_what_was_put(seed: int, scribbles: int) -> None:
     chooser = random.Random(seed)
-    table, memory = _new(HotTable)
+    table, memory = _new(SharedTable)
     chunks = {_chunk(chooser.randrange(SMALL), number): (1, number, 0, 0, 0) for number in range(500)}
     for chunk, place in chunks.items():
         table.put(chunk, *place)
@@ -309,7 +309,7 @@ def _churning(kind: type[Table]) -> Iterator[mmap.mmap]:
     """A table in shared memory that another process changes all the time; read-only here."""
     descriptor = os.memfd_create("churned")
     os.ftruncate(descriptor, table_bytes(CAPACITY))
-    command = [sys.executable, "-m", "tests.hot_churn", str(descriptor), kind.__name__]
+    command = [sys.executable, "-m", "tests.shared_index_churn", str(descriptor), kind.__name__]
     writer = subprocess.Popen(
         command, pass_fds=[descriptor], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
     )
@@ -336,7 +336,7 @@ def test_beside_a_writer_in_another_process_no_answer_is_of_another_chunk_and_wh
     with _churning(writer) as memory:
         table = reader(memory, CAPACITY)
         chunks = [key_at(number) for number in range(STEADY * 2)]
-        rounds = 60 if reader is HotTable else 12
+        rounds = 60 if reader is SharedTable else 12
         finders: Sequence[Callable[[], list[Found | None]]] = (
             lambda: table.find_many(chunks),
             lambda: [table.find(chunk) for chunk in chunks],

@@ -28,7 +28,7 @@ class FakeBody:
     async def end(self) -> None:
         self.is_ended = True
         if self.held is not None:
-            self.held.let_go()
+            self.held.release()
 
 
 async def taken(memory: ReceiveMemory, body: FakeBody) -> Received:
@@ -45,7 +45,7 @@ def test_memory_is_as_long_as_what_is_asked_for(length: int) -> None:
     async def body() -> None:
         received = await ReceiveMemory(BUFFER_BYTES).take(FakeBody(), length)
         assert len(received.memory) == length
-        received.let_go()
+        received.release()
 
     run(body)
 
@@ -66,9 +66,9 @@ def test_a_buffer_is_given_back_when_the_last_user_lets_go() -> None:
         memory = ReceiveMemory(BUFFER_BYTES)
         received = await memory.take(FakeBody(), CHUNK_BYTES)
         received.retain()
-        received.let_go()
+        received.release()
         assert memory.in_use == 1
-        received.let_go()
+        received.release()
         assert memory.in_use == 0
 
     run(body)
@@ -83,7 +83,7 @@ def test_who_finds_no_buffer_waits_until_one_is_given_back() -> None:
             nursery.start_soon(taken, memory, second)
             await trio.sleep(3 * STALLED_S)  # the first holder's client sends: it is left alone
             assert second.held is None
-            first.let_go()
+            first.release()
         assert second.held is not None
 
     run(body)
@@ -122,7 +122,7 @@ def test_a_cancelled_wait_takes_nothing() -> None:
         first = await taken(memory, FakeBody())
         with trio.move_on_after(0.5):
             await memory.take(FakeBody(), CHUNK_BYTES)
-        first.let_go()
+        first.release()
         assert memory.in_use == 0
 
     run(body)

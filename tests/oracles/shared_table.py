@@ -1,4 +1,4 @@
-"""The table of chunk places in Python: the same bytes of the same calls as `lakefs.shared_index.table.HotTable`."""
+"""The table of chunk places in Python: the same bytes of the same calls as `lakefs.shared_index.table.SharedTable`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold of a hot index at any instant: it says nothing that the durable records do not say."""
+"""What must hold of a shared index at any instant: it says nothing that the durable records do not say."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 def entries_of(store: Store) -> dict[bytes, Found]:
     """All that the table says."""
-    index = store.hot_index
+    index = store.shared_index
     assert index is not None
     assert index.table.audit(), "an entry is torn, or not where it belongs"
     found: dict[bytes, Found] = {}
@@ -32,7 +32,7 @@ def entries_of(store: Store) -> dict[bytes, Found]:
     return found
 
 
-def check_hot_index(store: Store) -> bool:
+def check_shared_index(store: Store) -> bool:
     """Every entry names a live record with the same place; once it is ready, every good chunk is in it.
 
     Not looked at, false, while something is on its way to the journal: entries follow what is durable.
@@ -45,20 +45,20 @@ def check_hot_index(store: Store) -> bool:
         }
         if view.sequence > store.metadata.durable_sequence:
             return False
-    assert store.hot_index is not None
+    assert store.shared_index is not None
     told = {chunk for chunk, found in entries.items() if found[0] == MEDIUM_DRAM}
-    assert told == store.hot_index.in_slabs.keys(), "it does not know which entries tell a slab"
+    assert told == store.shared_index.in_slabs.keys(), "it does not know which entries tell a slab"
     for chunk, found in entries.items():
-        assert chunk in records, f"the hot index names {chunk.hex()}, which has no record"
+        assert chunk in records, f"the shared index names {chunk.hex()}, which has no record"
         grant = store.dram.tier and store.dram.tier.grant(ChunkId(chunk))
         if grant:
             place = pack_place(grant.segment, grant.epoch)
             assert found == (MEDIUM_DRAM, place, grant.offset, grant.stored_bytes, grant.crc)
-            found = store.hot_index.in_slabs[chunk]
+            found = store.shared_index.in_slabs[chunk]
         record = records[chunk_id_of_key(chunk[:1] + b"\0\0" + chunk[1:])]
         assert found == (MEDIUM_SEGMENT, record.segment, record.offset, record.stored_bytes, record.crc)
         assert not store.chunks.is_quarantined(chunk_id_of_key(chunk[:1] + b"\0\0" + chunk[1:]))
-    if store.hot_index.state == "ready" and not store.hot_index.counts.refused:
+    if store.shared_index.state == "ready" and not store.shared_index.counts.refused:
         missing = [c for c in records if c not in entries and not store.chunks.is_quarantined(c)]
-        assert not missing, f"{len(missing)} chunks are not in the hot index"
+        assert not missing, f"{len(missing)} chunks are not in the shared index"
     return True

@@ -1,4 +1,4 @@
-"""A process that changes a hot index's table without an end: `python -m tests.hot_churn DESCRIPTOR CLASS`.
+"""A process that changes a shared index's table without an end: `python -m tests.shared_index_churn DESCRIPTOR CLASS`.
 
 The first `STEADY` chunks are there all the time, at places that change; others come and go between them and push them
 about.  It ends with the number of its changes when its input is closed.
@@ -13,11 +13,11 @@ import select
 import sys
 from typing import Final
 
-from lakefs.shared_index.table import HotTable
+from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import Found, table_bytes
-from tests.oracles.hot_table import TwinTable
+from tests.oracles.shared_table import TwinTable
 
-TABLES: Final = {kind.__name__: kind for kind in (HotTable, TwinTable)}
+TABLES: Final = {kind.__name__: kind for kind in (SharedTable, TwinTable)}
 CAPACITY: Final = 1024
 STEADY: Final = 350
 _COMING_AND_GOING: Final = 420
