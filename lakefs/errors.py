@@ -10,19 +10,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from lakefs.findings import Finding
+
 
 class LakeError(Exception):
-    """Root of the tree.  `subject` names the object concerned, when there is one."""
+    """Root of the tree.  `subject` names the object concerned, when there is one.
+
+    `finding` is the kind that fsck and scrub report it as: the raiser's choice, or the class's own.  It is not sent.
+    """
 
     wire_code: ClassVar[int] = 0
     exit_code: ClassVar[int] = 70
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
+    finding: Finding = Finding.READ_FAILED
 
-    def __init__(self, message: str, *, subject: str = "") -> None:
+    def __init__(self, message: str, *, subject: str = "", finding: Finding | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.subject = subject
+        self.finding = finding or self.finding
 
 
 class UserError(LakeError):
@@ -182,6 +189,8 @@ class StoreReadOnly(OperationalError):
 class StoreUnusable(OperationalError):
     """The store cannot be opened: unknown feature, other format, missing parts."""
 
+    finding = Finding.STORE_UNUSABLE
+
 
 class UnsupportedVersion(OperationalError):
     """The peer speaks another protocol version, or lacks an operation."""
@@ -202,17 +211,25 @@ class DiskFailed(OperationalError):
 class ChunkDamaged(CorruptionError):
     """A chunk's bytes do not match its checksum or id."""
 
+    finding = Finding.CHUNK_DAMAGED
+
 
 class IndexDamaged(CorruptionError):
     """A record of the index does not match its checksum; the index will be rebuilt."""
+
+    finding = Finding.INDEX_DAMAGED
 
 
 class JournalDamaged(CorruptionError):
     """A journal group that was durable cannot be read."""
 
+    finding = Finding.JOURNAL_DAMAGED
+
 
 class StoreDamaged(CorruptionError):
     """Damage to the superblock, a checkpoint or a segment's header; or found by fsck."""
+
+    finding = Finding.STORE_DAMAGED
 
 
 class ProtocolError(BugError):

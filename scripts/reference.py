@@ -1,4 +1,4 @@
-"""Writes docs/reference.md from the code: commands, settings and exit codes (`make docs`).
+"""Writes docs/reference.md from the code: commands, settings, exit codes and findings (`make docs`).
 
 The page holds nothing that is not in the code, so it cannot be wrong about it; `tests/style/test_reference.py`
 fails when it is stale.
@@ -16,6 +16,7 @@ import click
 from cli.main import lake
 from lakefs.config import settings as config
 from lakefs.errors import ERROR_TABLE
+from lakefs.findings import Finding
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
 
@@ -67,7 +68,7 @@ SETTINGS: Final = {
 
 def reference() -> str:
     """The whole page."""
-    parts = [HEAD, *_commands(), *_settings(), *_exit_codes()]
+    parts = [HEAD, *_commands(), *_settings(), *_exit_codes(), *_findings()]
     return "\n".join(parts)
 
 
@@ -147,6 +148,20 @@ def _exit_codes() -> Iterator[str]:
         meaning = (row.error.__doc__ or "").split("\n")[0]
         retry = "yes" if row.error.retryable else "no"
         yield f"| {row.error.__name__} | {meaning} | {row.wire_code} | {row.http_status} | {retry} |"
+    yield ""
+
+
+def _findings() -> Iterator[str]:
+    yield "## Findings\n"
+    yield (
+        "The `code` of what fsck, scrub and repair report: `lake fsck --json` (`findings`, `repairs`, `quarantine`),\n"
+        "`lake scrub --json` (`damaged`), the log line `chunk_damaged`. Codes stay the same from release to release;\n"
+        "messages may change. `note`: nothing stored is affected. Through a running engine an error that ends the\n"
+        "whole check has the code of its class: `index-damaged`, `journal-damaged`, `store-damaged`, `chunk-damaged`.\n"
+    )
+    yield "| code | severity | meaning |\n|---|---|---|"
+    for finding in Finding:
+        yield f"| `{finding.code}` | {finding.severity} | {_cell(finding.value)} |"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import click
 from cli.terminal.output import escaped, human_bytes, json_option, write_json, write_line
 from cli.terminal.target import Target, engine_options, target_of
 from lakefs.errors import CorruptionError, InvalidArgument, LakeError, StoreUnusable, Unchecked
+from lakefs.findings import Finding
 
 if TYPE_CHECKING:
     from lakefs.client.blocking.lake import Lake
@@ -72,10 +73,8 @@ def fsck(
     except LakeError as error:
         outcome = "damaged" if isinstance(error, CorruptionError) else "refused"
         if as_json:
-            finding = {"severity": "damage", "object": error.subject, "message": error.message}
-            write_json(
-                _document({"damage": 1, "findings": [finding]} if outcome == "damaged" else {}, outcome)
-            )
+            found = {"damage": 1, "findings": [_finding_of(error)]} if outcome == "damaged" else {}
+            write_json(_document(found, outcome))
         if outcome == "damaged":
             raise
         raise Unchecked(f"the store could not be checked: {error.message}", subject=error.subject) from error
@@ -101,6 +100,10 @@ def _document(report: dict[str, Any], outcome: str) -> dict[str, Any]:
     return {"format": REPORT_FORMAT, "outcome": outcome, **_EMPTY, **report}
 
 
+def _finding_of(error: LakeError) -> dict[str, str]:
+    return error.finding.as_json(error.subject, error.message)
+
+
 def _check(where: Target, wish: _Wish) -> dict[str, Any]:
     if where.data is None:
         with where.open() as lake:
@@ -123,7 +126,7 @@ def _check(where: Target, wish: _Wish) -> dict[str, Any]:
         except (CorruptionError, StoreUnusable) as error:
             if not found:
                 raise
-            report["findings"] = [{"severity": "damage", "object": error.subject, "message": error.message}]
+            report["findings"] = [_finding_of(error)]
             report["damage"] = 1
     told = {finding["object"] for finding in report["findings"]}
     more = [finding for finding in found if finding["object"] not in told]
@@ -142,8 +145,9 @@ def _settled(lake: Lake, wish: _Wish, files: dict[str, Any]) -> dict[str, Any]:
             action = (
                 f"collected: {freed} chunks, {human_bytes(collected['freed_bytes'])}, {segments} segments"
             )
+            code = Finding.GARBAGE.code
             files["repairs"].append(
-                {"object": "store", "problem": "garbage", "action": action, "kept_as": ""}
+                {"code": code, "object": "store", "problem": "garbage", "action": action, "kept_as": ""}
             )
     report = lake.fsck(full=wish.full)
     return {**report, "quarantine": lake.scrub(damaged=True)["damaged"]}
@@ -155,11 +159,13 @@ def _tell(report: dict[str, Any]) -> None:
     for repair in report["repairs"]:
         kept = f"; kept as {repair['kept_as']}" if repair["kept_as"] else ""
         write_line(
-            f"repaired: {escaped(repair['object'])}: {escaped(repair['problem'])}: {repair['action']}{kept}"
+            f"repaired: {escaped(repair['object'])}: {escaped(repair['problem'])}: {repair['action']}{kept} "
+            f"[{repair['code']}]"
         )
     findings = report["findings"]
     for finding in findings[:FINDINGS_SHOWN]:
-        write_line(f"{finding['severity']}: {escaped(finding['object'])}: {escaped(finding['message'])}")
+        told = f"{escaped(finding['object'])}: {escaped(finding['message'])}"
+        write_line(f"{finding['severity']}: {told} [{finding['code']}]")
     if len(findings) > FINDINGS_SHOWN:
         write_line(f"and {len(findings) - FINDINGS_SHOWN} more; --json lists them")
     if report.get("quarantine"):

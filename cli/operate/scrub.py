@@ -90,7 +90,8 @@ def _tell(report: dict[str, Any], as_json: bool) -> None:
     for item in report["damaged"]:
         objects = item["objects"] or ["no object: gc frees it"]
         for name in objects:
-            write_line(f"damage: {escaped(name)}: chunk {item['chunk']}: {escaped(item['reason'])}")
+            told = f"{escaped(name)}: chunk {item['chunk']}: {escaped(item['reason'])}"
+            write_line(f"damage: {told} [{item['code']}]")
     quarantined = report["quarantined_chunks"]
     if quarantined > len(report["damaged"]):
         write_line(f"and {quarantined - len(report['damaged'])} more damaged chunks")

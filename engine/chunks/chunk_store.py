@@ -27,6 +27,7 @@ from engine.sessions.references import References, Session
 from engine.tables.views import Transaction, View
 from lakefs.content.verify import matches_id
 from lakefs.errors import ChunkDamaged, LakeError, StaleGrant, StoreDamaged
+from lakefs.findings import Finding
 from lakefs.ids import EMPTY_CHUNK, ChunkId, Sequence, id_text
 from lakefs.ports import Offload
 
@@ -42,6 +43,12 @@ def find_chunk(view: View, chunk: ChunkId) -> ChunkRecord | None:
     """The chunk's record, or None."""
     value = view.get(Table.CHUNKS, chunk_key(chunk))
     return None if value is None else unpack_chunk_record(value)
+
+
+def hash_wrong(chunk: ChunkId) -> ChunkDamaged:
+    """The error for stored bytes that are not the chunk's, though their checksum holds."""
+    problem = "its bytes match their checksum and do not hash to its id"
+    return ChunkDamaged(problem, subject=id_text(chunk), finding=Finding.CHUNK_HASH_WRONG)
 
 
 class Chunks:
@@ -212,7 +219,8 @@ class Chunks:
                 )
         if isinstance(error, StaleGrant):
             path = f"segment {record.segment:016x}"
-            error = StoreDamaged(f"{path} is missing; put its file back", subject=path)
+            told = f"{path} is missing; put its file back"
+            error = StoreDamaged(told, subject=path, finding=Finding.SEGMENT_MISSING)
         await self._quarantine.note(chunk, record, error)
         return error
 
@@ -220,9 +228,7 @@ class Chunks:
         """Read the payload, and compare it with its CRC32C and its id; what is damaged is noted.  ChunkDamaged, ..."""
         payload = await self.read(chunk, record)
         if not await self.offload.run(matches_id, chunk, payload):
-            error = ChunkDamaged(
-                "its bytes match their checksum and do not hash to its id", subject=id_text(chunk)
-            )
+            error = hash_wrong(chunk)
             await self._quarantine.note(chunk, record, error)
             raise error
 

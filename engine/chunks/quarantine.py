@@ -24,6 +24,7 @@ from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, chunk_key
 from engine.metadata.metadata_store import Metadata
 from engine.tables.views import Transaction
 from lakefs.errors import CorruptionError, DiskFailed, LakeError
+from lakefs.findings import Finding
 from lakefs.ids import ChunkId, Sequence, id_text
 from lakefs.ports import Clock
 
@@ -37,6 +38,8 @@ class _Note(msgspec.Struct, frozen=True):
 
     reason: str = "its bytes were found damaged"
     time_ns: int = 0
+    code: str = Finding.CHUNK_DAMAGED.code
+    """Of a `Finding`, or of one of a later release.  Notes of earlier releases have none."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Quarantined:
     """A damaged chunk, what was found, and when."""
 
     chunk: ChunkId
+    code: str
     reason: str
     time_ns: int
 
@@ -82,7 +86,7 @@ class Quarantine:
         """The engine read the chunk at this place and failed; durable on return, where the store can be written."""
         if chunk in self._chunks or not isinstance(error, (CorruptionError, DiskFailed)):
             return
-        value = _encoder.encode({"reason": error.message, "time_ns": self._clock.wall_ns()})
+        value = _encoder.encode(_Note(error.message, self._clock.wall_ns(), error.finding.code))
 
         def decide(txn: Transaction) -> bool:
             key = chunk_key(chunk)
@@ -100,7 +104,7 @@ class Quarantine:
             _log.error("damage_not_noted", chunk=id_text(chunk), reason=failure.message)
             return
         if noted:
-            _log.error("chunk_damaged", chunk=id_text(chunk), reason=error.message)
+            _log.error("chunk_damaged", chunk=id_text(chunk), code=error.finding.code, reason=error.message)
 
     async def release(self, chunk: ChunkId, record: ChunkRecord) -> bool:
         """The bytes at this place were read and are good: drop the note, durably on return; whether there was one."""
@@ -150,4 +154,4 @@ def _quarantined(key: bytes, value: bytes) -> Quarantined:
         note = msgspec.msgpack.decode(value, type=_Note)
     except msgspec.DecodeError:
         note = _Note()
-    return Quarantined(chunk_id_of_key(key), note.reason, note.time_ns)
+    return Quarantined(chunk_id_of_key(key), note.code, note.reason, note.time_ns)

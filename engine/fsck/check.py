@@ -32,7 +32,7 @@ from engine.format.layouts import (
     unpack_name,
     unpack_node,
 )
-from engine.fsck.report import Report
+from engine.fsck.report import Problem, Report
 from engine.fsck.upload_check import UploadCheck
 from engine.fsck.version_check import VersionCheck
 from engine.metadata.metadata_store import Metadata
@@ -44,6 +44,7 @@ from engine.tables.number_set import NumberSet
 from engine.tables.views import View
 from lakefs.content.manifest import Entry, Manifest, check_child
 from lakefs.errors import ChunkDamaged, CorruptionError, IndexDamaged, LakeError, StaleGrant
+from lakefs.findings import Finding
 from lakefs.ids import (
     EMPTY_CHUNK,
     ROOT_NODE,
@@ -93,11 +94,11 @@ class _Check:
         self._nodes = NumberSet()
         self._whole = NumberSet()
         """Births of manifests that were walked and are whole."""
-        self._bad: dict[Birth, str] = {}
-        """Births of chunks that cannot be served, and why; about 200 bytes for each."""
+        self._bad: dict[Birth, Problem] = {}
+        """Births of chunks that cannot be served, and the problem of content with them; about 300 bytes for each."""
         self._bad_before_walk = 0
-        self._damaged: dict[NodeId, str] = {}
-        self._bad_names: list[tuple[NodeId, bytes, str]] = []
+        self._damaged: dict[NodeId, Problem] = {}
+        self._bad_names: list[tuple[NodeId, bytes, Problem]] = []
         self._uploads = UploadCheck(metadata, self._blob_problem)
         self._versions = VersionCheck(metadata)
 
@@ -111,7 +112,7 @@ class _Check:
                 if isinstance(error, IndexDamaged):
                     self._metadata.index_suspect.set()
                     message += "; the engine rebuilds it by itself, now or at its next start"
-                self.report.found("damage", error.subject, message)
+                self.report.found(error.subject, error.finding, message)
 
     # --- names and nodes ---------------------------------------------------------------------------
 
@@ -126,8 +127,8 @@ class _Check:
             self.report.count(what, number)
         if self._uploads.orphans:
             self.report.found(
-                "note",
                 "store",
+                Finding.UPLOADS_ORPHANED,
                 f"{self._uploads.orphans} uploads are to buckets that are gone; gc removes them",
             )
         self._bad_before_walk = len(self._bad)
@@ -141,9 +142,8 @@ class _Check:
         if node.kind is NodeKind.SYMLINK:
             target = node.attributes.symlink_target
             if node.blob is not None or not target or node.size_bytes != len(target):
-                self._damaged[node_id] = (
-                    "a symlink that has a blob, no target, or another size than its target"
-                )
+                problem = "a symlink that has a blob, no target, or another size than its target"
+                self._damaged[node_id] = Problem(Finding.SYMLINK_DAMAGED, problem)
         elif node.blob is not None:
             await self._blob(node_id, node.blob, node.size_bytes)
 
@@ -151,43 +151,46 @@ class _Check:
         try:
             problem = await self._blob_problem(blob, size_bytes)
         except LakeError as error:
-            problem = error.message
+            problem = Problem(error.finding, error.message)
         if problem and self._node_is(node_id, blob):
             self._damaged[node_id] = problem
 
-    async def _blob_problem(self, blob: BlobId, size_bytes: int) -> str:
+    async def _blob_problem(self, blob: BlobId, size_bytes: int) -> Problem | None:
         top = ChunkId(blob)
         if top == EMPTY_CHUNK:
-            return "" if size_bytes == 0 else f"an empty blob with a size of {size_bytes}"
+            if size_bytes == 0:
+                return None
+            return Problem(Finding.CONTENT_SIZE_WRONG, f"an empty blob with a size of {size_bytes}")
         if kind_of(top) is ChunkKind.DATA:
             return self._chunk_problem(top, size_bytes)
         record = self._record(top)
         if record is None:
-            return f"its manifest {id_text(top)} is missing"
+            return Problem(Finding.CONTENT_MANIFEST_MISSING, f"its manifest {id_text(top)} is missing")
         self._referred.add(record.birth)
         problem = await self._manifest_problem(top, record)
         if problem:
             return problem
         root = await self._manifests.read(top)
         if root.size_bytes != size_bytes:
-            return f"its manifest says {root.size_bytes} bytes, the node {size_bytes}"
-        return ""
+            told = f"its manifest says {root.size_bytes} bytes, the node {size_bytes}"
+            return Problem(Finding.CONTENT_SIZE_WRONG, told)
+        return None
 
-    async def _manifest_problem(self, top: ChunkId, record: ChunkRecord) -> str:
+    async def _manifest_problem(self, top: ChunkId, record: ChunkRecord) -> Problem | None:
         """What is wrong with a manifest or anything below it; each is walked once, however many share it."""
         if record.birth in self._whole or record.birth in self._bad:
-            return self._bad.get(record.birth, "")
+            return self._bad.get(record.birth)
         try:
             problem = await self._problem_below(top)
         except LakeError as error:
-            problem = error.message
+            problem = Problem(Finding.CONTENT_MANIFEST_DAMAGED, error.message)
         if problem:
             self._bad[record.birth] = problem
         else:
             self._whole.add(record.birth)
         return problem
 
-    async def _problem_below(self, top: ChunkId) -> str:
+    async def _problem_below(self, top: ChunkId) -> Problem | None:
         manifest = await self._manifests.read(top)
         for entry in manifest.entries:
             if manifest.level == 0:
@@ -197,28 +200,30 @@ class _Check:
             if problem:
                 return problem
         await trio.lowlevel.checkpoint()
-        return ""
+        return None
 
-    async def _child_problem(self, manifest: Manifest, entry: Entry) -> str:
+    async def _child_problem(self, manifest: Manifest, entry: Entry) -> Problem | None:
         record = self._record(entry.chunk)
         if record is None:
-            return f"manifest {id_text(entry.chunk)} is missing"
+            return Problem(Finding.CONTENT_MANIFEST_MISSING, f"manifest {id_text(entry.chunk)} is missing")
         self._referred.add(record.birth)
         problem = await self._manifest_problem(entry.chunk, record)
         if not problem:
             check_child(entry, manifest, await self._manifests.read(entry.chunk))
         return problem
 
-    def _chunk_problem(self, chunk: ChunkId, size_bytes: int) -> str:
-        record = self._record(chunk)
+    def _chunk_problem(self, chunk: ChunkId, size_bytes: int) -> Problem | None:
+        record, name = self._record(chunk), f"chunk {id_text(chunk)}"
         if record is None:
-            return f"chunk {id_text(chunk)} is missing"
+            return Problem(Finding.CONTENT_CHUNK_MISSING, f"{name} is missing")
         self._referred.add(record.birth)
         if record.logical_bytes != size_bytes:
-            return f"chunk {id_text(chunk)} has {record.logical_bytes} bytes where {size_bytes} are expected"
+            told = f"{name} has {record.logical_bytes} bytes where {size_bytes} are expected"
+            return Problem(Finding.CONTENT_CHUNK_SIZE_WRONG, told)
         if record.birth in self._bad:
-            return f"chunk {id_text(chunk)}: {self._bad[record.birth]}"
-        return ""
+            finding, message = self._bad[record.birth]
+            return Problem(finding, f"{name}: {message}")
+        return None
 
     async def damaged_objects(self) -> None:
         """Name the objects that damage touches: those met by the walk, and those whose chunks turned out bad later."""
@@ -227,15 +232,15 @@ class _Check:
             await walk_nodes(self._metadata, self._content_of)
             await self._uploads.parts_again()
         for subject, problem in [*await self._uploads.findings(), *await self._versions.findings()]:
-            self.report.found("damage", subject, problem)
+            self.report.found(subject, *problem)
         wanted = {*self._damaged, *(parent for parent, _, _ in self._bad_names)}
         paths = await paths_of(self._metadata, wanted) if wanted else {}
         paths |= await self._versions.paths_of(self._damaged.keys() - paths.keys()) if self._damaged else {}
         for node_id, problem in self._damaged.items():
-            self.report.found("damage", paths.get(node_id, f"node {node_id}"), problem)
+            self.report.found(paths.get(node_id, f"node {node_id}"), *problem)
         for parent, name, problem in self._bad_names:
             path = paths.get(parent, "" if parent == ROOT_NODE else f"node {parent}: ")
-            self.report.found("damage", path + name.decode(errors="replace"), problem)
+            self.report.found(path + name.decode(errors="replace"), *problem)
 
     async def names(self) -> None:
         """Every name's node exists and is of its kind, every version's too; every node has a name, or is a version."""
@@ -251,7 +256,7 @@ class _Check:
             await self._walk_names(named, _note_named)
             await self._versions.note_named(named)
         for node_id in await self._unnamed(named):
-            self.report.found("damage", f"node {node_id}", "has no name")
+            self.report.found(f"node {node_id}", Finding.NODE_UNNAMED, "has no name")
 
     async def _walk_names(self, named: NumberSet, look: _LookAtName) -> None:
         after = b""
@@ -269,14 +274,16 @@ class _Check:
     def _name(self, view: View, key: bytes, kind: NodeKind, node_id: NodeId, named: NumberSet) -> None:
         node_value = view.get(Table.NODES, node_key(node_id))
         if node_value is None:
-            self._bad_name(key, f"refers to node {node_id}, which is missing")
+            self._bad_name(key, Finding.NAME_NODE_MISSING, f"refers to node {node_id}, which is missing")
         elif unpack_node(node_value).kind is not kind:
-            self._bad_name(key, f"says {kind.name.lower()}, its node says otherwise")
+            problem = f"says {kind.name.lower()}, its node says otherwise"
+            self._bad_name(key, Finding.NAME_KIND_WRONG, problem)
         named.add(node_id)
         self.report.count("names", 1)
 
-    def _bad_name(self, key: bytes, problem: str) -> None:
-        self._bad_names.append((NodeId(int.from_bytes(key[:8], "big")), key[8:], problem))
+    def _bad_name(self, key: bytes, finding: Finding, message: str) -> None:
+        parent = NodeId(int.from_bytes(key[:8], "big"))
+        self._bad_names.append((parent, key[8:], Problem(finding, message)))
 
     async def _unnamed(self, named: NumberSet) -> list[NodeId]:
         """Nodes that the walk over nodes met, that are there still, and that no name was seen of."""
@@ -314,7 +321,8 @@ class _Check:
                 if _misplaced(record, sizes):
                     await self._place(chunk, record, sizes)
                 elif self._chunks.is_quarantined(chunk):
-                    self._bad_chunk(chunk, record, "its bytes were found damaged when they were read")
+                    problem = "its bytes were found damaged when they were read"
+                    self._bad_chunk(chunk, record, Problem(Finding.CHUNK_QUARANTINED, problem))
                 if record.birth not in self._referred:
                     garbage_count += 1
                     garbage_bytes += record.extent_bytes
@@ -324,9 +332,8 @@ class _Check:
         if garbage_count:
             # Below a manifest that cannot be read there may be any of them, so gc frees none.
             told = "nothing that can be read; gc keeps them" if self._damaged else "nothing; gc frees them"
-            self.report.found(
-                "note", "store", f"{garbage_count} chunks ({garbage_bytes} bytes) are referred to by {told}"
-            )
+            message = f"{garbage_count} chunks ({garbage_bytes} bytes) are referred to by {told}"
+            self.report.found("store", Finding.GARBAGE, message)
 
     async def _place(self, chunk: ChunkId, record: ChunkRecord, sizes: dict[SegmentId, int]) -> None:
         """Look again: segments are made, grow and go while the walk goes on."""
@@ -334,12 +341,15 @@ class _Check:
         problem = _misplaced(record, sizes)
         if problem and self._record(chunk) == record:
             # Quarantined, so that who puts the same bytes again is not told that they are there.
-            await self._chunks.judged(chunk, record, ChunkDamaged(problem, subject=id_text(chunk)))
+            error = ChunkDamaged(problem.message, subject=id_text(chunk), finding=problem.finding)
+            await self._chunks.judged(chunk, record, error)
             self._bad_chunk(chunk, record, problem)
 
-    def _bad_chunk(self, chunk: ChunkId, record: ChunkRecord, problem: str) -> None:
-        self._bad[record.birth] = problem
-        self.report.found("damage", id_text(chunk), problem)
+    def _bad_chunk(self, chunk: ChunkId, record: ChunkRecord, problem: Problem) -> None:
+        is_data = kind_of(chunk) is ChunkKind.DATA
+        finding = Finding.CONTENT_CHUNK_DAMAGED if is_data else Finding.CONTENT_MANIFEST_DAMAGED
+        self._bad[record.birth] = Problem(finding, problem.message)
+        self.report.found(id_text(chunk), *problem)
 
     async def _note_size(self, segment: SegmentId, sizes: dict[SegmentId, int]) -> None:
         sizes.pop(segment, None)
@@ -353,9 +363,8 @@ class _Check:
             end = 0
             for offset, length in sorted(zip(places[::2], places[1::2], strict=True)):
                 if offset < end:
-                    self.report.found(
-                        "damage", f"segment {segment:016x}", f"two chunks overlap at offset {offset}"
-                    )
+                    message = f"two chunks overlap at offset {offset}"
+                    self.report.found(f"segment {segment:016x}", Finding.CHUNKS_OVERLAP, message)
                 end = max(end, offset + length)
 
     async def payloads(self) -> None:
@@ -381,18 +390,19 @@ class _Check:
                 break
             record = now
         else:
-            self.report.found("note", id_text(chunk), "was moved again and again, and is not checked")
+            message = "was moved again and again, and is not checked"
+            self.report.found(id_text(chunk), Finding.CHUNK_UNCHECKED, message)
             return
         if problem and record.birth not in self._bad:
             self._bad_chunk(chunk, record, problem)
         self.report.count("payload_bytes", record.stored_bytes)
 
-    async def _payload_problem(self, chunk: ChunkId, record: ChunkRecord) -> str:
+    async def _payload_problem(self, chunk: ChunkId, record: ChunkRecord) -> Problem | None:
         try:
             await self._chunks.verify(chunk, record)
         except LakeError as error:
-            return error.message
-        return ""
+            return Problem(error.finding, error.message)
+        return None
 
     # --- looking again -----------------------------------------------------------------------------
 
@@ -410,14 +420,14 @@ def _note_named(view: View, key: bytes, kind: NodeKind, node_id: NodeId, named: 
     named.add(node_id)
 
 
-def _misplaced(record: ChunkRecord, sizes: dict[SegmentId, int]) -> str:
-    """What is wrong with a chunk's place; empty when nothing is."""
+def _misplaced(record: ChunkRecord, sizes: dict[SegmentId, int]) -> Problem | None:
+    """What is wrong with a chunk's place, if anything."""
     size = sizes.get(record.segment)
     if size is None:
-        return f"its segment {record.segment:016x} is missing"
+        return Problem(Finding.SEGMENT_MISSING, f"its segment {record.segment:016x} is missing")
     if record.offset + record.extent_bytes > size:
-        return f"its segment {record.segment:016x} ends before it"
-    return ""
+        return Problem(Finding.CHUNK_PAST_END, f"its segment {record.segment:016x} ends before it")
+    return None
 
 
 def _page(scan: Iterator[tuple[bytes, bytes]], limit: int = GC_BATCH) -> list[tuple[bytes, bytes]]:

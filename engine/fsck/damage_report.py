@@ -19,6 +19,7 @@ from engine.chunks.chunk_store import find_chunk
 from engine.chunks.manifests import Manifests
 from engine.chunks.quarantine import Quarantine
 from engine.format.layouts import Node, Table
+from engine.fsck.report import Problem
 from engine.fsck.upload_check import UploadCheck
 from engine.fsck.version_check import VersionCheck
 from engine.metadata.metadata_store import Metadata
@@ -46,6 +47,7 @@ async def damage_report(
     return [
         {
             "chunk": id_text(item.chunk),
+            "code": item.code,
             "reason": item.reason,
             "found": datetime.fromtimestamp(item.time_ns / 1e9, UTC).isoformat(timespec="seconds"),
             "objects": owners[item.chunk],
@@ -144,5 +146,5 @@ class _Search:
         return frozenset(found)
 
 
-async def _no_problem(blob: BlobId, size_bytes: int) -> str:
-    return ""
+async def _no_problem(blob: BlobId, size_bytes: int) -> Problem | None:
+    return None

@@ -47,7 +47,6 @@ from engine.metadata.recovery import INDEX_FOLDER
 from engine.superblock.superblock import (
     COPY_PATH,
     LOCK_PATH,
-    MISSING,
     ROOT_FOLDER,
     SUPERBLOCK_PATH,
     BadFile,
@@ -60,19 +59,19 @@ from engine.superblock.superblock import (
 from engine.tables.lmdb_index import Index
 from engine.tables.overlay import Layer
 from lakefs.errors import CorruptionError, LakeError, StoreUnusable
+from lakefs.findings import Finding
 from lakefs.ids import Sequence
 from lakefs.limits import OVERLAY_BYTES_MAX, OVERLAY_ENTRIES_MAX
 from lakefs.ports import Clock, Disk
 
 SET_ASIDE_FOLDER: Final = "set-aside"
-INDEX: Final = "index"
-COPY_MISSING: Final = BadFile(COPY_PATH, MISSING)
 
 
 @dataclass(frozen=True)
 class Repair:
     """One thing that was done.  `kept_as` is where what was there before is now; empty when nothing was."""
 
+    code: str
     object: str
     problem: str
     action: str
@@ -83,11 +82,8 @@ class Repair:
 class FilesReport:
     """What is wrong with the files of a closed store, and what was done about it."""
 
-    damage: list[BadFile] = field(default_factory=list)
+    found: list[BadFile] = field(default_factory=list)
     """Without repair: all that was found.  With it: what is left."""
-    notes: list[BadFile] = field(default_factory=list)
-    """What harms nobody any more: a copy of the superblock that is missing, which stores of earlier releases have not;
-    journal groups that do not count."""
     repairs: list[Repair] = field(default_factory=list)
     can_be_opened: bool = True
     """Whether it is to be tried: the superblock is good, so that opening changes nothing of it."""
@@ -95,11 +91,7 @@ class FilesReport:
     def as_dict(self) -> dict[str, Any]:
         """For scripts; JSON-able."""
         return {
-            "findings": [
-                {"severity": severity, "object": bad.path, "message": bad.reason}
-                for severity, found in (("damage", self.damage), ("note", self.notes))
-                for bad in found
-            ],
+            "findings": [bad.finding.as_json(bad.path, bad.reason) for bad in self.found],
             "repairs": [vars(repair) for repair in self.repairs],
             "can_be_opened": self.can_be_opened,
         }
@@ -130,18 +122,15 @@ def find_bad_files(disk: Disk, clock: Clock) -> FilesReport:
     try:
         superblocks = survey_superblocks(disk)
     except CorruptionError as error:
-        return FilesReport([BadFile(error.subject, error.message)], can_be_opened=False)
+        return FilesReport([BadFile(error.finding, error.subject, error.message)], can_be_opened=False)
     sources = survey_tables(disk, superblocks.good)
-    report.damage += [*superblocks.bad, *sources.bad_checkpoints, *sources.bad_files]
-    if COPY_MISSING in report.damage:
-        report.damage.remove(COPY_MISSING)
-        report.notes.append(COPY_MISSING)
-    report.damage += foreign_segments(disk, superblocks.good.store_id)
-    report.notes += given_up_groups(disk, sources.files)
-    if sources.index_problem and sources.durable:
-        report.damage.append(BadFile(INDEX, sources.index_problem))
+    report.found += [*superblocks.bad, *sources.bad_checkpoints, *sources.bad_files]
+    report.found += foreign_segments(disk, superblocks.good.store_id)
+    if sources.bad_index and sources.durable:
+        report.found.append(sources.bad_index)
     if sources.problem is not None:
         _add_problem(report, sources.problem)
+    report.found += given_up_groups(disk, sources.files)
     report.can_be_opened = SUPERBLOCK_PATH not in {bad.path for bad in superblocks.bad}
     return report
 
@@ -154,7 +143,7 @@ def repair_files(
     try:
         superblocks = survey_superblocks(disk)
     except CorruptionError as error:
-        return FilesReport([BadFile(error.subject, error.message)], can_be_opened=False)
+        return FilesReport([BadFile(error.finding, error.subject, error.message)], can_be_opened=False)
     work.superblocks(superblocks)
     work.remove_leftovers()
     for bad in list(foreign_segments(disk, superblocks.good.store_id)):
@@ -186,7 +175,7 @@ class _Repairing:
         for path in leftovers(self._disk):
             self._disk.unlink(path)
             self._disk.sync_folder(path.rpartition("/")[0])
-            self._done(BadFile(path, "a crash left it half-written"), "removed")
+            self._done(BadFile(Finding.FILE_HALF_WRITTEN, path, "a crash left it half-written"), "removed")
 
     def set_aside(self, bad: BadFile, action: str) -> None:
         """Rename a bad file into the folder where nothing is looked for."""
@@ -201,30 +190,30 @@ class _Repairing:
             except (CorruptionError, StoreUnusable) as error:
                 self._refuse(sources, error)
                 return
-            if sources.index_problem:
-                self._rebuild(survey_tables(self._disk, superblock))
+            if sources.bad_index:
+                self._rebuild(survey_tables(self._disk, superblock), sources.bad_index)
         else:
             for bad in sources.bad_checkpoints:
                 self.set_aside(bad, "set aside: an older one and the journal tell the same")
             self._set_aside_superseded(sources.bad_files)
-            if sources.index_problem and sources.end:
-                self._rebuild(sources)
+            if sources.bad_index and sources.end:
+                self._rebuild(sources, sources.bad_index)
 
     def _refuse(self, sources: TableSources, problem: LakeError) -> None:
         """It cannot be told what is missing; the files stay as they are."""
-        self.report.damage += [*sources.bad_checkpoints, *sources.bad_files]
-        if sources.index_problem:
-            self.report.damage.append(BadFile(INDEX, sources.index_problem))
+        self.report.found += [*sources.bad_checkpoints, *sources.bad_files]
+        if sources.bad_index:
+            self.report.found.append(sources.bad_index)
         _add_problem(self.report, problem)
 
-    def _rebuild(self, sources: TableSources) -> None:
+    def _rebuild(self, sources: TableSources, bad_index: BadFile) -> None:
         disk = self._disk
         path = Path(disk.local_path(INDEX_FOLDER))
         rebuild_index(disk, sources.identity, sources.files, sources.end, path).close()
         if self._index_committed is not None:
             self._index_committed()
         reached("repair.index-rebuilt")
-        self._done(BadFile(INDEX, sources.index_problem), "made anew from checkpoint and journal")
+        self._done(bad_index, "made anew from checkpoint and journal")
 
     # --- from the index ------------------------------------------------------------------------------
 
@@ -249,7 +238,7 @@ class _Repairing:
         self._set_aside_superseded(bad for bad in unreadable if bad.path != name)
         if len(self.report.repairs) == before:
             done = "goes on in a new file; the checkpoint has everything"
-            self._done(BadFile(JOURNAL_FOLDER, what_is_wrong(problem)), done)
+            self._done(BadFile(problem.finding, JOURNAL_FOLDER, what_is_wrong(problem)), done)
 
     def _set_aside_superseded(self, files: Iterable[BadFile]) -> None:
         for bad in files:
@@ -278,9 +267,8 @@ class _Repairing:
         finally:
             snapshot.close()
         reached("repair.saved")
-        self._done(
-            BadFile(written.path, what_is_wrong(problem)), "written from the index, which has everything"
-        )
+        bad = BadFile(problem.finding, written.path, what_is_wrong(problem))
+        self._done(bad, "written from the index, which has everything")
 
     # --- files ---------------------------------------------------------------------------------------
 
@@ -304,7 +292,7 @@ class _Repairing:
         return kept_as
 
     def _done(self, bad: BadFile, action: str, kept_as: str = "") -> None:
-        self.report.repairs.append(Repair(bad.path, bad.reason, action, kept_as))
+        self.report.repairs.append(Repair(bad.finding.code, bad.path, bad.reason, action, kept_as))
 
 
 def _behind(
@@ -356,10 +344,10 @@ def _unreadable(disk: Disk, files: tuple[JournalFile, ...], end: Sequence) -> li
             for group in read_groups(disk, (file,), Sequence(file.first_sequence - 1), min(last, end)):
                 decode_records(group.body, group.record_count)
         except CorruptionError as error:
-            bad.append(BadFile(file.path, what_is_wrong(error)))
+            bad.append(BadFile(error.finding, file.path, what_is_wrong(error)))
     return bad
 
 
 def _add_problem(report: FilesReport, problem: LakeError) -> None:
-    if problem.subject not in {bad.path for bad in report.damage}:
-        report.damage.append(BadFile(problem.subject, problem.message))
+    if problem.subject not in {bad.path for bad in report.found}:
+        report.found.append(BadFile(problem.finding, problem.subject, problem.message))

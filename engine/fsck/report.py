@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from lakefs.findings import Finding
 
 FINDINGS_MAX: Final = 1000
 """Findings listed one by one; all are counted."""
+
+
+class Problem(NamedTuple):
+    """What is wrong with something: its kind, and a message."""
+
+    finding: Finding
+    message: str
 
 
 @dataclass
@@ -19,14 +28,14 @@ class Report:
     findings: list[dict[str, str]] = field(default_factory=list)
     checked: dict[str, int] = field(default_factory=dict)
 
-    def found(self, severity: str, subject: str, message: str) -> None:
+    def found(self, subject: str, finding: Finding, message: str) -> None:
         """Add a finding."""
-        if severity == "damage":
+        if finding.severity == "damage":
             self.damage += 1
         else:
             self.notes += 1
         if len(self.findings) < FINDINGS_MAX:
-            self.findings.append({"severity": severity, "object": subject, "message": message})
+            self.findings.append(finding.as_json(subject, message))
 
     def count(self, what: str, number: int) -> None:
         """Add to what was looked at."""

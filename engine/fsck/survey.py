@@ -36,7 +36,6 @@ from engine.metadata.recovery import INDEX_FOLDER
 from engine.segments.files import SEGMENTS_FOLDER, check_segment_header, parse_segment_name
 from engine.superblock.superblock import (
     COPY_PATH,
-    MISSING,
     SUPERBLOCK_PATH,
     BadFile,
     Superblock,
@@ -46,9 +45,11 @@ from engine.superblock.superblock import (
 from engine.tables.index_check import Verification
 from engine.tables.lmdb_index import Index
 from lakefs.errors import CorruptionError, IndexDamaged, LakeError, StoreDamaged, StoreUnusable
+from lakefs.findings import Finding
 from lakefs.ids import Sequence
 from lakefs.ports import Disk
 
+INDEX: Final = "index"
 _CHECKPOINT_SUFFIX: Final = ".checkpoint"
 _TEMPORARY_SUFFIX: Final = ".new"
 _VERIFIED_AT_ONCE: Final = 65_536
@@ -67,7 +68,7 @@ class TableSources:
     """Journal files whose header is not good."""
     applied: Sequence | None
     """Up to where the index is whole, every record checked; None when it is not."""
-    index_problem: str
+    bad_index: BadFile | None
     durable: Sequence
     """Every group up to this one was durable once."""
     end: Sequence
@@ -95,7 +96,7 @@ def survey_tables(disk: Disk, superblock: Superblock) -> TableSources:
     identity, clean = superblock.identity, superblock.clean_sequence
     checkpoint, bad_checkpoints, written = _checkpoints(disk, identity)
     files, bad_files = _journal(disk, identity)
-    applied, noted, index_problem = _index(disk, identity)
+    applied, noted, bad_index = _index(disk, identity)
     durable = Sequence(max(clean or 0, written, noted))
     sources = TableSources(
         identity,
@@ -105,14 +106,14 @@ def survey_tables(disk: Disk, superblock: Superblock) -> TableSources:
         files,
         bad_files,
         applied,
-        index_problem,
+        bad_index,
         durable,
         Sequence(0),
         None,
     )
     if applied is not None and applied < sources.after:
         reason = f"it ends with group {applied}, before the checkpoint's {sources.after}"
-        sources = replace(sources, applied=None, index_problem=reason)
+        sources = replace(sources, applied=None, bad_index=BadFile(Finding.INDEX_BEHIND, INDEX, reason))
     try:
         return replace(sources, end=_told_end(disk, sources))
     except (CorruptionError, StoreUnusable) as error:
@@ -129,7 +130,7 @@ def foreign_segments(disk: Disk, store_id: bytes) -> Iterator[BadFile]:
         try:
             check_segment_header(read_head(disk, path), store_id, *parsed)
         except StoreDamaged as error:
-            yield BadFile(path, what_is_wrong(error))
+            yield BadFile(error.finding, path, what_is_wrong(error))
 
 
 def given_up_groups(disk: Disk, files: tuple[JournalFile, ...]) -> Iterator[BadFile]:
@@ -138,6 +139,7 @@ def given_up_groups(disk: Disk, files: tuple[JournalFile, ...]) -> Iterator[BadF
         highest = highest_readable(disk, file)
         if highest > following.first_sequence:
             yield BadFile(
+                Finding.JOURNAL_GROUPS_VOID,
                 file.path,
                 f"its groups {following.first_sequence} to {highest} do not count: {following.path} began in their "
                 "place; two engines had the store open at once, or a write to the journal had failed",
@@ -173,7 +175,7 @@ def _checkpoints(
         try:
             newest = _whole_checkpoint(disk, path, identity, sequence)
         except (StoreDamaged, StoreUnusable) as error:
-            bad.append(BadFile(path, what_is_wrong(error)))
+            bad.append(BadFile(error.finding, path, what_is_wrong(error)))
     return newest, tuple(bad), highest
 
 
@@ -199,26 +201,26 @@ def _journal(disk: Disk, identity: StoreIdentity) -> tuple[tuple[JournalFile, ..
         try:
             files.append(journal_file(disk, path, identity.store_id))
         except (CorruptionError, StoreUnusable) as error:
-            bad.append(BadFile(path, what_is_wrong(error)))
+            bad.append(BadFile(error.finding, path, what_is_wrong(error)))
     return tuple(files), tuple(bad)
 
 
-def _index(disk: Disk, identity: StoreIdentity) -> tuple[Sequence | None, Sequence, str]:
+def _index(disk: Disk, identity: StoreIdentity) -> tuple[Sequence | None, Sequence, BadFile | None]:
     """Up to where the index is whole, or None; what it says of that itself; and what is wrong with it."""
     nothing = Sequence(0)
     path = Path(disk.local_path(INDEX_FOLDER))
     if crash_marker.died_in_index(disk):
-        return None, nothing, "a process died while it read it"
+        return None, nothing, BadFile(Finding.INDEX_READER_DIED, INDEX, "a process died while it read it")
     if not (path / "data.mdb").exists():
-        return None, nothing, MISSING
+        return None, nothing, BadFile(Finding.INDEX_MISSING, INDEX, "it is missing")
     try:
         index = Index(path)
     except IndexDamaged as error:
-        return None, nothing, what_is_wrong(error)
+        return None, nothing, BadFile(error.finding, INDEX, what_is_wrong(error))
     noted = nothing
     try:
         if index.is_foreign(identity.store_id):
-            return None, nothing, "it is another store's"
+            return None, nothing, BadFile(Finding.INDEX_FOREIGN, INDEX, "it is another store's")
         noted = index.applied
         snapshot = index.snapshot()
         try:
@@ -228,10 +230,10 @@ def _index(disk: Disk, identity: StoreIdentity) -> tuple[Sequence | None, Sequen
         finally:
             snapshot.close()
     except IndexDamaged as error:
-        return None, noted, what_is_wrong(error)
+        return None, noted, BadFile(error.finding, INDEX, what_is_wrong(error))
     finally:
         index.close()
-    return noted, noted, ""
+    return noted, noted, None
 
 
 def _told_end(disk: Disk, sources: TableSources) -> Sequence:

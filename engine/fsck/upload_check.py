@@ -15,6 +15,7 @@ import trio
 
 from engine.format.layouts import Table
 from engine.format.records import PartRecord
+from engine.fsck.report import Problem
 from engine.metadata.metadata_store import Metadata
 from engine.namespace.access_keys import unpack_access_key
 from engine.namespace.paths import paths_of
@@ -33,11 +34,12 @@ from engine.uploads.keys import (
 from engine.uploads.lifecycle import is_orphan, unpack_part, unpack_upload
 from engine.uploads.object_parts import problem_of
 from lakefs.errors import LakeError
+from lakefs.findings import Finding
 from lakefs.ids import BlobId
 from lakefs.limits import GC_BATCH
 
-BlobProblem = Callable[[BlobId, int], Awaitable[str]]
-"""What is wrong with a blob of a length; empty when nothing is."""
+BlobProblem = Callable[[BlobId, int], Awaitable[Problem | None]]
+"""What is wrong with a blob of a length, if anything."""
 
 
 class UploadCheck:
@@ -49,7 +51,7 @@ class UploadCheck:
     def __init__(self, metadata: Metadata, blob_problem: BlobProblem) -> None:
         self._metadata = metadata
         self._blob_problem = blob_problem
-        self._damaged: dict[bytes, str] = {}
+        self._damaged: dict[bytes, Problem] = {}
         """By the key of an upload or part."""
         self.orphans = 0
         self.counts = {"uploads": 0, "parts": 0, "access_keys": 0}
@@ -68,14 +70,15 @@ class UploadCheck:
             try:
                 unpack_access_key(value)
             except (LakeError, msgspec.DecodeError) as error:
-                self._damaged[key] = f"an access key whose record cannot be read: {error}"
+                message = f"an access key whose record cannot be read: {error}"
+                self._damaged[key] = Problem(Finding.ACCESS_KEY_UNREADABLE, message)
 
     async def parts_again(self) -> None:
         """Look at parts anew: more chunks are known to be damaged."""
         async for key, value in self._records(Table.UPLOADS, PARTS_BEGIN, PARTS_END):
             await self._part(key, value)
 
-    async def findings(self) -> list[tuple[str, str]]:
+    async def findings(self) -> list[tuple[str, Problem]]:
         """What is damaged, by name, and why."""
         return [(await self.name_of(key), problem) for key, problem in self._damaged.items()]
 
@@ -84,10 +87,11 @@ class UploadCheck:
         try:
             record = unpack_upload(value)
         except (LakeError, msgspec.DecodeError) as error:
-            self._damaged[key] = f"an upload whose record cannot be read: {error}"
+            message = f"an upload whose record cannot be read: {error}"
+            self._damaged[key] = Problem(Finding.UPLOAD_UNREADABLE, message)
             return
         if upload_key(bucket_of(key), record.key.encode(), upload_of(key)) != key:
-            self._damaged[key] = "an upload under the key of another"
+            self._damaged[key] = Problem(Finding.UPLOAD_MISFILED, "an upload under the key of another")
         with self._metadata.view() as view:
             if view.get(Table.UPLOADS, key) is not None and is_orphan(view, key):
                 self.orphans += 1
@@ -96,20 +100,22 @@ class UploadCheck:
         upload, page = part_of(key)
         try:
             with self._metadata.view() as view:
-                problem = problem_of(view, upload) if page == 0 else ""
+                message = problem_of(view, upload) if page == 0 else ""
         except (LakeError, msgspec.DecodeError) as error:
-            problem = str(error)
-        if problem:
-            self._damaged[key] = problem
+            self._damaged[key] = Problem(Finding.OBJECT_PARTS_UNREADABLE, str(error))
+        else:
+            if message:
+                self._damaged[key] = Problem(Finding.OBJECT_PARTS_WRONG, message)
 
     async def _part(self, key: bytes, value: bytes) -> None:
         try:
             part = unpack_part(value)
             problem = await self._blob_problem(BlobId(part.blob), part.size_bytes)
             if not problem and self._is_leaked(part):
-                problem = "belongs to no upload, and keeps its chunks"
+                message = "belongs to no upload, and keeps its chunks"
+                problem = Problem(Finding.PART_WITHOUT_UPLOAD, message)
         except (LakeError, msgspec.DecodeError) as error:
-            problem = str(error)
+            problem = Problem(Finding.PART_UNREADABLE, str(error))
         if problem and self._is_still(key, value):
             self._damaged[key] = problem
 

@@ -13,12 +13,14 @@ import trio
 
 from engine.format.layouts import NodeKind, Table, node_key, unpack_node
 from engine.format.records import VersionRecord
+from engine.fsck.report import Problem
 from engine.metadata.metadata_store import Metadata
 from engine.namespace.paths import paths_of
 from engine.namespace.version_keys import bucket_of, group_of, group_of_key, is_null, order_key, path_of
 from engine.namespace.versions import NULL, unpack_version
 from engine.tables.number_set import NumberSet
 from lakefs.errors import LakeError
+from lakefs.findings import Finding
 from lakefs.ids import NodeId
 from lakefs.limits import GC_BATCH
 
@@ -30,7 +32,7 @@ class VersionCheck:
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
-        self._damaged: dict[bytes, str] = {}
+        self._damaged: dict[bytes, Problem] = {}
         """By the key in the table."""
         self.count = 0
 
@@ -41,7 +43,8 @@ class VersionCheck:
             try:
                 record = unpack_version(value)
             except (LakeError, msgspec.DecodeError) as error:
-                self._damaged[key] = f"a version whose record cannot be read: {error}"
+                message = f"a version whose record cannot be read: {error}"
+                self._damaged[key] = Problem(Finding.VERSION_UNREADABLE, message)
                 continue
             named.add(NodeId(record.node))
             problem = self._problem(key, record)
@@ -56,7 +59,7 @@ class VersionCheck:
             except (LakeError, msgspec.DecodeError):
                 continue
 
-    async def findings(self) -> list[tuple[str, str]]:
+    async def findings(self) -> list[tuple[str, Problem]]:
         """What is damaged, by name, and why."""
         return [(await self._name(key), problem) for key, problem in self._damaged.items()]
 
@@ -72,24 +75,29 @@ class VersionCheck:
                 found[node] = key
         return {node: await self._name(key) for node, key in found.items()}
 
-    def _problem(self, key: bytes, record: VersionRecord) -> str:
+    def _problem(self, key: bytes, record: VersionRecord) -> Problem | None:
         path = path_of(key) or record.key
         if group_of(bucket_of(key), path) != group_of_key(key):
-            return "a version under another key than its own"
+            return Problem(Finding.VERSION_MISFILED, "a version under another key than its own")
         if not is_null(key) and order_key(group_of_key(key), record.order) != key:
-            return "a version that says another order than it is filed under"
+            message = "a version that says another order than it is filed under"
+            return Problem(Finding.VERSION_MISFILED, message)
         with self._metadata.view() as view:
             value = view.get(Table.NODES, node_key(NodeId(record.node)))
             has_bucket = view.get(Table.BUCKETS, node_key(bucket_of(key))) is not None
         if value is None:
-            return f"a version that refers to node {record.node}, which is missing"
+            message = f"a version that refers to node {record.node}, which is missing"
+            return Problem(Finding.VERSION_NODE_MISSING, message)
         try:
             node = unpack_node(value)
         except (LakeError, ValueError) as error:
-            return f"a version whose node cannot be read: {error}"
+            message = f"a version whose node cannot be read: {error}"
+            return Problem(Finding.VERSION_NODE_UNREADABLE, message)
         if node.kind not in _KINDS:
-            return f"a version that is a {node.kind.name.lower()}"
-        return "" if has_bucket else "a version in a bucket that is gone"
+            return Problem(Finding.VERSION_KIND_WRONG, f"a version that is a {node.kind.name.lower()}")
+        if not has_bucket:
+            return Problem(Finding.VERSION_BUCKET_MISSING, "a version in a bucket that is gone")
+        return None
 
     def _is_still(self, key: bytes, value: bytes) -> bool:
         with self._metadata.view() as view:

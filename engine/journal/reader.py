@@ -39,6 +39,7 @@ from engine.journal.bit_flip import (
     with_one_bit_turned,
 )
 from lakefs.errors import JournalDamaged, StoreUnusable
+from lakefs.findings import Finding
 from lakefs.ids import Sequence
 from lakefs.limits import GROUP_BYTES_MAX, MIB
 from lakefs.ports import Disk, DiskFile
@@ -97,6 +98,7 @@ class JournalDamage:
     offset: int
     sequence: Sequence
     reason: str
+    finding: Finding = Finding.JOURNAL_DAMAGED
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class DamagedAt(JournalDamaged):
             "restore the file, or run: lake fsck --data DIR --repair; where that cannot mend it, give up that group "
             "and all later ones with: lake fsck --data DIR --rebuild --accept-loss",
             subject=damage.path,
+            finding=damage.finding,
         )
         self.damage = damage
 
@@ -124,6 +127,11 @@ class DamagedAt(JournalDamaged):
 def damage_of(error: JournalDamaged) -> JournalDamage | None:
     """The place of a damage that this module reported."""
     return error.damage if isinstance(error, DamagedAt) else None
+
+
+def missing(sequence: Sequence, reason: str) -> JournalDamage:
+    """Damage: from this sequence on, what was written is in no file."""
+    return JournalDamage(JOURNAL_FOLDER, 0, sequence, reason, Finding.JOURNAL_MISSING)
 
 
 def journal_path(first_sequence: Sequence) -> str:
@@ -175,7 +183,7 @@ def find_end(
     """
     if not files:
         if durable > 0:
-            raise DamagedAt(JournalDamage(JOURNAL_FOLDER, 0, Sequence(1), "there is no journal file"))
+            raise DamagedAt(missing(Sequence(1), "there is no journal file"))
         return JournalEnd(Sequence(0), None, ())
     end = _end_of_last_file(disk, files[-1], begin)
     last = end.last
@@ -188,6 +196,7 @@ def find_end(
             0 if end.last is None else end.last.offset,
             Sequence(end.sequence + 1),
             f"it ends with group {end.sequence}, but group {durable} was durable",
+            Finding.JOURNAL_CUT_SHORT,
         )
         raise DamagedAt(place)
     return JournalEnd(end.sequence, last, files, end.torn)
@@ -209,9 +218,7 @@ def read_groups(
         return
     if not files or files[0].first_sequence > expected:
         first = files[0].first_sequence if files else Sequence(upto + 1)
-        raise DamagedAt(
-            JournalDamage(JOURNAL_FOLDER, 0, expected, f"groups {expected} to {first - 1} are in no file")
-        )
+        raise DamagedAt(missing(expected, f"groups {expected} to {first - 1} are in no file"))
     for position, entry in enumerate(files):
         following = files[position + 1].first_sequence if position + 1 < len(files) else Sequence(upto + 1)
         if following <= expected:
@@ -277,13 +284,15 @@ def _read_file_header(file: DiskFile, path: str, store_id: bytes) -> JournalFile
     count = file.pread_into(memoryview(page), 0)
     magic, version, _, first, found_store, boot_id, tag_before, crc = JOURNAL_HEADER.unpack(page)
     if count < len(page) or magic != JOURNAL_MAGIC or crc32c(page[:_FILE_CHECKED_BYTES]) != crc:
-        raise DamagedAt(JournalDamage(path, 0, sequence_in(path), "its header is not readable"))
+        reason, finding = "its header is not readable", Finding.JOURNAL_HEADER_DAMAGED
+        raise DamagedAt(JournalDamage(path, 0, sequence_in(path), reason, finding))
     if version != FORMAT_VERSION:
         raise StoreUnusable(f"{path} has format version {version}; this release reads {FORMAT_VERSION}")
+    kind = Finding.JOURNAL_FOREIGN
     if found_store != store_id:
-        raise StoreUnusable(f"{path} belongs to another store; move it away", subject=path)
+        raise StoreUnusable(f"{path} belongs to another store; move it away", subject=path, finding=kind)
     if path != journal_path(Sequence(first)):
-        raise StoreUnusable(f"{path} begins with group {first}: it was renamed", subject=path)
+        raise StoreUnusable(f"{path} begins with group {first}: it was renamed", subject=path, finding=kind)
     return JournalFile(path, Sequence(first), boot_id[:8], file.size(), tag_before)
 
 

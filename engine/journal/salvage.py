@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from engine.format.layouts import PAGE
 from engine.journal.reader import (
-    JOURNAL_FOLDER,
     Beginning,
     DamagedAt,
     GroupPlace,
     JournalDamage,
     JournalFile,
     good_headers,
+    missing,
 )
 from lakefs.ids import Sequence
 from lakefs.ports import Disk
@@ -29,8 +29,7 @@ def refuse_lost_boot(files: tuple[JournalFile, ...], end: Sequence, boot: bytes)
     if not files or not any(boot) or not any(files[-1].tag_before):
         return
     if not any(file.boot_tag == boot[:8] or file.tag_before == boot[:4] for file in files):
-        reason = "the file that the last start began is missing"
-        raise DamagedAt(JournalDamage(JOURNAL_FOLDER, 0, Sequence(end + 1), reason))
+        raise DamagedAt(missing(Sequence(end + 1), "the file that the last start began is missing"))
 
 
 def place_behind(disk: Disk, entry: JournalFile, after: Sequence) -> Beginning:

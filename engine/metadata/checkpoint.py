@@ -35,6 +35,7 @@ from engine.format.layouts import (
 from engine.host.failpoints import reached
 from engine.journal.reader import JOURNAL_FOLDER, list_journal
 from lakefs.errors import StoreDamaged, StoreUnusable
+from lakefs.findings import Finding
 from lakefs.ids import Sequence
 from lakefs.limits import KIB, MIB
 from lakefs.ports import Disk, DiskFile
@@ -198,7 +199,8 @@ class CheckpointReader:
         if (version, compression) != (FORMAT_VERSION, _COMPRESSION_GZIP):
             raise StoreUnusable(f"{self._path} has format version {version}, compression {compression}")
         if found_store != store_id or self._path != checkpoint_path(Sequence(sequence)):
-            raise StoreUnusable(f"{self._path} is not this store's: it was renamed or belongs to another")
+            told = f"{self._path} is not this store's: it was renamed or belongs to another"
+            raise StoreUnusable(told, finding=Finding.CHECKPOINT_FOREIGN)
         return Sequence(sequence)
 
     def _check_stream(self) -> tuple[int, int]:
@@ -246,7 +248,9 @@ class CheckpointReader:
 
     def _damaged(self, reason: str) -> StoreDamaged:
         return StoreDamaged(
-            f"{self._path} is damaged: {reason}; run: lake fsck --data DIR --repair", subject=self._path
+            f"{self._path} is damaged: {reason}; run: lake fsck --data DIR --repair",
+            subject=self._path,
+            finding=Finding.CHECKPOINT_DAMAGED,
         )
 
 

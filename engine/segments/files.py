@@ -32,6 +32,7 @@ from engine.format.layouts import (
 )
 from engine.host.failpoints import reached
 from lakefs.errors import EngineBusy, LakeError, StaleGrant, StoreDamaged, StoreFull, StoreUnusable
+from lakefs.findings import Finding
 from lakefs.ids import SegmentId
 from lakefs.ports import Disk, DiskFile
 
@@ -91,6 +92,7 @@ def check_segment_header(header: bytes, store_id: bytes, segment: SegmentId, kin
             f"{path} belongs to store {found_store.hex()} as segment {found:016x}: "
             "put back the file of this store",
             subject=path,
+            finding=Finding.SEGMENT_FOREIGN,
         )
     return True
 
@@ -322,9 +324,8 @@ class ReadFiles:
             file = self._disk.open(path, read_only=True, direct=self._direct)
         except FileNotFoundError as error:
             self._register.path(segment)  # raises when it was removed meanwhile
-            raise StoreDamaged(
-                f"{path} is missing; put the file back, or run: lake fsck", subject=path
-            ) from error
+            told = f"{path} is missing; put the file back, or run: lake fsck"
+            raise StoreDamaged(told, subject=path, finding=Finding.SEGMENT_MISSING) from error
         try:
             header = (
                 memoryview(mmap.mmap(-1, PAGE)) if file.direct else memoryview(bytearray(SEGMENT_HEADER.size))

@@ -26,6 +26,7 @@ from engine.host.tasks import run_all
 from engine.memory.lent_memory import copy_into, exhausted, memory_of_our_own
 from engine.segments.files import ReadFile, ReadFiles
 from lakefs.errors import CorruptionError, LakeError, OperationalError, StoreDamaged
+from lakefs.findings import Finding
 from lakefs.host.page_cache import is_cached
 from lakefs.ids import SegmentId
 from lakefs.limits import CHUNK_BYTES, PAGE_BYTES
@@ -259,5 +260,6 @@ def _may_be_cached(entry: ReadFile, offset: int, length: int) -> bool:
 
 def _short(record: ChunkRecord) -> StoreDamaged:
     return StoreDamaged(
-        f"segment {record.segment:016x} ends inside the chunk at offset {record.offset}; run: lake fsck"
+        f"segment {record.segment:016x} ends inside the chunk at offset {record.offset}; run: lake fsck",
+        finding=Finding.CHUNK_PAST_END,
     )

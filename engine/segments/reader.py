@@ -22,6 +22,7 @@ from engine.format.layouts import ChunkRecord
 from engine.segments.files import ReadFiles, SegmentRegister
 from lakefs.content.verify import crcs_between, granules_around
 from lakefs.errors import ChunkDamaged, CorruptionError, DiskFailed, LakeError, OperationalError, StoreDamaged
+from lakefs.findings import Finding
 from lakefs.ids import Buffer, SegmentId
 from lakefs.ports import Disk, DiskFile, Offload
 
@@ -78,6 +79,7 @@ class SegmentReader:
             raise StoreDamaged(
                 f"{path} ends at {offset + count}, before {offset + len(buffer)}; run: lake fsck",
                 subject=path,
+                finding=Finding.CHUNK_PAST_END,
             )
 
     # --- payloads, checked ---------------------------------------------------------------------------

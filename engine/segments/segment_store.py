@@ -33,6 +33,7 @@ from engine.segments.room import SegmentRoom
 from engine.segments.small import SmallWriter
 from engine.segments.stored_check import StoredCheck
 from lakefs.errors import StoreDamaged
+from lakefs.findings import Finding
 from lakefs.ids import SegmentId
 from lakefs.ports import Disk, IoQueue, Offload
 
@@ -97,6 +98,7 @@ class Segments:
                 raise StoreDamaged(
                     f"two files claim to be segment {segment:016x} in {SEGMENTS_FOLDER}: remove the foreign one",
                     subject=name,
+                    finding=Finding.SEGMENT_DUPLICATE,
                 )
             self.register.kinds[segment] = kind
 

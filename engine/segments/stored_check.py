@@ -27,6 +27,7 @@ from engine.format.layouts import ChunkRecord
 from engine.segments.files import SegmentRegister
 from lakefs.content.verify import matches_id
 from lakefs.errors import ChunkDamaged, LakeError, StoreDamaged
+from lakefs.findings import Finding
 from lakefs.ids import Buffer, ChunkId, SegmentId, id_text
 from lakefs.limits import CHUNK_BYTES, KIB, PAGE_BYTES
 from lakefs.ports import Disk, DiskFile, Offload
@@ -146,7 +147,8 @@ class StoredCheck:
         try:
             return self._disk.open(path, read_only=True, direct=True)
         except FileNotFoundError as error:
-            raise StoreDamaged(f"{path} is missing; put its file back", subject=path) from error
+            told = f"{path} is missing; put its file back"
+            raise StoreDamaged(told, subject=path, finding=Finding.SEGMENT_MISSING) from error
 
 
 def _check_run(file: DiskFile, run: Sequence[Stored], area: memoryview) -> list[Mismatch]:
@@ -168,7 +170,8 @@ def _read(file: DiskFile, run: Sequence[Stored], area: memoryview) -> tuple[int,
     start = page_down(first.offset)
     stop = page_up(last.offset + last.extent_bytes)
     if stop - start > len(area):
-        raise ChunkDamaged(f"its record says {last.extent_bytes} bytes", subject=id_text(run[-1].chunk))
+        told = f"its record says {last.extent_bytes} bytes"
+        raise ChunkDamaged(told, subject=id_text(run[-1].chunk), finding=Finding.CHUNK_RECORD_WRONG)
     return start, file.pread_into(area[: stop - start], start)
 
 
@@ -182,12 +185,15 @@ def _compared(item: Stored, area: memoryview, at: int, count: int) -> LakeError 
         return None
     place = f"segment {record.segment:016x}, offset {record.offset}"
     if end > count:
+        finding = Finding.CHUNK_PAST_END
         problem = f"its bytes are not there: {place} is behind the file's end"
     elif checked:
+        finding = Finding.CHUNK_HASH_WRONG
         problem = f"its bytes in {place} match their checksum and do not hash to its id"
     else:
+        finding = Finding.CHUNK_DAMAGED
         problem = f"its bytes in {place} do not match their checksum"
-    return ChunkDamaged(problem, subject=id_text(item.chunk))
+    return ChunkDamaged(problem, subject=id_text(item.chunk), finding=finding)
 
 
 _place_of: Final = attrgetter("record.segment", "record.offset")

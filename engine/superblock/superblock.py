@@ -45,6 +45,7 @@ from engine.format.layouts import (
 from engine.host.failpoints import reached
 from engine.superblock.reserve import refuse_unknown_size
 from lakefs.errors import LakeError, StoreDamaged, StoreUnusable
+from lakefs.findings import Finding
 from lakefs.ids import BootId, EngineId, StoreId, new_id16
 from lakefs.ports import Clock, Disk, DiskLock
 
@@ -57,7 +58,6 @@ NO_CLUSTER: Final = bytes(16)
 _CHECKED_BYTES: Final = SUPERBLOCK.size - 4
 _REMEDY: Final = "it is mended from its copy by the next start, and by: lake fsck --data DIR --repair"
 _VERSION_AT: Final = 8
-MISSING: Final = "it is missing"
 _DOMAIN_BYTES: Final = 16
 _DOMAINS_MAX: Final = 1024 // _DOMAIN_BYTES
 
@@ -112,8 +112,9 @@ class Superblock:
 
 @dataclass(frozen=True)
 class BadFile:
-    """A file that cannot be used, and why; the reason is `MISSING` when there is none."""
+    """A file that cannot be used, and why."""
 
+    finding: Finding
     path: str
     reason: str
 
@@ -185,30 +186,35 @@ def survey_superblocks(disk: Disk) -> Superblocks:
     """Read the superblock and its copy.  StoreDamaged when neither can be gone by, StoreUnusable for a later format."""
     found: dict[str, Superblock] = {}
     bad: list[BadFile] = []
-    for path in (SUPERBLOCK_PATH, COPY_PATH):
+    for path, missing in (
+        (SUPERBLOCK_PATH, Finding.SUPERBLOCK_MISSING),
+        (COPY_PATH, Finding.SUPERBLOCK_COPY_MISSING),
+    ):
         try:
             found[path] = _read_whole(disk, path)
         except FileNotFoundError:
-            bad.append(BadFile(path, MISSING))
+            bad.append(BadFile(missing, path, "it is missing"))
         except StoreDamaged as error:
-            bad.append(BadFile(path, what_is_wrong(error)))
+            bad.append(BadFile(error.finding, path, what_is_wrong(error)))
     if not found:
         raise StoreDamaged(
             f"neither {SUPERBLOCK_PATH} nor {COPY_PATH} can be used (the first: {bad[0].reason}; the second: "
             f"{bad[1].reason}); nothing was changed; put one of them back, of this store, and start again",
             subject=SUPERBLOCK_PATH,
+            finding=Finding.SUPERBLOCKS_LOST,
         )
     if not _agree(found):
         known = set(_store_ids(disk))
         for path in [
             path for path, superblock in found.items() if known and superblock.store_id not in known
         ]:
-            bad.append(BadFile(path, "it is another store's"))
+            bad.append(BadFile(Finding.SUPERBLOCK_FOREIGN, path, "it is another store's"))
             del found[path]
     if len({superblock.store_id for superblock in found.values()}) != 1:
         raise StoreDamaged(
             "the superblock is not the one of the journal beside it; put this store's back, or its copy",
             subject=SUPERBLOCK_PATH,
+            finding=Finding.STORE_MIXED,
         )
     return Superblocks(found.get(SUPERBLOCK_PATH) or found[COPY_PATH], tuple(bad))
 
@@ -216,9 +222,7 @@ def survey_superblocks(disk: Disk) -> Superblocks:
 def parse_superblock(page: bytes) -> Superblock:
     """The superblock in `page`, checked.  Features are not judged here."""
     if len(page) < SUPERBLOCK.size or page[:_VERSION_AT] != SUPERBLOCK_MAGIC:
-        raise StoreDamaged(
-            f"the superblock is not one: its first bytes are wrong; {_REMEDY}", subject=SUPERBLOCK_PATH
-        )
+        raise _damaged(f"the superblock is not one: its first bytes are wrong; {_REMEDY}")
     fields = SUPERBLOCK.unpack_fields(page)
     if fields["format_version"] != FORMAT_VERSION:
         raise StoreUnusable(
@@ -226,7 +230,7 @@ def parse_superblock(page: bytes) -> Superblock:
             subject=SUPERBLOCK_PATH,
         )
     if crc32c(page[:_CHECKED_BYTES]) != fields["crc"]:
-        raise StoreDamaged(f"the superblock does not match its checksum; {_REMEDY}", subject=SUPERBLOCK_PATH)
+        raise _damaged(f"the superblock does not match its checksum; {_REMEDY}")
     if fields["granule_bytes"] != GRANULE or not 1 <= fields["domain_count"] <= _DOMAINS_MAX:
         raise StoreUnusable(
             f"the superblock says granule {fields['granule_bytes']}, domains {fields['domain_count']}",
@@ -304,7 +308,11 @@ def _read_whole(disk: Disk, path: str) -> Superblock:
             parse_superblock(mended)
         except LakeError:
             raise error from None
-        raise StoreDamaged("the superblock's version does not match its checksum", subject=path) from error
+        raise _damaged("the superblock's version does not match its checksum", path) from error
+
+
+def _damaged(message: str, path: str = SUPERBLOCK_PATH) -> StoreDamaged:
+    return StoreDamaged(message, subject=path, finding=Finding.SUPERBLOCK_DAMAGED)
 
 
 def _agree(found: dict[str, Superblock]) -> bool:
@@ -330,6 +338,7 @@ def _create(disk: Disk, clock: Clock) -> Superblock:
                 f"the superblock is missing but {folder}/ holds files of a store; restore it from its copy with: "
                 "lake fsck --data DIR --repair, or move the files away to begin a new store",
                 subject=SUPERBLOCK_PATH,
+                finding=Finding.SUPERBLOCK_MISSING,
             )
         disk.make_folder(folder)
     reached("store.folders-made")

@@ -38,7 +38,7 @@ from typing import Final
 import msgspec
 import trio
 
-from engine.chunks.chunk_store import Chunks
+from engine.chunks.chunk_store import Chunks, hash_wrong
 from engine.chunks.payload import Hashed, Payload, Written, is_small
 from engine.chunks.payload_memory import PayloadMemory
 from engine.format.extents import large_extent_bytes
@@ -49,8 +49,8 @@ from engine.metadata.pacing import REST_AFTER_WRITING, Pacing, Writers
 from engine.segments.segment_store import Segments
 from engine.superblock.reserve import Reserve
 from engine.tables.views import Transaction
-from lakefs.errors import ChunkDamaged, CorruptionError, LakeError, OperationalError, StoreFull
-from lakefs.ids import ChunkId, SegmentId, Sequence, id_text, kind_of
+from lakefs.errors import CorruptionError, LakeError, OperationalError, StoreFull
+from lakefs.ids import ChunkId, SegmentId, Sequence, kind_of
 from lakefs.limits import (
     COMPACT_BATCH,
     COMPACT_BATCH_BESIDE_WRITERS,
@@ -326,8 +326,7 @@ class Compactor:
             if copy.chunk == item.chunk and copy.crc == item.record.crc:
                 copies[item.chunk] = item, copy
             else:
-                problem = "its bytes match their checksum and do not hash to its id"
-                await self._note(item, ChunkDamaged(problem, subject=id_text(item.chunk)))
+                await self._note(item, hash_wrong(item.chunk))
         return copies
 
     async def _note(self, item: _Found, error: LakeError) -> None:

@@ -57,7 +57,8 @@ def index_state(store: IndexedStore) -> dict[str, Any]:
     if progress.doing:
         return {"state": progress.doing, "progress": progress.text}
     if store.index_damage is not None:
-        return {"state": "damaged", "reason": store.index_damage.message}
+        damage = store.index_damage
+        return {"state": "damaged", "code": damage.finding.code, "reason": damage.message}
     return {"state": "verified" if store.index_verified else "being checked"}
 
 

@@ -230,6 +230,7 @@ def test_a_full_fsck_finds_a_flipped_bit_and_names_the_object(tmp_path: Path) ->
     assert report["damage"] >= 1
     assert "bkt/x" in json.dumps(report["findings"])
     assert "bkt/y" not in json.dumps(report["findings"])
+    assert {found["code"] for found in report["findings"]} == {"chunk-damaged", "content-chunk-damaged"}
     done = lake("--data", store, "get", "bkt/x", tmp_path / "out")
     assert done.code == 1
     assert "bkt/x" in done.err

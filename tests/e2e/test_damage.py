@@ -103,6 +103,10 @@ def objects_in(report: dict[str, Any]) -> set[str]:
     return {f["object"] for f in report["findings"] if f["object"].startswith("bkt/")}
 
 
+def codes_in(report: dict[str, Any]) -> set[str]:
+    return {f["code"] for f in report["findings"] if f["severity"] == "damage"}
+
+
 def test_flipped_bits_fail_their_objects_by_name_until_they_are_put_again(engine: Served) -> None:
     stored = store_some(engine)
     whole = "bkt/folder/packed too"
@@ -128,6 +132,9 @@ def test_flipped_bits_fail_their_objects_by_name_until_they_are_put_again(engine
     assert shown.code == 1
     assert all(f"damage: {name}: " in shown.text for name in harmed), shown.text
     assert f"damage: {whole}" not in shown.text
+    scrubbed = engine("scrub")
+    assert scrubbed.code == 1
+    assert all(line.endswith(" [chunk-damaged]") for line in scrubbed.lines if line.startswith("damage: "))
 
     with connect(engine.server) as client:
         for name in harmed - {"bkt/copied"}:
@@ -149,7 +156,9 @@ def test_damaged_checksums_fail_whoever_relies_on_them_and_nobody_else(engine: S
     part = engine("cat", "--offset", "5", "--length", "10", "bkt/folder/vector")
     assert part.code == 1
     assert "bkt/folder/vector" in part.err
-    assert objects_in(fsck(engine)) == {"bkt/folder/vector"}
+    report = fsck(engine)
+    assert objects_in(report) == {"bkt/folder/vector"}
+    assert codes_in(report) == {"chunk-quarantined", "content-chunk-damaged"}
     engine.good("put", "-", "bkt/folder/vector", stdin=content)
     assert damaged_names(engine, stored) == set()
     # The old place is garbage now, and gives its room back without harm to the new one.
@@ -191,7 +200,10 @@ def test_a_segment_that_is_gone_or_spoilt_takes_only_its_own_objects_along(engin
     engine.start()
     harmed = set() if how == "other header" else small
     assert damaged_names(engine, stored) == harmed
-    assert objects_in(fsck(engine)) == harmed
+    report = fsck(engine)
+    assert objects_in(report) == harmed
+    told = {"missing": "segment-missing", "truncated": "chunk-past-end", "zeroed": "chunk-quarantined"}
+    assert told[how] in codes_in(report) if harmed else not codes_in(report)
     new = os.urandom(20_000)
     with connect(engine.server) as client:
         client.put("bkt/new", new, create_bucket=True)
@@ -380,6 +392,7 @@ def test_a_damaged_checkpoint_matters_only_with_the_index_gone(engine: Served) -
     assert damaged_names(engine, stored) == set()
     report = fsck(engine)
     assert any("checkpoint" in f["object"] + f["message"] for f in report["findings"]), report
+    assert codes_in(report) == {"checkpoint-damaged"}
     engine.kill()
     shutil.rmtree(engine.data / "index")
     refused = start_fails(engine)

@@ -98,12 +98,18 @@ def test_a_store_damaged_in_many_places_serves_again_after_one_repair(data: Path
     assert shown.code == 1, shown
     for told in ("repaired: superblock", "repaired: checkpoints/", "repaired: journal/", f"damage: {LARGE}"):
         assert told in shown.text, shown.text
+    for code in ("superblock-missing", "checkpoint-damaged", "file-half-written", "content-chunk-damaged"):
+        assert f" [{code}]\n" in shown.text, shown.text
     assert "kept as set-aside/checkpoints." in shown.text
     assert len(list((data / "set-aside").iterdir())) == 2
     again, second = report(data, "--full", "--repair")
     assert (again, second["repairs"]) == (1, [])
     (damaged,) = second["quarantine"]
-    assert damaged["objects"] == [LARGE]
+    assert (damaged["code"], damaged["objects"]) == ("chunk-damaged", [LARGE])
+    assert {finding["code"] for finding in second["findings"]} >= {
+        "chunk-quarantined",
+        "content-chunk-damaged",
+    }
 
     with served(data) as engine:
         assert engine("cat", LARGE).code == 1
@@ -147,6 +153,8 @@ def test_what_no_repair_can_tell_is_left_as_it_is_and_said(data: Path) -> None:
             "index",
             f"checkpoints/{checkpoint.name}",
         }
+        codes = {finding["code"] for finding in found["findings"]}
+        assert codes == {"index-missing", "checkpoint-damaged", "journal-missing"}
     assert checkpoint.read_bytes() == spoilt
     flip(checkpoint, checkpoint.stat().st_size // 2)  # the file was put back
     code, found = report(data, "--repair")

@@ -52,6 +52,12 @@ FLIP_S: Final = 30
 """A life that takes longer hangs."""
 FLIPS_PER_CHILD: Final = 50
 SAMPLES: Final = {"stopped": make_stopped, "killed": make_killed}
+CODES: Final = {
+    "checkpoint": {"checkpoint-damaged"},
+    "journal group": {"journal-damaged"},
+    "payload": {"chunk-damaged", "chunk-quarantined", "content-chunk-damaged", "content-manifest-damaged"},
+}
+"""The findings that a flip there may cause."""
 _WALK_S: Final = 20.0
 _FOLDERS_STEP: Final = 5
 """Of how many folders one is written into before the walk has ended."""
@@ -404,6 +410,9 @@ async def _wait_walked(store: Store) -> None:
 async def _check(store: Store, outcome: Outcome, found: str) -> None:
     report = await store.check(full=True)
     told = [finding for finding in report["findings"] if "gc frees" not in finding["message"]]
+    codes = {finding["code"] for finding in told}
+    if not codes <= CODES.get(outcome.flip.place, codes):
+        outcome.wrong = outcome.wrong or f"fsck calls it {sorted(codes)}"
     outcome.reported = outcome.reported or found or (f"fsck: {told[0]}" if told else "")
 
 

@@ -13,6 +13,7 @@ from engine.fsck.repair import repair_files
 from engine.journal.reader import list_journal
 from engine.metadata.checkpoint import newest_checkpoint
 from engine.superblock.superblock import read_superblock
+from lakefs.findings import Finding
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimCrashed, SimDisk
 from tests.unit.engine.metadata.test_recovery import State, fill, filled_store, group_offset, lose_index
@@ -94,37 +95,46 @@ def _leave_temporaries(disk: SimDisk) -> None:
 
 
 HARMS = [
-    (_stopped, _lose_superblock),
-    (_stopped, _spoil_superblock),
-    (_stopped, _spoil_copy),
-    (_stopped, _spoil_checkpoint),
-    (_stopped, _lose_checkpoint),
-    (_stopped, _lose_journal),
-    (_stopped, _spoil_journal_header),
-    (_stopped, lose_index),
-    (_killed, _spoil_superblock),
-    (_killed, _spoil_checkpoint),
-    (_killed, _lose_checkpoint),
-    (_killed, lose_index),
-    (_killed, _spoil_group_header),
-    (_killed, _spoil_group_body),
-    (_killed, _leave_temporaries),
+    # without a code nothing is to be done: the journal has everything
+    (_stopped, _lose_superblock, Finding.SUPERBLOCK_MISSING),
+    (_stopped, _spoil_superblock, Finding.SUPERBLOCK_DAMAGED),
+    (_stopped, _spoil_copy, Finding.SUPERBLOCK_DAMAGED),
+    (_stopped, _spoil_checkpoint, Finding.CHECKPOINT_DAMAGED),
+    (_stopped, _lose_checkpoint, None),
+    (_stopped, _lose_journal, Finding.JOURNAL_MISSING),
+    (_stopped, _spoil_journal_header, Finding.JOURNAL_HEADER_DAMAGED),
+    (_stopped, lose_index, Finding.INDEX_MISSING),
+    (_killed, _spoil_superblock, Finding.SUPERBLOCK_DAMAGED),
+    (_killed, _spoil_checkpoint, Finding.CHECKPOINT_DAMAGED),
+    (_killed, _lose_checkpoint, None),
+    (_killed, lose_index, Finding.INDEX_MISSING),
+    (_killed, _spoil_group_header, Finding.JOURNAL_DAMAGED),
+    (_killed, _spoil_group_body, Finding.JOURNAL_DAMAGED),
+    (_killed, _leave_temporaries, Finding.FILE_HALF_WRITTEN),
 ]
 
 
 @pytest.mark.parametrize("loses_power", [False, True])
-@pytest.mark.parametrize(("make", "harm"), HARMS)
+@pytest.mark.parametrize(("make", "harm", "finding"), HARMS)
 def test_a_repair_cut_short_anywhere_is_finished_by_the_next(
-    make: Callable[[SimDisk], object], harm: Callable[[SimDisk], None], loses_power: bool
+    make: Callable[[SimDisk], object],
+    harm: Callable[[SimDisk], None],
+    finding: Finding | None,
+    loses_power: bool,
 ) -> None:
     for operation in range(1, _OPERATIONS_MAX):
-        if _is_whole_after_crash_at(operation, make, harm, loses_power=loses_power):
+        if _is_whole_after_crash_at(operation, make, harm, finding, loses_power=loses_power):
             return
     raise AssertionError("a repair has no end")
 
 
 def _is_whole_after_crash_at(
-    operation: int, make: Callable[..., object], harm: Callable[[SimDisk], None], *, loses_power: bool
+    operation: int,
+    make: Callable[..., object],
+    harm: Callable[[SimDisk], None],
+    finding: Finding | None,
+    *,
+    loses_power: bool,
 ) -> bool:
     """Repair up to that operation, then again; whether the first one came to its end."""
     finished = True
@@ -143,7 +153,9 @@ def _is_whole_after_crash_at(
             disk = _after_power_loss(disk) if loses_power else disk.kill()
             report = repair_files(disk, SimClock(), index_committed=disk.note_index_sync)
         disk.crash_at = None
-        assert report.damage == []
+        assert report.found == []
+        if finished:
+            assert {repair.code for repair in report.repairs} == ({finding.code} if finding else set())
         assert repair_files(disk, SimClock()).repairs == []
         async with opened(disk) as metadata:
             assert contents(metadata) == before

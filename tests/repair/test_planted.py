@@ -23,9 +23,9 @@ samples = table.samples
 
 def crashes_notice() -> None:
     """Repairs of stores that were killed, losing power at any of their first operations."""
-    for make, harm in HARMS[8:]:
+    for make, harm, finding in HARMS[8:]:
         for operation in range(1, 26):
-            crashes._is_whole_after_crash_at(operation, make, harm, loses_power=True)
+            crashes._is_whole_after_crash_at(operation, make, harm, finding, loses_power=True)
 
 
 def forget_the_tail(patch: pytest.MonkeyPatch) -> None:

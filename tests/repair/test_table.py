@@ -71,6 +71,18 @@ TABLE = {
     },
 }
 
+_SEGMENT = "segment-missing chunk-past-end chunk-damaged chunk-damaged segment-foreign"
+CODES = {
+    # missing, truncated, one flipped bit, zeros, another store's: what fsck --full calls it, where it says something
+    "superblock": "superblock-missing" + " superblock-damaged" * 3 + " superblock-foreign",
+    "superblock.copy": "superblock-copy-missing" + " superblock-damaged" * 3 + " superblock-foreign",
+    "journal": "journal-missing journal-cut-short journal-damaged journal-header-damaged journal-foreign",
+    "checkpoint": "journal-missing" + " checkpoint-damaged" * 3 + " checkpoint-foreign",
+    "index": "index-missing" + " index-damaged" * 3 + " index-foreign",
+    "small segment": _SEGMENT,
+    "large segment": _SEGMENT,
+}
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -139,11 +151,21 @@ def test_what_fsck_says_and_does(
         is_told = said in (REPAIRED, LEFT, SET_ASIDE) or (said == FULL and "--full" in options)
         assert (code, report["outcome"]) == ((1, "damaged") if is_told else (0, "clean")), report
 
+    code_of_it = "" if said in (QUIET, TORN) else CODES[kind].split()[HARMS.index(how)]
+    if (sample, kind, how) == ("indexed", "journal", "missing"):
+        code_of_it = "journal-cut-short"  # the index says how far it went
+    codes = {finding["code"] for finding in report["findings"]} - {"garbage"}
+    assert code_of_it in codes if code_of_it else not codes
+
     code, report = fsck(data, capsys, "--repair", "--full")
     is_left = said in (LEFT, FULL, SET_ASIDE)
     done = [repair for repair in report["repairs"] if repair["object"] != "store"]  # the store: its garbage
     assert bool(done) == (said in (REPAIRED, NOTED, SET_ASIDE)), report
     assert code == (1 if is_left else 3 if report["repairs"] else 0), report
+    # Of a journal that was cut short, repair names the group that it misses.
+    assert not done or {code_of_it, code_of_it.replace("cut-short", "damaged")} & {
+        repair["code"] for repair in done
+    }
     assert all((data / repair["kept_as"]).exists() for repair in report["repairs"])
     if done and spoilt is not None and kind != "index":
         kept = [(data / repair["kept_as"]).read_bytes() for repair in done if repair["kept_as"]]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 from engine.chunks.chunk_store import Chunks
 from engine.format.layouts import ChunkRecord
 from engine.segments.files import segment_path
-from lakefs.ids import ChunkId, data_chunk_id
+from lakefs.ids import ChunkId, data_chunk_id, id_text
 from lakefs.limits import COMPACT_SHARE_MOST
 from tests.sim.world.disk import SimDisk
 from tests.store_rig import (
@@ -26,6 +27,11 @@ from tests.store_rig import (
 EAGER = replace(SMALL_SIZES, compact_won_bytes=1)
 KEPT = b"kept" * 700
 DEAD = b"dead" * 9000
+
+
+def codes_of(report: dict[str, Any]) -> dict[str, str]:
+    """Code by object."""
+    return {finding["object"]: finding["code"] for finding in report["findings"]}
 
 
 def test_a_chunk_that_compaction_moves_under_a_full_check_is_read_where_it_lies_now() -> None:
@@ -54,7 +60,7 @@ def test_a_chunk_that_compaction_moves_under_a_full_check_is_read_where_it_lies_
                 report = await store.check(full=True)
             first, second = looked
             assert first.segment < second.segment
-            assert "bkt/kept" in {finding["object"] for finding in report["findings"]}
+            assert {"bkt/kept": "content-chunk-damaged"}.items() <= codes_of(report).items()
 
     run(main)
 
@@ -70,7 +76,10 @@ def test_what_a_quick_check_finds_missing_is_whole_when_the_same_bytes_are_put_a
         async with simulated_store(disk) as store:
             client = client_of(store)
             report = await fsck(client, full=False)
-            assert "bkt/kept" in {finding["object"] for finding in report["findings"]}
+            assert codes_of(report) == {
+                "bkt/kept": "content-chunk-damaged",
+                id_text(data_chunk_id(KEPT)): "segment-missing",
+            }
             await put(client, "kept", KEPT)
             assert await read(client, data_chunk_id(KEPT)) == KEPT
             assert (await fsck(client))["damage"] == 0

@@ -276,5 +276,6 @@ def test_fsck_finds_a_symlink_that_lost_its_target() -> None:
             (finding,) = [found for found in report["findings"] if found["severity"] == "damage"]
             assert finding["object"] == "bkt/k"
             assert "symlink" in finding["message"]
+            assert finding["code"] == "symlink-damaged"
 
     run(main)

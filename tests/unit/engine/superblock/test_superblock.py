@@ -25,6 +25,7 @@ from engine.superblock.superblock import (
     write_superblock,
 )
 from lakefs.errors import StoreDamaged, StoreLocked, StoreUnusable
+from lakefs.findings import Finding
 from lakefs.ids import Sequence, new_id16
 from tests.sim.world.clock import SIM_EPOCH_NS, SimClock
 from tests.sim.world.disk import SimCrashed, SimDisk
@@ -116,8 +117,9 @@ def test_a_bit_flip_in_both_is_refused_the_lock_given_up_and_nothing_changed(off
         disk.flip_bit(path, offset, 2)
     before = read_head(disk, SUPERBLOCK_PATH)
     for _ in range(2):
-        with pytest.raises(StoreDamaged, match="put one of them back"):
+        with pytest.raises(StoreDamaged, match="put one of them back") as refused:
             open_store(disk, CLOCK, create=True)
+        assert refused.value.finding is Finding.SUPERBLOCKS_LOST
     assert read_head(disk, SUPERBLOCK_PATH) == before
 
 
@@ -128,8 +130,9 @@ def test_the_copy_of_another_store_is_not_used() -> None:
     write_one(disk, COPY_PATH, created(SimDisk(6)).pack())
     open_store(disk, CLOCK, create=True).lock.close()  # the superblock is good: the copy does not matter
     disk.flip_bit(SUPERBLOCK_PATH, 130, 2)
-    with pytest.raises(StoreDamaged, match="not the one of the journal"):
+    with pytest.raises(StoreDamaged, match="not the one of the journal") as refused:
         open_store(disk, CLOCK, create=True)
+    assert refused.value.finding is Finding.STORE_MIXED
 
 
 def test_the_copy_that_a_later_release_wrote_is_refused_by_its_version() -> None:

@@ -85,7 +85,8 @@ def test_any_spoilt_payload_is_found_and_named(size: int) -> None:
             assert store.scrubber.state.last_damaged == 1
             (found,) = await store.damaged()
             assert found["objects"] == ["bkt/copy", f"bkt/o{size}"]
-            assert store.quarantine.noted(10)[0].chunk == stored[f"o{size}"]
+            noted = store.quarantine.noted(10)[0]
+            assert (noted.chunk, noted.code) == (stored[f"o{size}"], "chunk-damaged")
 
     run(main)
 
