@@ -31,6 +31,7 @@ from bench.harness.measure import timed
 from bench.harness.mounts import lake_mounted
 from bench.harness.process import ROOT, EngineProcess, allocated_bytes, clean_environment, lake_command
 from bench.harness.tensors import Tensor, change_tensors, read_tensors
+from lakefs.client.facade import driver_of
 from lakefs.names import Name
 from lakefs.trees.get_file import GetOptions
 from lakefs.trees.get_tree import get_tree
@@ -237,14 +238,16 @@ def _check(engine: EngineProcess) -> None:
 
 def _put(lake: lakefs.Lake, folder: Path, key: str) -> Totals:
     walks = [Walk(str(folder), key, WalkOptions())]
-    totals = lake.run(put_tree(lake.steps, walks, "models", PutOptions(create_bucket=True), Observer()))
+    driver = driver_of(lake)
+    totals = driver.run(put_tree(driver.steps, walks, "models", PutOptions(create_bucket=True), Observer()))
     if totals.first_error is not None:
         raise totals.first_error
     return totals
 
 
 def _get(lake: lakefs.Lake, key: str, target: Path) -> None:
-    totals = lake.run(get_tree(lake.steps, Name("models", key), str(target), GetOptions(), Observer()))
+    driver = driver_of(lake)
+    totals = driver.run(get_tree(driver.steps, Name("models", key), str(target), GetOptions(), Observer()))
     if totals.first_error is not None:
         raise totals.first_error
 

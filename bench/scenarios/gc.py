@@ -13,6 +13,7 @@ import lakefs
 from bench.harness.content import payload
 from bench.harness.measure import Bench, Figure, Paired, Scenario, Sides, Single, at_least, at_most, timed
 from bench.harness.process import EngineProcess, allocated_bytes
+from lakefs.client.facade import driver_of
 from lakefs.names import parse_object_name
 
 KIB: Final = 1024
@@ -125,8 +126,11 @@ def _put(lake: lakefs.Lake, objects: Sequence[tuple[str, int]]) -> None:
 
 
 def _remove(lake: lakefs.Lake, names: Sequence[str]) -> None:
+    driver = driver_of(lake)
     for start in range(0, len(names), BATCH):
-        lake.run(lake.steps.remove_many([parse_object_name(name) for name in names[start : start + BATCH]]))
+        driver.run(
+            driver.steps.remove_many([parse_object_name(name) for name in names[start : start + BATCH]])
+        )
 
 
 RECLAIMED: Final = tuple(

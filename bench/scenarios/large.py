@@ -20,6 +20,7 @@ from bench.harness.content import renew_file, write_file
 from bench.harness.measure import Bench, Figure, Scenario, Single, at_least, at_most, timed
 from bench.harness.process import EngineProcess, MemoryWatch
 from bench.harness.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
+from lakefs.client.facade import driver_of
 from lakefs.names import Name
 from lakefs.trees.get_file import GetOptions, get_to_file
 from lakefs.trees.walk import Observer
@@ -125,7 +126,8 @@ def hash_file(path: Path) -> bytes:
 
 
 def _get(lake: lakefs.Lake, target: Path) -> None:
-    lake.run(get_to_file(lake.steps, Name("bench", "x"), str(target), GetOptions(), Observer()))
+    driver = driver_of(lake)
+    driver.run(get_to_file(driver.steps, Name("bench", "x"), str(target), GetOptions(), Observer()))
 
 
 def measure_memory(bench: Bench) -> dict[str, float]:

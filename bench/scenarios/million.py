@@ -15,6 +15,7 @@ import lakefs
 from bench.harness.content import payload
 from bench.harness.measure import Bench, Figure, Scenario, Single, at_most, timed
 from bench.harness.process import EngineProcess, MemoryWatch
+from lakefs.client.facade import driver_of
 
 FULL: Final = 1_000_000
 FEW: Final = 10_000
@@ -134,10 +135,11 @@ def _page_s(lake: lakefs.Lake, bucket: str, count: int, bench: Bench) -> float:
     pages = bench.scale.pick(PAGES, 5)
     step = max(1, (count - 1000) // pages)
     seconds: list[float] = []
+    driver = driver_of(lake)
     for number in range(0, max(1, count - 1000), step):
         after = f"d/{number // 1000:05}/{number % 1000:03}"
         seconds.append(
-            timed(lambda after=after: lake.run(lake.steps.list_page(bucket, after=after)))  # type: ignore[misc]
+            timed(lambda after=after: driver.run(driver.steps.list_page(bucket, after=after)))  # type: ignore[misc]
         )
     return statistics.median(seconds)
 

@@ -23,6 +23,7 @@ from bench.harness.mounts import forget_pages_below
 from bench.harness.process import EngineProcess
 from bench.harness.sampled import ALONE, OURS, CouldNotRun, Entrant, Run, Sampled, Side, Target
 from bench.peers.fio import Job, fio
+from lakefs.client.facade import driver_of
 from lakefs.content.verify import Check
 from lakefs.histogram import Histogram
 from lakefs.ids import data_chunk_id
@@ -99,11 +100,12 @@ def _ours(
     by_engine: bool = False,
 ) -> Iterator[Side]:
     with engine.connect(check=check) as lake, lake.pool(size_bytes=len(chunks) * size) as pool:
+        driver = driver_of(lake)
 
         def load(taken: Sequence[int]) -> None:
             wanted, offsets = [chunks[index] for index in taken], [index * size for index in taken]
             if by_engine:
-                lengths = lake.run(lake.steps.load_many(wanted, pool, offsets))
+                lengths = driver.run(driver.steps.load_many(wanted, pool, offsets))
             else:
                 lengths = lake.load_many(wanted, pool, offsets)
             assert lengths == [size] * BLOCKS

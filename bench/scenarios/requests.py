@@ -12,6 +12,7 @@ from bench.harness.content import payload
 from bench.harness.measure import Bench, Scenario, at_most
 from bench.harness.process import EngineProcess
 from bench.harness.sampled import ALONE, OURS, Entrant, Sampled, Side, Target, one_by_one
+from lakefs.client.facade import driver_of
 from lakefs.steps.steps import send
 from lakefs.wire.messages import CloseLeases, Locate
 
@@ -28,10 +29,14 @@ def locate_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
         names = [f"bench/c{number}" for number in range(CHUNKS)]
         lake.put_many([(name, payload(CHUNK_BYTES)) for name in names])
         chunks = [bytes(lake.stat(name).blob) for name in names]
-        media = lake.steps.access(None).media
+        driver = driver_of(lake)
+        media = driver.steps.access(None).media
         yield [
-            Entrant(OURS, partial(_asking, engine, count, lambda: lake.run(send(Locate(chunks, media))))),
-            Entrant(EMPTY, partial(_asking, engine, count, lambda: lake.run(send(CloseLeases([]))))),
+            Entrant(
+                OURS,
+                partial(_asking, engine, count, lambda: driver.run(send(Locate(chunks, media)))),
+            ),
+            Entrant(EMPTY, partial(_asking, engine, count, lambda: driver.run(send(CloseLeases([]))))),
         ]
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from lakefs.errors import LakeError
 from lakefs.ids import Buffer
@@ -97,6 +97,17 @@ class Tell(NamedTuple):
 
 Step = Start | Wait | Tell
 Steps = Generator[Step, Any, T]
+
+
+class Page(NamedTuple, Generic[T]):
+    """Entries of a long list, and the steps that read on; None behind the last page."""
+
+    entries: Sequence[T]
+    rest: Steps[Page[T]] | None
+
+
+Pages = Steps[Page[T]]
+"""The first page of a list, to be read page by page."""
 
 
 def send(
