@@ -16,7 +16,7 @@ _REGISTRY: Final[dict[str, Layout]] = {}
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a layout: its name, its struct code and where it lies."""
+    """One field of a layout: its name, struct code, offset and size in bytes."""
 
     name: str
     code: str
