@@ -5,7 +5,8 @@ naming rules"), so that every S3 client, and the host names of virtual-host styl
 buckets with other names, made before it had these rules: shorter ones, capitals, `_`.  They can be looked up, changed
 and removed like any other; only creating one is refused.
 
-S3 reserves the suffix `-an` for one kind of general purpose bucket, so a bucket here may have it."""
+S3 reserves the suffix `-an` for one kind of general purpose bucket, so a bucket here may have it.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Four branches: errors that the user can mend, errors that operation must mend (retryable or not), damage, and bugs.
 Every error that crosses a port is one of these classes.  Faces translate once, at the edge, from this table. A
-message says what happened, to which object, and what to do next."""
+message says what happened, to which object, and what to do next.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class LakeError(Exception):
     """Root of the tree.  `subject` names the object concerned, if there is one.
 
     `finding` is the kind under which fsck and scrub report the error: given by the raiser, or else the class's own.
-    It is not sent over the wire."""
+    It is not sent over the wire.
+    """
 
     wire_code: ClassVar[int] = 0
     exit_code: ClassVar[int] = 70

@@ -2,7 +2,8 @@
 
 The code is the member's name in lower case, with hyphens: `CHUNK_DAMAGED` is `chunk-damaged`.  Codes stay the same
 from release to release; a new kind gets a new code.  The severity belongs to the kind, so all findings of one kind
-have the same.  A finding's message says more, and may change between releases."""
+have the same.  A finding's message says more, and may change between releases.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ Values are whole nanoseconds.  Below `_LINEAR` each value has its own bucket.  A
 value beyond an hour counts as an hour.  Nothing here is locked: one thread records, or each thread has its own
 histogram and the histograms are added.
 
-Source: Gil Tene, HdrHistogram, "Configuration Parameters" (the sub-bucket scheme)."""
+Source: Gil Tene, HdrHistogram, "Configuration Parameters" (the sub-bucket scheme).
+"""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ class Histogram:
         """Return the duration that `share` (0 to 1) of all values do not exceed, right to 0.8%; ValueError for no
         values.
 
-        The result is the highest value of its bucket, as in HdrHistogram: never less than the measured value."""
+        The result is the highest value of its bucket, as in HdrHistogram: never less than the measured value.
+        """
         if not self.count:
             raise ValueError("no values were recorded")
         rank = max(1, math.ceil(share * self.count))

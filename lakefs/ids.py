@@ -4,7 +4,8 @@ A chunk's id is one kind byte and the BLAKE3-256 of the chunk's bytes.  Manifest
 derive-key context, so no user's bytes can have a manifest's id.
 
 Ids never cross a function boundary as bare `bytes`, `int` or `str`: the types below are distinct to mypy and cost
-nothing at run time."""
+nothing at run time.
+"""
 
 from __future__ import annotations
 

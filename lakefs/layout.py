@@ -3,7 +3,8 @@
 Every fixed structure of the store and of the wire is declared once as a `Layout`, in the module that packs it.
 `docs/format.md` and `docs/protocol.md` hold the same tables for readers, and a test compares the two, field by field.
 
-Rules: little-endian, no implicit padding, every byte of a layout has a name."""
+Rules: little-endian, no implicit padding, every byte of a layout has a name.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Names as users write them: `BUCKET/KEY`, with or without `lake://`.
 
-The engine decides which characters a bucket name or key may have; this module only splits the text."""
+The engine decides which characters a bucket name or key may have; this module only splits the text.
+"""
 
 from __future__ import annotations
 

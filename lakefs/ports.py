@@ -1,7 +1,8 @@
 """Ports: the interfaces through which the product uses disks, clocks, threads and networks.
 
 Each has a real and a simulated implementation, and one contract suite in `tests/contract` that all of them pass.  The
-methods of `Disk` and `DiskFile` block: the engine calls them through `Offload`, which the simulator runs inline."""
+methods of `Disk` and `DiskFile` block: the engine calls them through `Offload`, which the simulator runs inline.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class DiskFile(Protocol):
 
     Errors: StoreFull (ENOSPC, EDQUOT), StoreReadOnly (EROFS), SourceChanged (EFAULT: the memory belongs to a client
     that shrank it), DiskFailed (any other OSError).  A write writes everything or raises; after a raise any part of
-    it may be on the medium."""
+    it may be on the medium.
+    """
 
     @property
     def direct(self) -> bool:
@@ -46,7 +48,8 @@ class DiskFile(Protocol):
     def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
         """Fill `buffer` from memory, without waiting for the medium; return True if all of it was in memory.
 
-        If it returns False, `buffer` may hold anything."""
+        If it returns False, `buffer` may hold anything.
+        """
         ...
 
     def preadv_cached_into(self, buffers: Sequence[memoryview], offset: int) -> bool:
@@ -111,7 +114,8 @@ class Disk(Protocol):
     ) -> DiskFile:
         """Open a file; with `create` it must be new (mode 0600).  FileNotFoundError, FileExistsError.
 
-        `direct` requests O_DIRECT writes; if the file system refuses, the file's `direct` is False."""
+        `direct` requests O_DIRECT writes; if the file system refuses, the file's `direct` is False.
+        """
         ...
 
     def list_folder(self, path: str) -> list[str]:
@@ -154,7 +158,8 @@ class Disk(Protocol):
         """Lock the folder itself and this file, created if missing: exclusive, held until close.  StoreLocked.
 
         The folder's lock stays when the file is removed.  While the lock is held, `rename`, `unlink` and creating a
-        name first call `check_lock`."""
+        name first call `check_lock`.
+        """
         ...
 
     def check_lock(self) -> None:
@@ -205,14 +210,16 @@ class IoQueue(Protocol):
         waits.
 
         Until it returns, the files stay open and nothing else touches the buffers (at most 2 GiB each). It can be
-        cancelled only before it begins: a caller cancelled later waits until the kernel has released all memory."""
+        cancelled only before it begins: a caller cancelled later waits until the kernel has released all memory.
+        """
         ...
 
     async def read_packed(self, places: Sequence[FilePlace], buffer: memoryview) -> list[bool]:
         """Read places into one buffer, one after the other; return for each whether it was read whole.
 
         The caller reads the others again, whatever the reason; their part of the buffer may hold anything. Each place
-        has at least 1 byte, and all together fit in the buffer; otherwise like `read_many`."""
+        has at least 1 byte, and all together fit in the buffer; otherwise like `read_many`.
+        """
         ...
 
 
@@ -232,7 +239,8 @@ class Clock(Protocol):
 class Stream(Protocol):
     """A two-way byte stream with ordered delivery, and descriptors if the medium can carry them.
 
-    One task sends and one receives at a time.  Errors: EngineUnreachable if the peer is gone."""
+    One task sends and one receives at a time.  Errors: EngineUnreachable if the peer is gone.
+    """
 
     @property
     def carries_descriptors(self) -> bool:
@@ -262,7 +270,8 @@ class Stream(Protocol):
         """Send as much as fits without waiting; return the number of bytes, 0 if nothing fits.  Not while a `send`
         waits.
 
-        Descriptors travel with the first byte: a result above 0 means that they were sent."""
+        Descriptors travel with the first byte: a result above 0 means that they were sent.
+        """
         ...
 
     async def wait_writable(self) -> None:

@@ -6,7 +6,8 @@ Rules kept here:
 - With `compare`, a local file that already has the object's bytes (size first, then content at the object's cuts) is
   not fetched; it gets the object's mode and time.
 - A target has its old content or the new one, whole.  The part is removed if its get fails, but kept if the engine
-  was lost: the next get continues from it."""
+  was lost: the next get continues from it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def get_to_file(
 ) -> Steps[FileOutcome]:
     """Write one object to a local file, complete or absent.  Replaces a symbolic link that has the target's name.
 
-    KeyNotFound, IsAFolder, ChunkDamaged, AlreadyExists (without `replace`), LocalFileError."""
+    KeyNotFound, IsAFolder, ChunkDamaged, AlreadyExists (without `replace`), LocalFileError.
+    """
     access = lake.access(observer.progress)
     opened = yield from open_object(access, name)
     try:
@@ -70,7 +72,8 @@ def stream_range(
 ) -> Steps[int]:
     """Pass a range to `write` (called as work, in order), fetching ahead; return the number of bytes.
 
-    Each step ends where a chunk ends, so that whole chunks are checked by their ids."""
+    Each step ends where a chunk ends, so that whole chunks are checked by their ids.
+    """
     end = min(offset + length, opened.stat.size_bytes)
     position = offset
     writing: Ticket | None = None

@@ -8,7 +8,8 @@ Rules kept here:
   object below a folder that is a symbolic link here, unless `follow` is set.
 - A file that fails ends alone; the others continue.  An object that is not fetched has failed, unless the options say
   to leave it.
-- One piece of work writes and names the file of a small object, so no half-written file can be left."""
+- One piece of work writes and names the file of a small object, so no half-written file can be left.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def get_tree(
     """Write all objects below a folder of the lake to a local folder, created if missing.
 
     `source.key` is empty or ends in `/`.  KeyNotFound, BucketNotFound.  Any other error raised ends the whole
-    operation (`lakefs.trees.walk.is_fatal`); other failures are outcomes."""
+    operation (`lakefs.trees.walk.is_fatal`); other failures are outcomes.
+    """
     assert source.is_folder
     if source.key:
         yield from lake.stat(str(source))
@@ -317,7 +319,8 @@ class _JoinedSink:
     """Sink for many objects of at most one chunk, joined into one opened object whose pieces follow each other.
 
     `written` holds the indexes of objects whose file is complete, `failures` the errors of those that could not be
-    written.  An object in neither was not fetched, or has no bytes."""
+    written.  An object in neither was not fetched, or has no bytes.
+    """
 
     in_place = True
 

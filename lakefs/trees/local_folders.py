@@ -4,7 +4,8 @@ The folder that the user named is used as written, links included.  The folders 
 real: a symbolic link among them would let bytes land elsewhere.  Each folder is opened from the descriptor of the one
 above it, following no link, so nothing can be exchanged between a check and its use.
 
-Everything here blocks; operations call it as `Work`."""
+Everything here blocks; operations call it as `Work`.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ Rules kept here:
 - The last user of a descriptor closes it: fetches that still run in other threads after a failure write into this
   file or nowhere.
 
-Everything here blocks except `discard`; operations call it as `Work`."""
+Everything here blocks except `discard`; operations call it as `Work`.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ class PartFile:
     """A target being written; the sink of its object's chunks.
 
     No file exists before `open`.  The owner may end the part from the constructor on, also while `open` is
-    interrupted: an `open` that finds the part ended removes its file."""
+    interrupted: an `open` that finds the part ended removes its file.
+    """
 
     in_place = False
 
@@ -292,7 +294,8 @@ def restore_attributes(source: FileSource, attributes: FileAttributes) -> None:
 def _write_new(target: LocalTarget, payload: memoryview | bytes, attributes: FileAttributes) -> bool:
     """Write a file that has no name until it is complete.  Return False if that is impossible or the name is taken.
 
-    A kill leaves no trace of it.  LocalFileError."""
+    A kill leaves no trace of it.  LocalFileError.
+    """
     with target.folder() as folder:
         if has_name(target.name, folder):
             return False

@@ -15,7 +15,8 @@ name.  A file with a second hard link is never taken for a part, because the use
 A mark behind the content lies in one page: a kill leaves all of it or nothing.  It is cut off before the file gets
 the target's name; a kill between the two leaves the whole object under the part's name, like a file of the user's.
 
-All functions take a regular file's descriptor.  Everything here blocks."""
+All functions take a regular file's descriptor.  Everything here blocks.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ Rules kept here:
 - With `compare`, a file whose content and mode are already stored under its name is left alone: sizes are compared
   first, then the bytes, at the stored object's own cuts.  Times decide nothing.
 - A small file is cut as `put` would cut it: one that has more than one chunk (a safetensors file) is put alone.
-- Memory: `jobs` frames of at most 8 MiB."""
+- Memory: `jobs` frames of at most 8 MiB.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def put_tree(
     reported.
 
     Raises only errors that end everything: the engine is gone or full, the bucket is missing and not to be created,
-    or a root does not exist.  Files stored until then stay."""
+    or a root does not exist.  Files stored until then stay.
+    """
     run = _TreePut(lake, bucket, options, observer)
     for walk in walks:
         while batch := (yield from work(walk.next_batch, FRAME_FILES)):

@@ -4,7 +4,8 @@ A tree operation continues when one file fails: each file ends in one `FileOutco
 it happens, and counted in `Totals`.  Errors that every further file would meet too (`is_fatal`) end the operation.
 
 The walk blocks; operations call `next_batch` as `Work`.  It holds one sorted list of names for each level of the tree
-that it is in, and never follows a link back to a folder that contains it."""
+that it is in, and never follows a link back to a folder that contains it.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +132,8 @@ class Walk:
     def next_batch(self, limit: int) -> list[LocalEntry]:
         """Return up to `limit` more entries, names in byte order; none at the end.
 
-        Blocks.  LocalFileError if the root does not exist; InvalidArgument if the walk meets a refused folder."""
+        Blocks.  LocalFileError if the root does not exist; InvalidArgument if the walk meets a refused folder.
+        """
         batch: list[LocalEntry] = []
         for entry in self._entries:
             batch.append(entry)
@@ -227,7 +229,8 @@ def file_holds_blob(source: FileSource, stat_: ObjectStat) -> bool | None:
     """Return True if a file of one chunk is the object; None if its blob has a manifest, so that the layout is
     needed.
 
-    Blocks.  The sizes are equal."""
+    Blocks.  The sizes are equal.
+    """
     if not stat_.blob:
         return False
     if kind_of(BlobId(stat_.blob)) is ChunkKind.MANIFEST:
