@@ -59,7 +59,6 @@ MANIFEST_BYTES_MAX: Final = MANIFEST_HEADER.size + MANIFEST_FANOUT * MANIFEST_EN
 
 _RESERVED: Final = bytes(12)
 _EMPTY_MD5: Final = "d41d8cd98f00b204e9800998ecf8427e"
-_ENTRY_KIND: Final = (ChunkKind.DATA, ChunkKind.MANIFEST)
 
 
 class CutKind(IntEnum):
