@@ -277,6 +277,19 @@ LISTEN_BACKLOG: Final = 1024
 # --- in flight ---------------------------------------------------------------------------------------
 # A window is the number of requests, or pieces of work for threads, that are in flight at once: the bytes
 # that all of them may hold, divided by the bytes that one holds at most.
+#
+# window                 one     all  count  what is in flight; what bounds the bytes of all
+# STORE_WINDOW         8 MiB  48 MiB   6  requests to store two chunks, or manifests; 12 of the engine's 15 buffers
+# PUT_MANY_WINDOW     16 MiB  32 MiB   2  requests to put small objects; one is received, or copied, while one is synced
+# FRAMES_PER_JOB       4 MiB   8 MiB   2  frames of small files of one job; one is read while one is stored
+# WRITE_BEHIND_WINDOW  8 MiB  16 MiB   2  requests to store an open file; one is hashed while one is written to disk
+# WRITE_BEHIND_FILES  16 MiB  32 MiB   2  open files of one mount that are being stored; 8 of the engine's 15 buffers
+# S3_STORE_WINDOW      4 MiB  12 MiB   3  chunks of one PUT; a gateway's S3_RECEIVE_BYTES are enough for 15 such PUTs
+# FETCH_WINDOW        16 MiB  96 MiB   6  groups of chunks, or streamed chunks; enough for two threads and a disk
+# LOAD_WINDOW          4 MiB  16 MiB   4  streamed chunks, requests to load, portions to check; two for each thread
+# CHECK_WINDOW         4 MiB  16 MiB   4  chunks that threads hash where they lie; two for each thread
+# WRITE_FILES_WINDOW   2 MiB   8 MiB   4  batches of small files to write; two for each thread
+# COPY_WINDOW          4 KiB 128 KiB  32  requests to copy names; half of those that are served for one connection
 CLIENT_THREADS: Final = 2
 STORE_REQUEST_BYTES: Final = 2 * CHUNK_BYTES
 """Large enough that a request's overhead vanishes, small enough to overlap hash and disk."""
