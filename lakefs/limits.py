@@ -97,7 +97,7 @@ VERIFY_BATCH: Final = 4096
 # --- shared index ---------------------------------------------------------------------------------------
 HOT_INDEX_SLOTS_MIN: Final = 1 << 10
 HOT_INDEX_SLOTS_MAX: Final = 1 << 32
-"""Slots of one table; at 64 bytes each 256 GiB.  A slot's home is taken from the first 8 bytes of a digest."""
+"""Slots of one table; at 64 bytes each 256 GiB.  An entry's home slot is taken from the first 8 bytes of its digest."""
 HOT_INDEX_ENTRIES_MIN: Final = 200_000
 """Entries that the smallest default table has room for: 16 MiB.  The table grows by itself."""
 HOT_INDEX_MEMORY_SHARE: Final = 16

@@ -44,7 +44,7 @@ WHOLE_BYTES: Final = 4 << 30
 """Most bytes of PUTs of large objects in a round that runs to its end."""
 WHOLE_PATIENCE_S: Final = 20.0
 SHORT_BYTES: Final = 1 << 30
-"""A scenario whose rounds have more bytes runs at most two."""
+"""A round with more bytes is run at most twice."""
 CUT_S: Final = 3.0
 QUICK_BYTES: Final = 4 << 20
 SIGNED_AHEAD: Final = 4000
