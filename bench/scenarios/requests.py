@@ -23,7 +23,7 @@ EMPTY: Final = "empty round trip"
 
 @contextmanager
 def locate_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """Where 64 chunks are, as this client's reads ask for it, and a request that asks for nothing, on one engine."""
+    """Context manager: a locate of 64 chunks, as this client's reads send it, and an empty request, on one engine."""
     count = bench.scale.pick(3000, 50)
     with EngineProcess(bench.folder) as engine, engine.connect() as lake:
         names = [f"bench/c{number}" for number in range(CHUNKS)]
