@@ -1,4 +1,4 @@
-"""`lake gateway`: the S3 face alone, in front of an engine elsewhere, in one process or several."""
+"""`lake gateway`: S3 alone, in front of an engine elsewhere, in one process or several."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def gateway(
 ) -> int:
     """Serve S3 from the engine at --server, until SIGTERM or SIGINT.
 
-    References no state: any number may run, on this machine or others.  Settings are those of S3 in the
-    configuration; the engine's admin address and data folder are not used.  While the engine is away requests are
-    answered with 503, and it is waited for.
+    A gateway keeps no state: any number may run, on this machine or others.  Settings are those of S3 in the
+    configuration; the engine's admin address and data folder are not used.  While the engine is away, requests are
+    answered with 503, and the gateway waits for it.
     """
     from functools import partial
 

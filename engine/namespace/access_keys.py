@@ -23,7 +23,6 @@ from lakefs.names import shown
 from lakefs.wire.messages import AccessKeyStat
 
 ACCESS_KEY_CHARACTERS: Final = 20
-SECRET_KEY_CHARACTERS: Final = 40
 _RECORD_VERSION: Final = 1
 _KEYS_END: Final = b"\xff"
 _encoder: Final = msgspec.msgpack.Encoder()
