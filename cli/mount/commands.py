@@ -89,7 +89,7 @@ def mount(
 @click.option(
     "--lazy",
     is_flag=True,
-    help="Also when it is in use: who has files open in it goes on, and nobody else sees it.",
+    help="Also when it is in use: files that are open in it keep working; the folder shows it no more.",
 )
 def unmount(folder: Path, lazy: bool) -> None:
     """Take away the lake mount at DIR, and wait until what was written through it is stored."""

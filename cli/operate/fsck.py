@@ -63,7 +63,7 @@ def fsck(
     something and nothing is damaged any more.  Garbage is a note, not damage.  With --data the store is opened here,
     without an engine.
 
-    --repair removes nothing that somebody may want: what is bad is renamed into the store's folder set-aside.  Damaged
+    --repair removes no file that may still be wanted: a bad file is renamed into the store's folder set-aside.  Damaged
     content stays damaged, by name, until the same bytes are put again.
     """
     where, wish = target_of(context), _Wish(full, repair, rebuild, accept_loss)

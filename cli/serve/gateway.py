@@ -40,7 +40,7 @@ DEFAULT_ADMIN = "127.0.0.1:9002"
 )
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
-@click.option("--member", type=int, hidden=True, help="Descriptor of whoever started this one of several.")
+@click.option("--member", type=int, hidden=True, help="Descriptor to the leader of several.")
 @engine_options
 @click.pass_context
 def gateway(

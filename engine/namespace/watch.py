@@ -117,11 +117,11 @@ class Watchers:
         client: object | None = None
         for note in notes:
             if isinstance(note, NameEvent):
-                self._send(sequence, note, client)
+                self._tell(sequence, note, client)
             elif isinstance(note, ChangedBy):
                 client = note.client
 
-    def _send(self, sequence: Sequence, note: NameEvent, client: object | None) -> None:
+    def _tell(self, sequence: Sequence, note: NameEvent, client: object | None) -> None:
         buckets = {note.bucket, note.to_bucket} if note.to_bucket else {note.bucket}
         event: WatchEvent | None = None
         for bucket in buckets & self._by_bucket.keys():
