@@ -118,7 +118,7 @@ class Segments:
                 self._close_read_files()
 
     def abandon(self) -> None:
-        """Close all descriptors and leave the files as a crash would.  No call is under way.  No effect after `close`."""
+        """Close all descriptors; leave the files as a crash would.  No call is under way.  No effect after `close`."""
         self.large.abandon()
         self.small.abandon()
         self._close_read_files()
