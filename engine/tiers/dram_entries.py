@@ -1,8 +1,8 @@
 """What the shared index tells of the DRAM tier: entries of chunks that are in it, for as long as they are.
 
 Rules kept here:
-- An entry tells a slot from the step in which its chunk is published there, when the chunk is durable, to the one in
-  which it is forgotten or demoted, before the slot is given up.  A reader that is late sees another generation.
+- An entry tells a cell from the step in which its chunk is published there, when the chunk is durable, to the one in
+  which it is forgotten or demoted, before the cell is given up.  A reader that is late sees another generation.
 - When the index ends it hears of the tier no more.
 """
 

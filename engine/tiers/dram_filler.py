@@ -1,7 +1,7 @@
 """The DRAM tier at work in an engine: filled behind reads, asked before the disk, and told what is freed.
 
 Rules kept here:
-- A chunk gets in by a read of its segment that was checked by CRC32C, into a slot that nobody can read meanwhile; it is
+- A chunk gets in by a read of its segment that was checked by CRC32C, into a cell that nobody can read meanwhile; it is
   published in the step in which its record is seen once more.  Where somebody's read has just brought its bytes, and
   checked them, those are copied, and the segment is not read again.
 - It is forgotten in the step in which its record goes or it is quarantined, which is before its place is punched.
@@ -160,10 +160,10 @@ class Dram:
                 self._held[chunk] = read
                 self._held_bytes += len(payload)
             return
-        slot = None if self._record(chunk) is None else tier.reserve(chunk, record.extent_bytes)
-        if slot is not None:
-            read.copy_to(tier.arena.memory(slot))
-            self.offered += tier.publish(slot, record.stored_bytes, record.crc)
+        cell = None if self._record(chunk) is None else tier.reserve(chunk, record.extent_bytes)
+        if cell is not None:
+            read.copy_to(tier.arena.memory(cell))
+            self.offered += tier.publish(cell, record.stored_bytes, record.crc)
 
     def small_at_once(self, chunk: ChunkId, record: ChunkRecord) -> bytes | None:
         """The payload of a chunk of one granule, checked, when the arena has it; does not wait."""
@@ -237,21 +237,21 @@ class Dram:
         if record is None:
             return
         await self._grow_for(tier, chunk, record)
-        slot = tier.reserve(chunk, record.extent_bytes)
-        if slot is None:
+        cell = tier.reserve(chunk, record.extent_bytes)
+        if cell is None:
             return
         is_in = False
         try:
             if read is None:
-                await self._segments.reader.read_chunk(record, tier.arena.memory(slot))
+                await self._segments.reader.read_chunk(record, tier.arena.memory(cell))
             else:
-                await self._offload.run(read.copy_to, tier.arena.memory(slot))
+                await self._offload.run(read.copy_to, tier.arena.memory(cell))
             if self._record(chunk) is not None:
                 is_in = True
-                self.offered += tier.publish(slot, record.stored_bytes, record.crc) and read is not None
+                self.offered += tier.publish(cell, record.stored_bytes, record.crc) and read is not None
         finally:
             if not is_in:
-                tier.abandon(slot)
+                tier.abandon(cell)
 
     async def _grow_for(self, tier: DramTier, chunk: ChunkId, record: ChunkRecord) -> None:
         size = tier.needs_slab(chunk, record.extent_bytes)

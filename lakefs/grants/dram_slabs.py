@@ -1,7 +1,7 @@
 """Slabs: the engine's DRAM tier as a client sees it, memory that is mapped read-only and copied from.
 
-A slab is a sealed memfd of the engine, cut into slots; a slot holds one chunk's payload and, behind it, its vector of
-CRCs, as an extent of a segment does.  Each slot has a *generation*, a number in one more memfd: even while the slot
+A slab is a sealed memfd of the engine, cut into cells; a cell holds one chunk's payload and, behind it, its vector of
+CRCs, as an extent of a segment does.  Each cell has a *generation*, a number in one more memfd: even while the cell
 holds what it was granted for, odd while the engine changes it, and never the same again.  A grant of
 `MEDIUM_DRAM` names slab, offset and generation.
 
@@ -16,8 +16,8 @@ Rules kept here:
 An entry of the shared index that tells a place here has slab and generation in one number
 (`lakefs.shared_index.table_format`).
 
-Where generations lie: that of the slot at `offset` of slab `n` is number `(n * slab_bytes + offset) // UNIT_BYTES`, 8
-bytes each, in the machine's order.  No two slots share one: each begins in a unit of its own.
+Where generations lie: that of the cell at `offset` of slab `n` is number `(n * slab_bytes + offset) // UNIT_BYTES`, 8
+bytes each, in the machine's order.  No two cells share one: each begins in a unit of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lakefs.wire.grants import Grant
 
 SLAB_BYTES: Final = 64 * MIB
 UNIT_BYTES: Final = 16 * KIB
-"""The shortest slot."""
+"""The shortest cell."""
 GENERATION_BYTES: Final = 8
 F_SEAL_FUTURE_WRITE: Final = 0x10
 """Linux 5.1; Python has no name for it before 3.13."""
@@ -47,7 +47,7 @@ _SEALS_NEEDED: Final = fcntl.F_SEAL_SHRINK
 
 
 def generation_number(slab: int, offset: int, slab_bytes: int) -> int:
-    """Which generation is that of the slot at `offset` of a slab."""
+    """Which generation is that of the cell at `offset` of a slab."""
     return (slab * slab_bytes + offset) // UNIT_BYTES
 
 
@@ -101,21 +101,21 @@ class Slabs:
             self._arena = _Arena(arena, slab_bytes, generations[:size].cast("Q"), added | held_slabs)
 
     def is_current(self, grant: Grant) -> bool:
-        """Whether the slot still holds what the grant was given for; False when its slab is not mapped."""
+        """Whether the cell still holds what the grant was given for; False when its slab is not mapped."""
         arena = self._arena
         return arena is not None and _is_current(arena, grant)
 
     def view(self, grant: Grant, begin: int, length: int) -> memoryview:
-        """Bytes of the slot from `begin` on, as they are and will be: read-only.  StaleGrant.
+        """Bytes of the cell from `begin` on, as they are and will be: read-only.  StaleGrant.
 
         They may become another chunk's at any time, unless the chunk is pinned: `is_current` afterwards tells.
         """
         return _view(self._arena, grant, begin, length)
 
     def copy(self, grant: Grant, begin: int, target: memoryview, behind: memoryview = NO_VECTOR) -> None:
-        """Fill `target` with the slot's bytes from `begin` on, and `behind` with what follows.
+        """Fill `target` with the cell's bytes from `begin` on, and `behind` with what follows.
 
-        StaleGrant when the slot was used anew meanwhile.
+        StaleGrant when the cell was used anew meanwhile.
         """
         arena = self._arena
         found = _view(arena, grant, begin, len(target) + len(behind))
@@ -127,7 +127,7 @@ class Slabs:
     def copy_place(self, place: int, offset: int, target: memoryview, behind: memoryview) -> bool:
         """`copy` from a place that the shared index tells.
 
-        False when the slot holds something else by now, or is not mapped; then the memory may hold anything.
+        False when the cell holds something else by now, or is not mapped; then the memory may hold anything.
         """
         arena, (slab, generation) = self._arena, unpack_place(place)
         if arena is None:
@@ -164,7 +164,7 @@ def _is_current(arena: _Arena, grant: Grant) -> bool:
 
 
 def _view(arena: _Arena | None, grant: Grant, begin: int, length: int) -> memoryview:
-    """Bytes of the slot from `begin` on.  StaleGrant."""
+    """Bytes of the cell from `begin` on.  StaleGrant."""
     if arena is None or not _is_current(arena, grant):
         raise _stale(grant)
     found = arena.slabs[grant.segment]
@@ -194,4 +194,4 @@ def _mapped(descriptor: int, size_min: int) -> memoryview | None:
 
 
 def _stale(grant: Grant) -> StaleGrant:
-    return StaleGrant(f"slot {grant.offset} of slab {grant.segment} holds something else by now")
+    return StaleGrant(f"cell {grant.offset} of slab {grant.segment} holds something else by now")
