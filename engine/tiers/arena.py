@@ -1,18 +1,18 @@
-"""The arena of the DRAM tier: slabs of sealed memory, cut into cells of one size each, and their generations.
+"""The arena of the DRAM tier: slabs of sealed memory, each cut into cells of one size, and the cells' generations.
 
-Sizes are those of payloads with their vectors: 16 KiB, 64 KiB, and 256 KiB, 1 MiB and 4 MiB with a page more.
+Cells fit payloads with their vectors of CRCs: 16 KiB, 64 KiB, and 256 KiB, 1 MiB and 4 MiB plus a page.
 
 Rules kept here:
-- At most `slabs_max` slabs are made, and a slab is made when it is first needed; its number is never used again.
-- A cell's generation is odd while its bytes may change or mean nothing, even while they are a chunk's; it only grows.
-  It is made odd before a byte changes, and even after the last one did.  The first is a random number: a grant means
-  nothing in the slabs of another engine, which a client may still have mapped.
-- A slab changes its size only when none of its cells is in use, and every one of them has an odd generation.  One that
-  is about to is in no class: none of its cells is given out, and no hand comes by.
+- At most `slabs_max` slabs are made, each when it is first needed.  A slab's number is never used again.
+- A cell's generation is even while the cell holds a chunk's bytes, odd while they may change or mean nothing.  It only
+  grows.  It turns odd before the first byte changes and even after the last one did.  The first generation is random,
+  so that a grant means nothing in the slabs of another engine, which a client may still have mapped.
+- A slab gets cells of another size only when none of its cells is in use and every generation is odd, or 0 for a cell
+  never used.  A slab being emptied for that is in no class: none of its free cells is given out, and CLOCK skips it.
 - No step here walks more than the cells of one slab.
 
-What is in the cells, and which of them goes, is the business of `dram_tier`.  Used on the loop; the memory of a cell
-that is being filled also in one thread.
+`engine.tiers.dram_tier` decides which chunks the cells hold and which are evicted.  Used on the loop; a thread may
+write to the memory of a cell that is being filled.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ CELL_SIZES: Final = (
     1 * MIB + PAGE_BYTES,
     4 * MIB + PAGE_BYTES,
 )
-"""Of 64 MiB the last leaves 4% unused, the others less."""
+"""Cells of the largest size leave 4% of a slab of 64 MiB unused; the others leave less."""
 _GENERATION_BITS: Final = 40
-"""Of a first generation; as many as that may follow."""
+"""Random bits of the first generation; the other bits leave room to count up from it."""
 
 
 class SlabMemory(Protocol):
-    """What the arena asks of its memory: `SealedMemory`, or plain memory in the simulator, which hands out none."""
+    """Memory of a slab: `SealedMemory`, or plain memory in the simulator, which hands out no descriptors."""
 
     @property
     def view(self) -> memoryview:
@@ -52,21 +52,21 @@ class SlabMemory(Protocol):
 
     @property
     def descriptor(self) -> int:
-        """A read-only descriptor to hand out; stays its owner's."""
+        """A read-only descriptor to send to clients; the memory's owner closes it."""
         ...
 
     @property
     def on_huge_pages(self) -> bool:
-        """Whether on reserved huge pages."""
+        """True if the memory is on reserved huge pages."""
         ...
 
     def close(self) -> None:
-        """Give it back."""
+        """Release the memory."""
         ...
 
 
 class Cell(msgspec.Struct, gc=False, eq=False):
-    """A place that is not free.  About 200 bytes, with where it is found; a free one takes 12."""
+    """A cell that is not free.  About 200 bytes with its entry in the tier; a free cell takes 12."""
 
     slab: int
     offset: int
@@ -75,65 +75,65 @@ class Cell(msgspec.Struct, gc=False, eq=False):
     crc: int = 0
     filling: bool = False
     forgotten: bool = False
-    """The chunk is gone; the cell is free when nobody has it pinned any more."""
+    """The chunk is no longer in the tier; the cell becomes free with its last pin."""
     referenced: bool = False
     used_at: int = 0
-    """When it was last read, counted in reads."""
+    """The tier's count of reads when the cell was last read."""
     pins: int = 0
 
 
 class Slab:
-    """One piece of memory, and the cells that it is cut into."""
+    """One piece of memory, and the cells it is cut into."""
 
     def __init__(self, number: int, memory: SlabMemory) -> None:
         self.number = number
         self.memory = memory
         self.view = memory.view
         self.cells: list[Cell | None] = []
-        """None: it is free."""
+        """Cells in use by index; None for a free one."""
         self.free = array("I")
-        """Indexes of free ones."""
+        """Indexes of the free cells."""
         self.is_leaving = False
-        """Whether it is being emptied, for cells of another size."""
+        """True while the slab is being emptied for cells of another size."""
         self.used_at = 0
-        """When one of its cells was last read, counted in reads."""
+        """The tier's count of reads when one of its cells was last read."""
         self.taken = 0
         """Cells that are not free."""
         self.busy = 0
-        """Cells that are being filled or pinned: they cannot go."""
+        """Cells that are being filled or are pinned, and so cannot be evicted."""
 
 
 class CellClass:
-    """All cells of one size, as many in each slab, and a CLOCK's hand over all of them."""
+    """All cells of one size, the same number in each slab, and the CLOCK hand over them."""
 
     def __init__(self, cell_bytes: int, slab_bytes: int) -> None:
         self.cell_bytes = cell_bytes
         self.cells_per_slab: Final = slab_bytes // cell_bytes
         self.offsets: Final = tuple(range(0, slab_bytes - cell_bytes + 1, cell_bytes))
-        """Of cells in a slab; each number is kept once, however many slabs there are."""
+        """Offsets of the cells in a slab; all cells share these number objects, which saves memory."""
         self.slabs: list[Slab] = []
         self.with_free: list[Slab] = []
-        """Those with free cells."""
+        """Slabs of the class that have free cells."""
         self.hand = 0
-        """Counts cells."""
+        """Index of the cell where CLOCK's hand stands; taken modulo `cell_count`."""
 
     @property
     def cell_count(self) -> int:
-        """How many cells there are."""
+        """Cells of the class, free ones included."""
         return len(self.slabs) * self.cells_per_slab
 
     @property
     def free_count(self) -> int:
-        """How many of them are free."""
+        """Free cells of the class."""
         return sum(len(slab.free) for slab in self.with_free)
 
     def cell_at(self, index: int) -> Cell | None:
-        """Cell number `index` of this class, below `cell_count`; None when it is free."""
+        """Cell `index` of the class, below `cell_count`; None when it is free."""
         return self.slabs[index // self.cells_per_slab].cells[index % self.cells_per_slab]
 
 
 class Arena:
-    """Slabs and cells.  `slab_bytes` is smaller in tests."""
+    """Slabs and cells of one tier.  `slab_bytes` is smaller in tests."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Arena:
         slab_bytes: int = SLAB_BYTES,
         make_memory: Callable[[str, int], SlabMemory] = SealedMemory,
     ) -> None:
-        """Makes the generations' memory, 1/2048 of the arena's; blocks for that.  EngineBusy when there is none."""
+        """Make the memory of the generations, 1/2048 of the arena's.  Blocks.  EngineBusy when memory is short."""
         assert slabs_max >= 1, "an arena has a slab"
         self.slabs_max: Final = slabs_max
         self.slab_bytes: Final = slab_bytes
@@ -159,36 +159,36 @@ class Arena:
 
     @property
     def generations_descriptor(self) -> int:
-        """A read-only descriptor of the generations; stays ours."""
+        """A read-only descriptor of the generations; the arena closes it."""
         return self._generation_memory.descriptor
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the slabs that there are."""
+        """Bytes of all slabs made so far."""
         return len(self.slabs) * self.slab_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether no further slab may be made."""
+        """True if no further slab may be made."""
         return not self._grows or len(self.slabs) >= self.slabs_max
 
     def stop_growing(self) -> None:
-        """Make no more slabs: memory could not be had."""
+        """Make no more slabs; called when memory for one could not be allocated."""
         self._grows = False
 
     def class_for(self, extent_bytes: int) -> CellClass | None:
-        """The class with the shortest cells that are long enough; None when none is."""
+        """The class with the shortest cells that hold so many bytes; None when no class does."""
         index = bisect_left(self._cell_sizes, extent_bytes)
         return self.classes[index] if index < len(self.classes) else None
 
     def home(self, cell: Cell) -> CellClass:
-        """The class that the cell is of."""
+        """The class of the cell."""
         return self._home[cell.slab]
 
     # --- slabs -------------------------------------------------------------------------------------
 
     def make_slab_memory(self) -> SlabMemory:
-        """Memory for one more slab.  Blocks; in a thread.  EngineBusy when there is none."""
+        """Make memory for one more slab.  Blocks; called in a thread.  EngineBusy when memory is short."""
         return self._make_memory("lake-slab", self.slab_bytes)
 
     def add_slab(self, memory: SlabMemory, size: CellClass) -> None:
@@ -199,7 +199,10 @@ class Arena:
         self._cut(slab, size)
 
     def begin_recut(self, slab: Slab) -> None:
-        """Take a slab out of its class: its cells are emptied now, and none is filled any more."""
+        """Take a slab out of its class: the caller empties its cells, and none of them is filled any more."""
+        assert not slab.busy and not slab.is_leaving, (
+            "a slab that is emptied has nothing pinned or being filled"
+        )
         old = self._home[slab.number]
         old.slabs.remove(slab)
         if slab.free:
@@ -207,9 +210,9 @@ class Arena:
         slab.is_leaving = True
 
     def recut(self, slab: Slab, size: CellClass) -> None:
-        """Give a slab for which this was begun, and none of whose cells is in use, to another class."""
-        assert slab.is_leaving, "nobody is given a cell of it"
-        assert not slab.taken, "what is in use has its place"
+        """Give a slab to another class.  `begin_recut` was called for it, and none of its cells is in use."""
+        assert slab.is_leaving, "a slab leaves its class before it joins another"
+        assert not slab.taken, "a slab that changes class has no cell in use"
         first = generation_number(slab.number, 0, self.slab_bytes)
         generations = self._generations[first : first + self.slab_bytes // UNIT_BYTES]
         assert all(generation % 2 or not generation for generation in generations), "no readers"
@@ -236,22 +239,23 @@ class Arena:
         return self._generations[self._number(cell)]
 
     def begin_change(self, cell: Cell) -> None:
-        """From here on no reader takes the cell's bytes for what they were."""
+        """Make the generation odd: from now on no reader takes the cell's bytes for what they were."""
         number = self._number(cell)
         generation = self._generations[number]
         if generation % 2 == 0:
             self._generations[number] = (generation or self._first_generation) + 1
 
     def end_change(self, cell: Cell) -> int:
-        """The cell's bytes are a chunk's and stay so: its new generation, even, and never used before."""
+        """Make the generation even, as the cell now holds a chunk's bytes; returns it.  Never used before."""
         number = self._number(cell)
         assert self._generations[number] % 2 == 1, "a change begins before it ends"
         self._generations[number] += 1
         return self._generations[number]
 
     def take_free(self, size: CellClass, chunk: ChunkId) -> Cell:
-        """A free cell of that class, of which there is one, for the chunk."""
+        """Take a free cell of the class for the chunk.  The class must have one."""
         slab = size.with_free[-1]
+        assert slab.free and not slab.is_leaving, "a slab listed as having free cells has one to give"
         index = slab.free.pop()
         if not slab.free:
             size.with_free.pop()
@@ -262,7 +266,8 @@ class Arena:
         return cell
 
     def give_free(self, cell: Cell) -> None:
-        """Nothing is in the cell any more, and nobody fills it or has it pinned."""
+        """Free a cell: its chunk is no longer in it, and it is neither pinned nor being filled."""
+        assert not cell.pins, "a pinned cell is not freed"
         self.begin_change(cell)
         slab, size = self.slabs[cell.slab], self._home[cell.slab]
         index = cell.offset // size.cell_bytes
@@ -279,11 +284,11 @@ class Arena:
             yield from (cell for cell in slab.cells if cell is not None)
 
     def _number(self, cell: Cell) -> int:
-        """Of its generation."""
+        """Index of the cell's generation."""
         return generation_number(cell.slab, cell.offset, self.slab_bytes)
 
     def close(self) -> None:
-        """Give all memory back; what readers still map stays until they let it go, and no generation is valid."""
+        """Release all memory, with every generation odd.  What clients have mapped exists until they unmap it."""
         for cell in self.taken_cells():
             self.begin_change(cell)
         for slab in self.slabs.values():

@@ -1,20 +1,20 @@
-"""The DRAM tier: which chunks are in the arena, which of them go, and who has them pinned.
+"""The DRAM tier: holds chunks in the arena's cells, chooses those to evict, and counts pins.
 
-A chunk gets in when it was read more often lately than what would have to go for it (`admission`); what goes is found
-by CLOCK among the cells of its size: the first that was not read since the hand passed it last (Corbato, "A Paging
-Experiment with the Multics System", 1968), or of many that all were, the one read longest ago.  A slab moves to another
-size when all in it was read longer ago than what would go otherwise.
+A chunk is admitted when it was read more often lately than the chunk it would replace (`engine.tiers.admission`).  The
+victim is found by CLOCK among cells of the same size: the first not read since the hand last passed it (Corbato, "A
+Paging Experiment with the Multics System", 1968); if HAND_STEPS_MAX cells were all read, the one read longest ago.  A
+slab is recut for another size when all its chunks were read longer ago than the victim.
 
 Rules kept here:
-- A cell's bytes are a chunk's from `publish` to `forget` or demotion; both make its generation odd at once, in the same
-  step.  What is pinned stays, under the same generation, until the last pin is gone.
-- A chunk is in at most one cell that can be found.  One that is forgotten while it is being filled is never published.
+- A cell holds a chunk's bytes from `publish` to `forget` or demotion, which makes its generation odd in the same step.
+  A pinned cell keeps bytes and generation until the last pin is taken back.
+- A chunk is in at most one cell that can be found.  A chunk forgotten while it is being filled is never published.
 - At most half of the arena's memory is pinned; beyond that a pin is refused.
-- Bytes come in through `reserve` and `publish` only, checked by who brings them.
-- No step looks at more than HAND_STEPS_MAX cells for one that goes, nor empties more than EMPTIED_AT_ONCE_MAX of a slab
-  that changes its size: it goes on with the next admission.
+- Bytes enter only between `reserve` and `publish`; the caller has checked them.
+- No step looks at more than HAND_STEPS_MAX cells for a victim, nor empties more than EMPTIED_AT_ONCE_MAX cells of a
+  slab being recut: the next admission continues there.
 
-Nothing here is awaited; used on the loop.  `on_admitted` and `on_demoted` are told in the step in which it happens.
+Nothing here awaits; used on the loop.  `on_admitted` and `on_demoted` are called in the step of the change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, cast
 
 from engine.tiers.admission import READS_FOR_ADMISSION, Admission
-from engine.tiers.arena import Arena, Slab, SlabMemory, Cell, CellClass
+from engine.tiers.arena import Arena, Cell, CellClass, Slab, SlabMemory
 from lakefs.content.verify import vector_bytes
 from lakefs.ids import ChunkId
 from lakefs.limits import DRAM_PAYLOAD_BYTES_MIN, KIB
@@ -32,17 +32,17 @@ from lakefs.wire.grants import MEDIUM_DRAM
 from lakefs.wire.messages import Grant
 
 _PLACE_BYTES: Final = 256 * KIB
-"""A guess at what a chunk takes, for the size of what counts reads."""
+"""A guess at the bytes of a chunk, for the size of the admission sketch."""
 HAND_STEPS_MAX: Final = 512
-"""About 0.1 ms."""
+"""Cells that one search for a victim looks at; about 0.1 ms."""
 EMPTIED_AT_ONCE_MAX: Final = 128
-"""About 0.3 ms, with who is told of each."""
+"""Cells of a slab being recut that one step empties; about 0.3 ms, `on_demoted` included."""
 _STARVED_FROM: Final = 16
-"""Admissions that a size without any slab is refused before it takes one of another size."""
+"""A size without a victim is refused this many admissions before it takes a slab of another size."""
 
 
 class Placement(NamedTuple):
-    """Where a chunk is in the arena, and how it is checked: `crc` as in its record."""
+    """A chunk's place in the arena, and its checksum: `crc` as in its record."""
 
     slab: int
     offset: int
@@ -64,11 +64,11 @@ class DramTier:
         self._cells: dict[ChunkId, Cell] = {}
         self._filling: dict[ChunkId, Cell] = {}
         self._pinned: dict[tuple[int, int], Cell] = {}
-        """By slab and offset."""
+        """Pinned cells by slab and offset."""
         self._admission = Admission(max(1, arena.slabs_max * arena.slab_bytes // _PLACE_BYTES))
         self._starved: dict[int, int] = {}
         self._leaving: tuple[Slab, CellClass, Iterator[Cell | None]] | None = None
-        """The slab that is being emptied, for whom, and those of its cells that were not looked at yet."""
+        """The slab being emptied, the class it will join, and its cells that were not looked at yet."""
         self._reads = 0
         self._pinned_bytes = self._payload_bytes = 0
         self._hits = self._misses = self._fills = self._filled_bytes = 0
@@ -85,7 +85,7 @@ class DramTier:
     # --- reading -----------------------------------------------------------------------------------
 
     def find(self, chunk: ChunkId) -> Placement | None:
-        """Where the chunk is now, or None; counted as a hit or a miss of a reader."""
+        """Return the chunk's place, or None; counts a hit or a miss."""
         cell = self._cells.get(chunk)
         if cell is None:
             self._misses += 1
@@ -94,16 +94,16 @@ class DramTier:
         return self._placement(cell)
 
     def note_misses(self, count: int) -> None:
-        """Readers were served elsewhere with so many chunks that are long enough to be in."""
+        """Count reads served elsewhere of chunks that are long enough for the tier."""
         self._misses += count
 
     def grant(self, chunk: ChunkId) -> Grant | None:
-        """What a reader of the chunk is told, or None; not counted."""
+        """Return a grant of the chunk's cell, or None; not counted."""
         cell = self._cells.get(chunk)
         return None if cell is None else self._grant_of(cell)
 
     def note_read(self, chunk: ChunkId, stored_bytes: int) -> bool:
-        """Somebody reads the chunk's beginning; whether it is worth bringing in now."""
+        """Count a read of the chunk's beginning; returns True if the chunk is worth bringing in now."""
         if stored_bytes < DRAM_PAYLOAD_BYTES_MIN:
             return False
         cell = self._cells.get(chunk)
@@ -116,7 +116,7 @@ class DramTier:
         return count >= READS_FOR_ADMISSION and self.may_fit(chunk, stored_bytes)
 
     def may_fit(self, chunk: ChunkId, stored_bytes: int) -> bool:
-        """Whether there is room for the chunk, or what would have to go is read less often."""
+        """Return True if a cell is free for the chunk, or the victim was read less often."""
         if chunk in self._filling:
             return False
         size = self.arena.class_for(stored_bytes + vector_bytes(stored_bytes))
@@ -128,9 +128,10 @@ class DramTier:
         return victim is None or self._admission.admits(chunk, victim.chunk)
 
     def note_reads(self, chunks: Seq[ChunkId], grants: list[Grant], *, understood: bool) -> list[ChunkId]:
-        """Count a read of each chunk that has a grant; those that are worth bringing in now.
+        """Count a read of each chunk that has a grant; returns those worth bringing in now.
 
-        With `understood` the grants of what is in become those of its place here.  As `note_read` and `find`, for many.
+        With `understood`, grants of chunks in the tier are replaced by grants of their cells.  Does for many chunks what
+        `note_read` and `find` do for one.
         """
         cells, note, slabs = self._cells, self._admission.note, self.arena.slabs
         wanted: list[ChunkId] = []
@@ -154,9 +155,10 @@ class DramTier:
         return wanted
 
     def note_located(self, chunks: list[bytes], *, understood: bool) -> list[ChunkId]:
-        """Count a read of each chunk; those that are not in and were read often: `may_fit` says what they are worth.
+        """Count a read of each chunk; returns those not in the tier that were read often.  Ask `may_fit` of them next.
 
-        For chunks that are long enough.  `understood`: where they are in, the reader was told so.
+        All chunks must be long enough for the tier.  `understood`: the reader got the places in the tier, so they
+        count as hits.
         """
         cells, slabs, reads = self._cells, self.arena.slabs, self._reads
         often: list[ChunkId] = []
@@ -181,9 +183,10 @@ class DramTier:
         return often
 
     def pin(self, chunk: ChunkId) -> Placement | None:
-        """Keep the chunk's bytes where they are until `unpin`; None when it is not in, or too much is pinned.
+        """Keep the chunk's bytes where they are until `unpin`; returns their place.
 
-        None, too, when its slab is being emptied.  A chunk may be pinned many times; each pin is taken back by itself.
+        None when the chunk is not in the tier, too much is pinned, or its slab is being emptied.  A chunk may be pinned
+        many times; each pin is taken back separately.
         """
         cell = self._cells.get(chunk)
         if cell is None:
@@ -201,44 +204,46 @@ class DramTier:
         return self._placement(cell)
 
     def unpin(self, placement: Placement) -> None:
-        """Take one pin of that place back.  Of a tier that was closed meanwhile: nothing happens."""
+        """Take one pin of that place back.  Does nothing after `close`."""
         cell = self._pinned.get((placement.slab, placement.offset))
         if cell is None:
             return
+        assert cell.pins > 0, "each pin is taken back once"
         cell.pins -= 1
         if cell.pins:
             return
         del self._pinned[cell.slab, cell.offset]
         self._pinned_bytes -= self.arena.home(cell).cell_bytes
+        assert self._pinned_bytes >= 0, "a cell's bytes are counted once while it is pinned"
         self.arena.slabs[cell.slab].busy -= 1
         if cell.forgotten:
             self.arena.give_free(cell)
 
     def extent(self, placement: Placement) -> memoryview:
-        """Payload and vector at a place that is pinned, or was found in this step."""
+        """Return payload and vector at a place that is pinned, or was found in this step."""
         end = placement.offset + placement.stored_bytes + vector_bytes(placement.stored_bytes)
         return self.arena.slabs[placement.slab].view[placement.offset : end]
 
     # --- bringing in -------------------------------------------------------------------------------
 
     def needs_slab(self, chunk: ChunkId, extent_bytes: int) -> CellClass | None:
-        """The class for which a slab is to be made before such a chunk can be reserved a cell; None: none is needed."""
+        """Return the class that needs a new slab before `reserve` can succeed; None if no slab is needed or allowed."""
         size = self.arena.class_for(extent_bytes)
         if size is None or size.with_free or self.arena.is_full or not self._admission.admits(chunk, None):
             return None
         return size
 
     def add_slab(self, memory: SlabMemory, size: CellClass) -> None:
-        """Grow by a slab; given back at once when the arena has become full meanwhile."""
+        """Add a slab; releases the memory if the arena has become full while it was made."""
         if self.arena.is_full:
             memory.close()
         else:
             self.arena.add_slab(memory, size)
 
     def reserve(self, chunk: ChunkId, extent_bytes: int) -> Cell | None:
-        """A cell to fill with the chunk's payload and vector; then `publish` or `abandon`.
+        """Take a cell to fill with the chunk's payload and vector; then call `publish` or `abandon`.
 
-        None when it is in, or under way, too long, or not worth what would have to go.
+        None when the chunk is in the tier, being filled, too long, or not worth a victim.
         """
         self._empty_more()
         size = self.arena.class_for(extent_bytes)
@@ -254,12 +259,13 @@ class DramTier:
         return cell
 
     def publish(self, cell: Cell, stored_bytes: int, crc: int) -> bool:
-        """The cell has been filled and checked: readers may have it.  False: the chunk was forgotten meanwhile."""
+        """Let readers find the filled and checked cell.  Returns False, and frees it, if its chunk was forgotten."""
         chunk = cell.chunk
         assert cell.filling, "a cell is published once"
         if self._filling.get(chunk) is not cell:
             self.abandon(cell)
             return False
+        assert chunk not in self._cells, "a chunk is in one cell that can be found"
         del self._filling[chunk]
         cell.filling = False
         cell.referenced = True
@@ -277,7 +283,7 @@ class DramTier:
         return True
 
     def abandon(self, cell: Cell) -> None:
-        """The cell could not be filled."""
+        """Free a cell that could not be filled."""
         assert cell.filling, "a cell is abandoned while it is filled"
         if self._filling.get(cell.chunk) is cell:
             del self._filling[cell.chunk]
@@ -285,7 +291,7 @@ class DramTier:
         self.arena.give_free(cell)
 
     def forget(self, chunk: ChunkId) -> None:
-        """The chunk is freed, or not to be trusted: nobody finds it any more, and what is being filled is dropped."""
+        """Drop a chunk that is freed or not to be trusted: no reader finds it, and a fill under way is not published."""
         self._filling.pop(chunk, None)
         cell = self._cells.pop(chunk, None)
         if cell is not None:
@@ -293,7 +299,7 @@ class DramTier:
             self._take_out(cell, chunk)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Forget all chunks and release all memory."""
         for chunk in list(self._cells):
             self.forget(chunk)
         self._pinned.clear()
@@ -303,7 +309,7 @@ class DramTier:
     # --- making room -------------------------------------------------------------------------------
 
     def _make_room(self, chunk: ChunkId, size: CellClass) -> bool:
-        """Free a cell of that size, when the chunk is worth it."""
+        """Free a cell of that size if the chunk is worth it; returns True if one is free."""
         cold = self._coldest_slab(size)
         if cold is not None and not cold.taken:
             self.arena.begin_recut(cold)
@@ -320,7 +326,7 @@ class DramTier:
         return True
 
     def _next_victim(self, size: CellClass) -> Cell | None:
-        """Where CLOCK's hand stops, and stays for the next time; None when all cells are pinned or being filled."""
+        """Move CLOCK's hand to the next victim; None when every cell it passes is pinned or being filled."""
         count = size.cell_count
         longest_ago: Cell | None = None
         for _ in range(min(2 * count, HAND_STEPS_MAX)):
@@ -335,7 +341,7 @@ class DramTier:
         return longest_ago
 
     def _coldest_slab(self, size: CellClass) -> Slab | None:
-        """Of other sizes, the slab that was read longest ago and has nothing pinned or being filled."""
+        """Return the slab of another size that was read longest ago and has nothing pinned or being filled."""
         others = (slab for found in self.arena.classes if found is not size for slab in found.slabs)
         return min((slab for slab in others if not slab.busy), key=_coldness, default=None)
 
@@ -347,26 +353,26 @@ class DramTier:
         return self._recut(cold, size)
 
     def _recut(self, slab: Slab, size: CellClass) -> bool:
-        """Begin to empty a slab for cells of another size; whether it is done, so that there are free ones."""
+        """Begin to empty a slab for cells of another size; returns True if it is done already and has free cells."""
         self.arena.begin_recut(slab)
         self._leaving = slab, size, iter(slab.cells)
         self._empty_more()
         return self._leaving is None
 
     def _empty_more(self) -> None:
-        """Empty some more of the slab that is being emptied, if any, and cut it anew behind its last cell."""
+        """Empty more cells of the slab being emptied, if any; once it is empty, give it to its new class."""
         if self._leaving is None:
             return
         slab, size, cells = self._leaving
         for cell in islice(cells, EMPTIED_AT_ONCE_MAX):
-            if cell is not None:  # nothing is pinned or being filled there
+            if cell is not None:  # none is pinned or being filled
                 self._demote(cell)
         if not slab.taken:
             self._leaving = None
             self.arena.recut(slab, size)
 
     def _demote(self, cell: Cell) -> None:
-        assert not cell.pins, "what is pinned stays"
+        assert not cell.pins, "a pinned cell is not demoted"
         del self._cells[cell.chunk]
         self._demotions += 1
         self._take_out(cell, cell.chunk)
@@ -387,7 +393,7 @@ class DramTier:
     def _placement(self, cell: Cell) -> Placement:
         return Placement(cell.slab, cell.offset, self.arena.generation(cell), cell.stored_bytes, cell.crc)
 
-    # --- what there is to say ----------------------------------------------------------------------
+    # --- figures -----------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, Any]:
         """Figures for status and metrics; JSON-able.  Counts grow only."""
@@ -409,5 +415,5 @@ class DramTier:
 
 
 def _coldness(slab: Slab) -> tuple[bool, int]:
-    """Empty ones first, then those read longest ago."""
+    """Sort key: empty slabs first, then those read longest ago."""
     return slab.taken > 0, slab.used_at
