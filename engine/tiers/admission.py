@@ -23,8 +23,8 @@ from lakefs.ids import ChunkId
 
 READS_FOR_ADMISSION: Final = 2
 MARGIN: Final = 1
-"""A candidate's count must exceed the victim's by more than this.  The candidate's current read is already counted, so of
-two chunks read equally often it is one ahead."""
+"""A candidate's count must exceed the victim's by more than this.  The candidate's current read is already counted, so
+of two chunks read equally often it is one ahead."""
 SAMPLE_FACTOR: Final = 8
 """Counters are halved after this many counted reads for each place of the tier."""
 

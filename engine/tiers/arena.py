@@ -200,9 +200,7 @@ class Arena:
 
     def begin_recut(self, slab: Slab) -> None:
         """Take a slab out of its class: the caller empties its cells, and none of them is filled any more."""
-        assert not slab.busy and not slab.is_leaving, (
-            "a slab that is emptied has nothing pinned or being filled"
-        )
+        assert not slab.busy, "a slab that is emptied has nothing pinned or being filled"
         old = self._home[slab.number]
         old.slabs.remove(slab)
         if slab.free:
@@ -255,7 +253,7 @@ class Arena:
     def take_free(self, size: CellClass, chunk: ChunkId) -> Cell:
         """Take a free cell of the class for the chunk.  The class must have one."""
         slab = size.with_free[-1]
-        assert slab.free and not slab.is_leaving, "a slab listed as having free cells has one to give"
+        assert not slab.is_leaving, "no cell of a slab being emptied is given out"
         index = slab.free.pop()
         if not slab.free:
             size.with_free.pop()

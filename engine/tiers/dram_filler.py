@@ -127,9 +127,9 @@ class Dram:
     def note_located(
         self, chunks: list[bytes], find: Callable[[bytes], Found | None], *, understood: bool
     ) -> None:
-        """Call `note_read` for chunks whose places were sent to a client, none of them too short; `want` those worth it.
+        """Call `note_read` for chunks whose places were sent to a client, and `want` those worth it.
 
-        `find` returns a chunk's place.
+        None of them is too short for the tier.  `find` returns a chunk's place.
         """
         tier = self.tier
         if tier is None:
@@ -150,7 +150,7 @@ class Dram:
         self._queued.add(chunk)
 
     def offer(self, chunk: ChunkId, record: ChunkRecord, payload: Buffer, vector: bytes = b"") -> None:
-        """Bring in a chunk that was just read whole and checked, or queue it.  Nothing may change its memory any more."""
+        """Bring in a chunk just read whole and checked, or queue it.  Nothing may change its memory any more."""
         assert len(payload) == record.stored_bytes
         tier, read = self.tier, _Payload(payload, vector)
         if tier is None or chunk in tier or chunk in self._queued:
@@ -169,7 +169,7 @@ class Dram:
             self.offered += tier.publish(cell, record.stored_bytes, record.crc)
 
     def small_at_once(self, chunk: ChunkId, record: ChunkRecord) -> bytes | None:
-        """Return the checked payload of a chunk of one granule, or None if the arena does not have it; does not wait."""
+        """Return the checked payload of a chunk of one granule; None if the arena does not have it.  Does not wait."""
         tier = self.tier
         if tier is None or record.stored_bytes < DRAM_PAYLOAD_BYTES_MIN:
             return None

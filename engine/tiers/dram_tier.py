@@ -130,8 +130,8 @@ class DramTier:
     def note_reads(self, chunks: Seq[ChunkId], grants: list[Grant], *, understood: bool) -> list[ChunkId]:
         """Count a read of each chunk that has a grant; returns those worth bringing in now.
 
-        With `understood`, grants of chunks in the tier are replaced by grants of their cells.  Does for many chunks what
-        `note_read` and `find` do for one.
+        With `understood`, grants of chunks in the tier are replaced by grants of their cells.  Does for many chunks
+        what `note_read` and `find` do for one.
         """
         cells, note, slabs = self._cells, self._admission.note, self.arena.slabs
         wanted: list[ChunkId] = []
@@ -291,7 +291,7 @@ class DramTier:
         self.arena.give_free(cell)
 
     def forget(self, chunk: ChunkId) -> None:
-        """Drop a chunk that is freed or not to be trusted: no reader finds it, and a fill under way is not published."""
+        """Drop a chunk that is freed or not to be trusted: no reader finds it, and its fill is not published."""
         self._filling.pop(chunk, None)
         cell = self._cells.pop(chunk, None)
         if cell is not None:
