@@ -149,7 +149,6 @@ def recover(
             if index_committed is not None:
                 index_committed()
         index.committed = index_committed
-        assert index.applied <= end.sequence, "the index never holds more than the journal"
         overlay = Overlay()
         replayed = _replay(index, overlay, read_groups(disk, files, index.applied, end.sequence))
         opened.pop_all()
