@@ -1,8 +1,8 @@
 """CRC32C of payloads: computed when an extent is written, compared with its record when the engine reads it.
 
-`lakefs.content.verify` says which checksums there are, and compares them for clients.
+`lakefs.content.verify` describes the kinds of checksums, and compares them for clients.
 
-What these find is rot and torn writes; a hostile writer is found by the chunk's BLAKE3 only.
+CRCs find rot and torn writes; only the chunk's BLAKE3 finds a hostile writer.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from lakefs.ids import Buffer
 
 
 def vector_of(payload: Buffer) -> bytes:
-    """CRC32C of every granule from the start of `payload`, 4 bytes each, little-endian; the last may be short."""
+    """Return the CRC32C of each granule of `payload`, 4 bytes each, little-endian; the last granule may be short."""
     return granule_crcs(payload)
 
 
 def seal_payload(view: memoryview, stored_bytes: int) -> int:
-    """Write vector and zeros behind the payload at the start of `view`; the CRC for the chunk record.
+    """Write vector and zeros behind the payload at the start of `view`; returns the CRC for the chunk record.
 
-    0.2 ms for 4 MiB: call it where the payload is hashed, while it is in the processor's cache.
+    Takes 0.2 ms for 4 MiB: call it where the payload is hashed, while it is in the processor's cache.
     """
     return seal_with(view, stored_bytes, vector_of(view[:stored_bytes]))
 
 
 def seal_with(view: memoryview, stored_bytes: int, crcs: bytes) -> int:
-    """`seal_payload` with the CRCs of all granules, as `vector_of` gives them."""
+    """Do the same as `seal_payload`, with the CRCs of all granules as `vector_of` returns them."""
     extent = large_extent_bytes(stored_bytes)
     assert 0 < stored_bytes <= extent <= len(view)
     if vector_bytes(stored_bytes):
@@ -48,7 +48,7 @@ def seal_with(view: memoryview, stored_bytes: int, crcs: bytes) -> int:
 
 
 def check_payload(record: ChunkRecord, payload: Buffer, vector: Buffer = b"") -> bool:
-    """Whether a whole payload, with its vector when it has one, is what the record was made for."""
+    """Return True if a whole payload, with its vector if it has one, matches the record."""
     if len(payload) != record.stored_bytes:
         return False
     if not record.vector_bytes:
@@ -57,5 +57,5 @@ def check_payload(record: ChunkRecord, payload: Buffer, vector: Buffer = b"") ->
 
 
 def check_vector(record: ChunkRecord, vector: Buffer) -> bool:
-    """Whether the bytes behind a payload are the vector that the record was made for."""
+    """Return True if the bytes behind a payload are the vector of the record."""
     return len(vector) == record.vector_bytes and crc32c(vector) == record.crc

@@ -1,9 +1,9 @@
-"""Places in segments: page arithmetic, what may be freed of a range, and what is still being recorded.
+"""Places in segments: page arithmetic, the pages of a range that may be freed, and places not yet recorded.
 
 Rules kept here:
 - Only whole pages are freed, and never the page of the header.
 - An extent of a large segment owns its last page to the end; one of a small segment shares its pages.
-- An extent is in flight from the moment its place is given out until its owner settles it, exactly once.
+- A place is in flight from the moment it is given out until its owner settles it, exactly once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Span = tuple[int, int]
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
-    """Where a payload begins."""
+    """Segment and offset at which a payload begins."""
 
     segment: SegmentId
     offset: int
@@ -33,22 +33,22 @@ Extent = tuple[SegmentId, int, int]
 
 
 def page_up(size: int) -> int:
-    """The next multiple of a page, or `size` itself."""
+    """Round up to a multiple of a page."""
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def page_down(size: int) -> int:
-    """The last multiple of a page, or `size` itself."""
+    """Round down to a multiple of a page."""
     return size // PAGE_BYTES * PAGE_BYTES
 
 
 def large_extent_bytes(stored_bytes: int) -> int:
-    """Payload, vector and zeros to the page's end."""
+    """Return the bytes of an extent of a large segment: payload, vector and zeros to the page's end."""
     return page_up(stored_bytes + vector_bytes(stored_bytes))
 
 
 def coalesced(extents: Iterable[Extent]) -> dict[SegmentId, list[Span]]:
-    """The extents by segment, ascending, neighbours as one span."""
+    """Return the extents by segment, ascending, adjoining ones merged."""
     spans: dict[SegmentId, list[Span]] = {}
     for segment, offset, length in sorted(extents):
         found = spans.setdefault(segment, [])
@@ -60,7 +60,7 @@ def coalesced(extents: Iterable[Extent]) -> dict[SegmentId, list[Span]]:
 
 
 def owned_spans(kind: SegmentKind, spans: Iterable[Span]) -> list[Span]:
-    """The spans with all the bytes that are theirs: in large segments to the end of the last page, merged."""
+    """Return the spans with all bytes they own: in large segments to the end of the last page, merged."""
     if kind is SegmentKind.SMALL:
         return list(spans)
     owned: list[Span] = []
@@ -74,7 +74,7 @@ def owned_spans(kind: SegmentKind, spans: Iterable[Span]) -> list[Span]:
 
 
 def whole_pages(spans: Iterable[Span]) -> list[Span]:
-    """The pages that lie whole inside a span, the header's page excepted."""
+    """Return the pages that lie whole inside a span, without the header's page."""
     pages: list[Span] = []
     for offset, length in spans:
         first, end = max(page_up(offset), SEGMENT_DATA_OFFSET), page_down(offset + length)
@@ -84,7 +84,7 @@ def whole_pages(spans: Iterable[Span]) -> list[Span]:
 
 
 def gaps(live: Sequence[Span], end: int) -> list[Span]:
-    """What lies between the header and `end` and in no live span.  `live` ascends and does not overlap."""
+    """Return the spans between the header and `end` that are not live.  `live` ascends and does not overlap."""
     found: list[Span] = []
     position = SEGMENT_DATA_OFFSET
     for offset, length in live:
@@ -98,7 +98,7 @@ def gaps(live: Sequence[Span], end: int) -> list[Span]:
 
 
 def without(spans: Iterable[Span], kept: Sequence[Span]) -> list[Span]:
-    """What of the spans lies in none of `kept`.  Both ascend; neither overlaps itself."""
+    """Return the parts of the spans that lie in none of `kept`.  Both ascend; neither overlaps itself."""
     left: list[Span] = []
     index = 0
     for offset, length in spans:
@@ -123,13 +123,13 @@ class InFlight:
         self._offsets: dict[SegmentId, set[int]] = {}
 
     def begin(self, place: Place) -> None:
-        """The place is given out."""
+        """Record that the place is given out."""
         offsets = self._offsets.setdefault(place.segment, set())
         assert place.offset not in offsets, f"offset {place.offset} of {place.segment} given out twice"
         offsets.add(place.offset)
 
     def settle(self, place: Place) -> None:
-        """Its record is durable, or it was given up."""
+        """Record that the place's chunk record is durable, or that the place was given up."""
         offsets = self._offsets.get(place.segment, set())
         assert place.offset in offsets, f"{place} is not in flight: settled twice?"
         offsets.remove(place.offset)
@@ -137,9 +137,9 @@ class InFlight:
             del self._offsets[place.segment]
 
     def count(self, segment: SegmentId) -> int:
-        """Places of the segment in flight."""
+        """Return the number of places of the segment in flight."""
         return len(self._offsets.get(segment, ()))
 
     def touches(self, segment: SegmentId, offset: int, length: int) -> bool:
-        """Whether a place in flight begins inside the span."""
+        """Return True if a place in flight begins inside the span."""
         return any(offset <= place < offset + length for place in self._offsets.get(segment, ()))

@@ -1,7 +1,7 @@
 """The bytes of the store: every fixed structure on disk, as `docs/format.md` describes it.
 
-Only layouts, constants and the functions that pack and check them live here; what writes them, when, and
-in which order is in `segments`, `journal`, `index` and `checkpoint`.
+It holds layouts, constants and the functions that pack and check them.  The rooms `segments`, `journal`, `tables`,
+`metadata` and `superblock` write them, and decide when and in which order.
 
 Rules kept here:
 - A structure is checked (length, magic, version, checksum) before any field of it is used.
@@ -73,22 +73,22 @@ class Table(IntEnum):
 
 
 class Op(IntEnum):
-    """What a journal record does to its key."""
+    """The change that a journal record makes to its key."""
 
     INSERT = 1  # the key was absent
-    PUT = 2  # the key may have been there
+    PUT = 2  # the key may have been present
     DELETE = 3  # no value
 
 
 class SegmentKind(IntEnum):
-    """How a segment is written; see `docs/format.md`."""
+    """The way a segment is written; see `docs/format.md`."""
 
     LARGE = 1
     SMALL = 2
 
 
 class NodeKind(IntEnum):
-    """What a node is; HIDDEN holds the rest of names split at 480 bytes."""
+    """The kind of a node; HIDDEN holds the rest of names split at 480 bytes."""
 
     FOLDER = 1
     OBJECT = 2
@@ -97,11 +97,11 @@ class NodeKind(IntEnum):
 
 
 _NODE_KINDS: Final = {int(kind): kind for kind in NodeKind}
-"""A look-up is a fifth of what an enumeration's call costs."""
+"""Kinds by number: a look-up costs a fifth of a call of the enumeration."""
 
 
 class EtagKind(IntEnum):
-    """Where a node's ETag comes from."""
+    """The source of a node's ETag."""
 
     DERIVED = 0  # first 32 hex digits of the digest, "-", chunk count
     MD5 = 1  # attributes hold 16 bytes
@@ -264,12 +264,12 @@ NO_BLOB: Final = bytes(33)
 
 
 def seal_value(table: Table, key: bytes, value: bytes) -> bytes:
-    """The value as the index stores it: with the CRC32C of table id, key and value behind it."""
+    """Return the value as the index stores it: followed by the CRC32C of table id, key and value."""
     return value + VALUE_CRC.pack(crc32c(value, crc32c(key, _TABLE_CRC[table])))
 
 
 def open_value(table: Table, key: bytes, sealed: bytes) -> bytes:
-    """The value without its checksum.  IndexDamaged when the checksum is not that of this key here."""
+    """Return the value without its checksum.  IndexDamaged when that does not match table, key and value."""
     value = sealed[:-4]
     if len(sealed) < 4 or crc32c(value, crc32c(key, _TABLE_CRC[table])) != int.from_bytes(
         sealed[-4:], "little"
@@ -295,7 +295,7 @@ def chunk_id_of_key(key: bytes) -> ChunkId:
 
 
 class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
-    """Where a chunk lies and how it is checked; `crc` is the payload's, or its vector's when it has one."""
+    """A chunk's place and checksum; `crc` is the payload's, or its vector's when it has one."""
 
     birth: Birth
     segment: SegmentId
@@ -305,7 +305,7 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
     crc: int
 
     def pack(self) -> bytes:
-        """The record's 44 bytes."""
+        """Pack the record's 44 bytes."""
         return CHUNK_RECORD.pack(
             1,
             0,
@@ -327,12 +327,12 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def extent_bytes(self) -> int:
-        """Payload and vector."""
+        """Bytes of payload and vector."""
         return self.stored_bytes + vector_bytes(self.stored_bytes)
 
 
 def unpack_chunk_record(value: bytes) -> ChunkRecord:
-    """The record from its (already verified) value.  StoreUnusable for a codec or version of the future."""
+    """Unpack the record from its (already verified) value.  StoreUnusable for a later codec or version."""
     if len(value) != CHUNK_RECORD.size:
         raise StoreUnusable(f"chunk record of {len(value)} bytes, {CHUNK_RECORD.size} expected")
     version, codec, cipher, checksum, _, birth, segment, offset, stored, logical, crc = CHUNK_RECORD.unpack(
@@ -364,7 +364,7 @@ class Attributes(
         "version": "v",
     },
 ):
-    """What a node has beyond its head; absent from the record when all are defaults.
+    """Fields of a node beyond its head; absent from the record when all are defaults.
 
     `chunk_count` is the number of data chunks of a blob with a manifest; 0 for a blob of one chunk.  `atime_ns` is the
     access time that somebody set, None when nobody did, or when it is the modification time.
@@ -409,11 +409,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_marker(self) -> bool:
-        """Whether it is a delete marker."""
+        """True if the node is a delete marker."""
         return self.blob is None and self.kind is NodeKind.OBJECT
 
     def pack(self) -> bytes:
-        """Head, then the attributes in msgpack when there are any."""
+        """Pack the head, then the attributes in msgpack if there are any."""
         head = NODE_HEAD.pack(
             1,
             self.kind,
@@ -433,7 +433,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unpack_node(value: bytes) -> Node:
-    """The node from its (already verified) value.  StoreUnusable for a version of the future."""
+    """Unpack the node from its (already verified) value.  StoreUnusable for a later version."""
     if len(value) < NODE_HEAD.size:
         raise StoreUnusable(f"node record of {len(value)} bytes, at least {NODE_HEAD.size} expected")
     version, kind, etag_kind, _, mode, uid, gid, size, mtime, ctime, blob = NODE_HEAD.unpack_from(value)
@@ -472,13 +472,13 @@ assert NODE_HEAD.offset_of("ctime_ns") == _CHANGE_TIMES_OFFSET + 8
 
 
 def changed_at(record: bytes) -> int:
-    """The change time of a node's record, in ns."""
+    """Return the change time of a node's record, in ns."""
     changed_ns: int = _CHANGE_TIMES.unpack_from(record, _CHANGE_TIMES_OFFSET)[1]
     return changed_ns
 
 
 def with_names_changed(record: bytes, now_ns: int) -> bytes:
-    """A folder's record with the times of a change of its names; no other byte is looked at."""
+    """Return a folder's record with the times of a change of its names; no other byte is read or changed."""
     end = _CHANGE_TIMES_OFFSET + _CHANGE_TIMES.size
     return record[:_CHANGE_TIMES_OFFSET] + _CHANGE_TIMES.pack(now_ns, now_ns) + record[end:]
 
@@ -505,12 +505,12 @@ def unpack_name(value: bytes) -> tuple[NodeKind, NodeId]:
 
 @dataclass(frozen=True)
 class StoreIdentity:
-    """What ties the files of one store together; written into every header."""
+    """The ids that tie the files of one store together; written into every header."""
 
     store_id: bytes
     boot_id: BootId
     boot_before: bytes = bytes(16)
-    """The boot that the superblock named when this one opened the store; its own in a new store, zeros when unknown."""
+    """Boot id in the superblock when this boot opened the store; its own in a new store, zeros when unknown."""
 
     @property
     def boot_tag(self) -> bytes:

@@ -1,6 +1,6 @@
-"""Records of the tables that are kept as msgpack arrays; `docs/format.md` describes them.
+"""Records of tables that are stored as msgpack arrays; `docs/format.md` describes them.
 
-The first field is the version; fields are appended to, never moved.  An unknown version is refused by whoever reads.
+The first field is the version.  Fields are appended, never moved.  The reader of a record refuses an unknown version.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from lakefs.errors import StoreUnusable
 
 R = TypeVar("R")
 UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding raises: for other shapes, for text that is not UTF-8, for nesting without end."""
+"""Errors of decoding: another shape, text that is not UTF-8, endless nesting."""
 
 
 def decode_record(decoder: msgspec.msgpack.Decoder[R], value: bytes, what: str) -> R:
-    """The record in an (already verified) value.  StoreUnusable, naming `what`, for a shape that is not known."""
+    """Decode the record in an (already verified) value.  StoreUnusable, naming `what`, for an unknown shape."""
     try:
         return decoder.decode(value)
     except UNREADABLE as error:
@@ -25,7 +25,7 @@ def decode_record(decoder: msgspec.msgpack.Decoder[R], value: bytes, what: str) 
 
 
 class BucketRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A bucket's fixed properties and its settings; stored as msgpack array, first field the version."""
+    """A bucket's fixed properties and its settings."""
 
     version: int = 1
     domain: int = 0
@@ -35,7 +35,7 @@ class BucketRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AccessKeyRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What an access key may do, and its secret; stored as msgpack array, first field the version."""
+    """The rights of an access key, and its secret."""
 
     version: int
     secret_key: str
@@ -44,12 +44,12 @@ class AccessKeyRecord(msgspec.Struct, frozen=True, array_like=True):
     created_ns: int
 
     def __repr__(self) -> str:
-        """Without the secret."""
+        """Show the key without its secret."""
         return f"AccessKeyRecord(buckets={self.buckets}, read_only={self.read_only})"
 
 
 class UploadRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A multipart upload.  `node` is the packed record that its object will have, without blob; mtime 0: when done."""
+    """A multipart upload.  `node` is the packed record of its future object, without blob; mtime 0: when completed."""
 
     version: int
     key: str
@@ -71,7 +71,7 @@ class PartRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ObjectPartsHeader(msgspec.Struct, frozen=True, array_like=True):
-    """That the parts of a node are kept, which came from an upload, and how many."""
+    """Says that the parts of a node made by an upload are kept, and their number."""
 
     version: int
     node: int
@@ -79,7 +79,7 @@ class ObjectPartsHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ObjectPartsPage(msgspec.Struct, frozen=True, array_like=True):
-    """Some of an object's parts, one behind the other: (number, size_bytes, checksums); where the first begins."""
+    """Consecutive parts of an object: (number, size_bytes, checksums).  `offset_bytes` is where the first begins."""
 
     version: int
     offset_bytes: int
@@ -87,9 +87,9 @@ class ObjectPartsPage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VersionRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a key was bound to before: a node.  `key` is the object's key where the table's key does not hold all of it.
+    """An old version of a key: its node.  `key` is the object's key if the table's key does not hold all of it.
 
-    `order` says which of two versions of a key is newer; it is a number of the counter `node`.
+    Of two versions of a key, the one with the greater `order`, a number of the counter `node`, is newer.
     """
 
     version: int

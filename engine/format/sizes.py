@@ -1,4 +1,4 @@
-"""How long the parts of a store get before something is done about it.  Tests make them small."""
+"""Bounds on the parts of a store: journal, overlay, checkpoints, segments, buffers.  Tests make them small."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _JOURNAL_BYTES_MIN: Final = 256 * KIB
 
 @dataclass(frozen=True)
 class MetadataSizes:
-    """Bytes, or entries of the overlay."""
+    """Bounds of journal, overlay and checkpoint: bytes, or entries of the overlay."""
 
     group_bytes: int = GROUP_BYTES_MAX
     journal_file: int = JOURNAL_FILE_BYTES
@@ -42,7 +42,7 @@ class MetadataSizes:
     checkpoint_journal: int = CHECKPOINT_JOURNAL_BYTES
 
     def fitted(self, disk_bytes: int) -> MetadataSizes:
-        """These, with a journal that a small disk has room for."""
+        """Return these sizes with a journal that fits on a small disk."""
         most = max(_JOURNAL_BYTES_MIN, disk_bytes // JOURNAL_SHARE)
         return replace(
             self,
@@ -54,7 +54,7 @@ class MetadataSizes:
 
 @dataclass(frozen=True)
 class SegmentSizes:
-    """How long segments get, in what steps they grow, and what they leave of the disk.  Bytes."""
+    """Bytes: length of segments, steps in which they grow, and room they leave on the disk."""
 
     large_segment: int = LARGE_SEGMENT_BYTES
     small_segment: int = SMALL_SEGMENT_BYTES
@@ -65,7 +65,7 @@ class SegmentSizes:
 
 @dataclass(frozen=True)
 class StoreSizes:
-    """The bounds of `lakefs.limits` that one store works with.  `segments.headroom` is the reserve's to say."""
+    """The bounds of `lakefs.limits` that one store works with.  The reserve sets `segments.headroom`."""
 
     metadata: MetadataSizes = field(default_factory=MetadataSizes)
     segments: SegmentSizes = field(default_factory=SegmentSizes)

@@ -1,8 +1,8 @@
-"""Descriptors that clients hand over for the engine to read from.
+"""Descriptors that clients send for the engine to read from.
 
-The engine reads into memory of its own and hashes that, so a client that changes the file meanwhile only changes
-what is stored under its own name.  Only regular files on local file systems are taken: reading a pipe, a device, or a
-file whose file system is served by a process may block for ever.
+The engine reads into memory of its own and hashes that, so a client that changes the file during the read only changes
+the content stored under its own name.  Only regular files on local file systems are accepted: reading a pipe, a device,
+or a file whose file system is served by a process may block for ever.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MEMORY_FILE_SYSTEMS: Final = (0x01021994, 0x858458F6)
 
 
 def check_source(descriptor: int) -> None:
-    """InvalidArgument unless the descriptor is a readable regular file on a local file system."""
-    # Before it is asked anything: fstat and fstatfs of a file system that a process or another machine serves wait
-    # for those, and for ever where they do not answer.
+    """Raise InvalidArgument unless the descriptor is a readable regular file on a local file system."""
+    # First, because fstat and fstatfs of a file system that a process or another machine serves wait for that server,
+    # for ever if it does not answer.
     if _mounted_type(descriptor) not in _LOCAL_TYPES:
         raise InvalidArgument("a source must be on a local file system; send its bytes instead")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -42,7 +42,7 @@ def check_source(descriptor: int) -> None:
 
 
 def filler(descriptor: int, offset: int) -> Callable[[memoryview, int], None]:
-    """A call that fills a buffer from a place behind `offset`.  It blocks, and raises SourceChanged at an early end."""
+    """Return a function that fills a buffer from a place behind `offset`; it blocks.  SourceChanged at an early end."""
 
     def fill(target: memoryview, begin: int) -> None:
         done = 0
@@ -59,9 +59,9 @@ def filler(descriptor: int, offset: int) -> Callable[[memoryview, int], None]:
 
 
 def _mounted_type(descriptor: int) -> str:
-    """The file system's type as the mount table has it; "" of what is not mounted here, such as memfds and pipes.
+    """Return the file system's type in the mount table; "" if it is not mounted here, such as memfds and pipes.
 
-    And of what is mounted in another namespace than the engine's: that is asked.
+    A file system mounted in another namespace gives "" too; `check_source` then asks the file system itself.
     """
     (mount,) = _MOUNT_ID.findall(Path(f"/proc/self/fdinfo/{descriptor}").read_text())
     for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
@@ -71,7 +71,7 @@ def _mounted_type(descriptor: int) -> str:
 
 
 def file_system(descriptor: int) -> int:
-    """The magic number of the descriptor's file system; InvalidArgument when it cannot be told."""
+    """Return the magic number of the descriptor's file system; InvalidArgument when it cannot be read."""
     found = file_system_of(descriptor)
     if found is None:
         raise InvalidArgument(f"the descriptor cannot be examined: {os.strerror(ctypes.get_errno())}")

@@ -1,4 +1,4 @@
-"""The real clock.  Sleeping is trio's own and not here; the simulator's clock lives with the tests."""
+"""The real clock.  Code sleeps through trio, not through it; the simulator's clock is with the tests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class SystemClock:
     """Time of this machine (`lakefs.ports.Clock`)."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed point of this boot."""
+        """Return the seconds since a fixed point of this boot."""
         return time.monotonic()
 
     def wall_ns(self) -> int:
-        """Nanoseconds since 1970 UTC as the machine believes them to be; stored and shown only."""
+        """Return the nanoseconds since 1970 UTC by the machine's clock; only stored and shown."""
         return time.time_ns()

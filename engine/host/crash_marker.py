@@ -1,13 +1,13 @@
-"""What a process leaves behind when a library ends it: a note by which the next opening distrusts the index.
+"""The crash note: a file by which the start after a fatal signal knows that the index must be rebuilt.
 
-LMDB ends the process (SIGABRT, SIGSEGV, SIGBUS) when a page of its file is not what another page says.  Without a note
-the next start would meet the same page, and so would every one after it.  The fault handler writes the Python stacks
-of all threads to the file `crash`; when they show that the index was being read, recovery builds it anew.
+LMDB ends the process (SIGABRT, SIGSEGV, SIGBUS) when a page of its file contradicts another.  Without a note, every
+later start would meet the same page.  The fault handler writes the Python stacks of all threads to the file `crash`; if
+they show that the index was being read, recovery rebuilds it.
 
 Rules kept here:
 - Only a process that died of such a signal leaves a note; SIGKILL and power loss leave none.
-- A note counts once: it is renamed to `crash.last` when the index has been rebuilt, and kept for whoever asks why.
-- The fault handler is the process's own: where somebody else has enabled it, it is left alone.
+- A note counts once: when the index has been rebuilt, it is renamed to `crash.last` and kept for people.
+- A process has one fault handler: if other code has enabled it, it is not changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _READ_BYTES: Final = 1 << 20
 
 @contextmanager
 def noting_crashes(disk: Disk) -> Iterator[None]:
-    """Have the fault handler write to the store's note during the block.  The store's lock is held.  DiskFailed."""
+    """Let the fault handler write to the store's note during the block.  The store's lock is held.  DiskFailed."""
     if faulthandler.is_enabled():
         yield
         return
@@ -44,14 +44,14 @@ def noting_crashes(disk: Disk) -> Iterator[None]:
     finally:
         faulthandler.disable()
         note = os.fstat(descriptor)
-        with suppress(FileNotFoundError):  # the folder may have been moved, and another store be in its place
+        with suppress(FileNotFoundError):  # the folder may have been moved, or replaced by another store's
             if not note.st_size and os.path.samestat(note, os.stat(path)):
                 os.unlink(path)
         os.close(descriptor)
 
 
 def died_in_index(disk: Disk) -> bool:
-    """Whether the note says that a process died while it read the index."""
+    """Return True if the note shows that a process died while it used the index."""
     if not disk.exists(CRASH_PATH):
         return False
     file = disk.open(CRASH_PATH, read_only=True)
@@ -64,5 +64,5 @@ def died_in_index(disk: Disk) -> bool:
 
 
 def set_aside(disk: Disk) -> None:
-    """The note has been heeded."""
+    """Rename the note, after the index has been rebuilt."""
     disk.rename(CRASH_PATH, LAST_CRASH_PATH)

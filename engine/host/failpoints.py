@@ -1,13 +1,13 @@
-"""Named steps of the store at which a test may end, or stop, the process.
+"""Failpoints: named steps of the store at which a test may end, or stop, the process.
 
-A process that was started with `LAKEFS_FAILPOINT=NAME:COUNT[:SIGNAL]` sends itself that signal (KILL by default) the
-COUNT-th time it comes to the step NAME.  Without the variable `reached` is a function that does nothing, and nothing
-else of this module runs: no state, no lock, no look at the environment after the start.
+A process started with `LAKEFS_FAILPOINT=NAME:COUNT[:SIGNAL]` sends itself that signal (KILL by default) the COUNT-th
+time it reaches the step NAME.  Without the variable `reached` does nothing, and no other code of this module runs: no
+state, no lock, no read of the environment after the start.
 
 Rules kept here:
 - A step is named once in `POINTS` and called at one place; `tests/unit/engine/host/test_failpoints.py` holds both.
-- `reached` raises nothing, so a step may lie anywhere: between a write and its sync, under a lock, in a thread.
-- STOP stops all threads; whoever stopped the process may change the disk under it before CONT.
+- `reached` raises nothing, so a step may be anywhere: between a write and its sync, under a lock, in a thread.
+- STOP stops all threads; the test may change the disk under the process before CONT.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ WRITE_POINTS: Final = (
     "segment.full",  # a full small segment, before its tail is cut
     "journal.extended",
     "journal.written",
-    "journal.synced",  # the commit has happened, nobody was told
+    "journal.synced",  # the commit has happened, no answer was sent
     "journal-file.written",
     "journal-file.synced",
     "journal-file.renamed",
     "journal-file.durable",
 )
-"""Steps that every put may come to."""
+"""Steps that a put may reach."""
 
 UPKEEP_POINTS: Final = (
     "index.before-commit",
@@ -78,10 +78,10 @@ START_POINTS: Final = (
     "recovery.journal-begun",
     "recovery.replayed",
 )
-"""Steps of every start, but for the stale file."""
+"""Steps of every start, except for the stale file."""
 
 REBUILD_POINTS: Final = (
-    "recovery.rebuilt",  # a new index stands beside the old one's place
+    "recovery.rebuilt",  # a new index exists beside the old one's place
     "index.put-aside",
     "index.put-in-place",
     "recovery.index-replaced",
@@ -107,17 +107,17 @@ REPAIR_POINTS: Final = (
     "repair.journal-begun",
     "repair.index-rebuilt",
 )
-"""Steps of `lake fsck --repair`, which no engine comes to."""
+"""Steps of `lake fsck --repair`, which no engine reaches."""
 
 ALL_POINTS: Final = (*POINTS, *REPAIR_POINTS)
 
 
 def _nothing(point: str) -> None:
-    """No test is under way."""
+    """Do nothing: no failpoint is set."""
 
 
 def armed(setting: str) -> Callable[[str], None]:
-    """What `reached` is under `NAME:COUNT[:SIGNAL]`.  ConfigError when that cannot be read."""
+    """Make the `reached` for a setting `NAME:COUNT[:SIGNAL]`.  ConfigError when it cannot be parsed."""
     wanted, _, rest = setting.partition(":")
     count, _, name = rest.partition(":")
     number = getattr(signal, f"SIG{name or 'KILL'}", None)
@@ -144,4 +144,4 @@ def _chosen(environ: Mapping[str, str]) -> Callable[[str], None]:
 
 
 reached: Final[Callable[[str], None]] = _chosen(os.environ)
-"""The step of this name has been reached."""
+"""Called when the process reaches the step of that name."""

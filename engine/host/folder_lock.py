@@ -1,13 +1,12 @@
 """The lock of a store on a local disk: flock(2) of its folder, and of a file in it.
 
 Rules kept here:
-- The folder's own lock counts.  Nobody can remove it, and whoever finds the folder, by any path and wherever it was
-  moved, finds it locked.  The file's lock keeps releases out that know only that one; its inode is the store's
-  identity.
-- The folder is locked first: a process that is refused makes no file.
-- Whether both are still what was locked is for the holder to ask, before it makes or removes a name.
+- The folder's own lock counts.  It cannot be removed, and it holds for every path to the folder and wherever that was
+  moved.  The file's lock keeps out releases that know only that one; the file's inode is the store's identity.
+- The folder is locked first: a process that is refused creates no file.
+- The holder calls `check` before it creates or removes a name: folder and file may have been replaced.
 
-While the lock is held, spare descriptors are, too.
+Spare descriptors are held as long as the lock.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class FolderLock:
     """A lock that is held until `close`."""
 
     def __init__(self, root: str, name: str, spares: SpareDescriptors) -> None:
-        """Lock a folder and the file of that name in it, made if needed; not waiting.  StoreLocked, OSError."""
+        """Lock a folder and the file of that name in it, created if needed; does not wait.  StoreLocked, OSError."""
         self._root = root
         self._name = name
         self._spares = spares
@@ -39,7 +38,7 @@ class FolderLock:
         spares.fill()
 
     def check_folder(self) -> None:
-        """StoreReadOnly unless the folder has the path at which it was locked.  OSError."""
+        """Raise StoreReadOnly unless the folder still has the path at which it was locked.  OSError."""
         if not _is_same(self._held[0], self._root):
             raise StoreReadOnly(
                 f"the folder {self._root} was moved, removed or replaced under the engine, which writes nothing more: "
@@ -48,7 +47,7 @@ class FolderLock:
             )
 
     def check(self) -> None:
-        """StoreReadOnly unless folder and file are those that were locked.  OSError."""
+        """Raise StoreReadOnly unless folder and file are the locked ones.  OSError."""
         self.check_folder()
         if not _is_same(self._held[1], f"{self._root}/{self._name}"):
             raise StoreReadOnly(
@@ -58,11 +57,11 @@ class FolderLock:
             )
 
     def file_system_state(self) -> os.statvfs_result:
-        """statvfs of the folder, wherever it is."""
+        """Return statvfs of the locked folder, even if it was moved."""
         return os.statvfs(self._folder)
 
     def close(self) -> None:
-        """Give the store up; idempotent."""
+        """Release lock and spare descriptors; idempotent."""
         self.is_held = False
         self._spares.close()
         self._opened.close()

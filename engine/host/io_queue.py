@@ -1,9 +1,9 @@
 """Reads of many places at once through the `Offload` port, and the choice between that and io_uring.
 
 Rules kept here:
-- What serves is chosen once, when a store is opened: io_uring where it is wanted and the kernel allows it, else
-  threads.  Which one, and why, the queue tells.
-- Whichever serves, the answers are the same (`lakefs.ports.IoQueue`); only the cost is not.
+- The queue is chosen once, when a store is opened: io_uring if it is wanted and the kernel allows it, else threads.
+  Its `kind` and `reason` report the choice.
+- Both give the same answers (`lakefs.ports.IoQueue`); only the cost differs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SWITCHED_OFF: Final = "switched off by io_uring = off"
 
 
 class OffloadQueue:
-    """Reads one after the other in one call to the pool (`lakefs.ports.IoQueue`).
+    """Does all reads of a call one after the other in one thread of the pool (`lakefs.ports.IoQueue`).
 
-    A call for each would cost more than most of them take; many callers still keep many threads busy.
+    A call to the pool for each would cost more than most reads take; many callers still keep many threads busy.
     """
 
     kind: Final = "threads"
@@ -32,17 +32,17 @@ class OffloadQueue:
         self.reason = reason
 
     async def read_many(self, reads: Sequence[FileRead]) -> list[int | LakeError]:
-        """For each read the count of bytes or its error; always a checkpoint."""
+        """Return for each read the count of bytes or its error; always a checkpoint."""
         return await self._offload.run(_read_each, reads)
 
     async def read_packed(self, places: Sequence[FilePlace], buffer: memoryview) -> list[bool]:
-        """For each place whether all of it was read; always a checkpoint."""
+        """Return for each place True if all of it was read; always a checkpoint."""
         return await self._offload.run(_read_packed, places, buffer)
 
 
 @asynccontextmanager
 async def open_io_queue(offload: Offload, *, wanted: bool = True) -> AsyncIterator[IoQueue]:
-    """The queue that this machine allows; nobody uses it any more when the block ends."""
+    """Open the queue that this machine allows; it is not used after the block ends."""
     threads = OffloadQueue(offload)
     opened = opened_ring() if wanted else SWITCHED_OFF
     if isinstance(opened, str):
@@ -65,7 +65,7 @@ def _read_one(read: FileRead) -> int | LakeError:
 
 
 def _read_packed(places: Sequence[FilePlace], buffer: memoryview) -> list[bool]:
-    """Fill `buffer` with the places, one behind the other; whether each was read whole."""
+    """Fill `buffer` with the places, one behind the other; returns for each True if it was read whole."""
     whole: list[bool] = []
     at = 0
     for file, offset, length in places:

@@ -1,20 +1,19 @@
 """Reads of many places at once through io_uring, awaited in trio.
 
-What is submitted by one call is one batch and one system call; an eventfd tells of what has completed since the last
-look, and a caller is woken when all of its batch has ended.  What the page cache holds is copied during the
-submission, and costs no wake-up.
+The reads of one call are one batch and one system call.  An eventfd signals completions, and a caller is woken when its
+whole batch has ended.  Bytes in the page cache are copied during the submission and cost no wake-up.
 
 Rules kept here:
-- The loop's thread alone touches the ring.
-- At most RING_ENTRIES reads are with the kernel; the others wait in the order in which they came, and belong to tasks
-  that wait, so their number is bounded by the tasks.
-- A read that failed or came short is left to the other queue (`spare`), or to the caller where it asked for no more:
-  that tells the file's end from a fault, says an error as every read does, and tries again what failed once.
-- When the kernel takes nothing any more the spare queue serves for good, and that is said once.
-- Memory goes back to the caller when the kernel has given it back, whatever is cancelled.
+- Only the loop's thread touches the ring.
+- At most RING_ENTRIES reads are with the kernel.  The others wait in the order of their calls; each belongs to a
+  waiting task, so their number is bounded by that of tasks.
+- `read_many` repeats a failed or short read through the other queue (`spare`): that tells the file's end from a fault,
+  raises errors as every read does, and retries a read that failed once.  `read_packed` only reports it.
+- When the kernel accepts no more reads, the spare queue serves for good, and that is logged once.
+- A caller gets its memory back only when the kernel has finished with it, even if it was cancelled.
 
-Files and buffers are not registered with the kernel: that was within noise for such reads, would pin the memory, and
-cost a call for each segment opened.
+Files and buffers are not registered with the kernel: the gain was within noise for such reads, and it would pin the
+memory and cost a call for each segment opened.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _log: Final = structlog.get_logger(__name__)
 
 
 def opened_ring(entries: int = RING_ENTRIES) -> Ring | str:
-    """A ring that has carried an operation to and fro, or why this machine gives none."""
+    """Open a ring and try one operation on it; returns the ring, or why this machine has none."""
     if not _RING_IS_BUILT:
         return "the native module engine.host._io_uring is not built: install a C compiler and run the setup again"
     try:
@@ -87,11 +86,11 @@ class RingQueue:
 
     @property
     def kind(self) -> str:
-        """Which of the two serves."""
+        """The queue that serves: `io_uring`, or the kind of the spare."""
         return self._spare.kind if self.reason else "io_uring"
 
     async def read_many(self, reads: Sequence[FileRead]) -> list[int | LakeError]:
-        """For each read the count of bytes or its error; no checkpoint when all of them were in memory."""
+        """Return for each read the count of bytes or its error; no checkpoint when all of them were in memory."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self.reason:
             return await self._spare.read_many(reads)
@@ -102,7 +101,7 @@ class RingQueue:
         return await self._completed(reads, batch)
 
     async def read_packed(self, places: Sequence[FilePlace], buffer: memoryview) -> list[bool]:
-        """For each place whether all of it was read; no checkpoint when all of them were in memory."""
+        """Return for each place True if all of it was read; no checkpoint when all of them were in memory."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self.reason:
             return await self._spare.read_packed(places, buffer)
@@ -112,7 +111,7 @@ class RingQueue:
         return batch.are_whole()
 
     async def _do(self, batch: Batch) -> None:
-        """Return when all of the batch has ended, or is given up; not interruptible."""
+        """Submit the batch; returns when all of it has ended or was given up.  Not interruptible."""
         if batch.pending:
             self._waiting.append(batch)
             self._advance()
@@ -130,28 +129,28 @@ class RingQueue:
             self._advance()
 
     async def look_now_and_then(self) -> None:
-        """Take completions that no event told of, until cancelled.
+        """Take completions that no event signalled, until cancelled.
 
-        Events are off while reads are handed over.  Nothing orders their being on again against a completion that
-        another core notes at that moment; such a one, should there ever be one, is late and not lost.
+        Events are off during a submission.  No memory order is guaranteed between turning them on again and a
+        completion that another core posts at that moment.  Such a completion, should it ever occur, is late, not lost.
         """
         while True:
             await trio.sleep(_LOOK_S)
             self._advance()
 
     def close(self) -> None:
-        """Give the ring back; blocks while the kernel has memory of anybody.  `run` has ended."""
+        """Close the ring; blocks while the kernel still uses memory of a caller.  `run` has ended."""
         self._ring.close()
 
     def _advance(self) -> None:
-        """Take what has completed, and submit what waits, as long as either gets on."""
+        """Take completions and submit waiting reads, as long as either makes progress."""
         while True:
             self._take_completions()
             if not self._waiting:
                 return
             in_flight = self._ring.in_flight
             if not self._submit():
-                self._take_completions()  # no event tells of what completed during the attempt
+                self._take_completions()  # no event signals completions during the attempt
                 if self._ring.in_flight == in_flight:
                     return
 
@@ -160,7 +159,7 @@ class RingQueue:
             _wake(batch)
 
     def _submit(self) -> bool:
-        """Hand over what the ring has room for; whether anything was."""
+        """Submit the waiting reads that the ring has room for; returns True if any were."""
         any_taken = False
         while self._waiting:
             batch = self._waiting[0]
@@ -175,7 +174,7 @@ class RingQueue:
         return any_taken
 
     def _give_up(self, reason: str) -> None:
-        """The kernel takes nothing: what waits, and all that comes, is for the spare queue."""
+        """Leave waiting and later reads to the spare queue, as the kernel accepts none."""
         self.reason = reason
         _log.warning("io_uring is not used any more; reads go through threads", reason=reason)
         while self._waiting:
@@ -184,7 +183,7 @@ class RingQueue:
                 _wake(batch)
 
     async def _completed(self, reads: Sequence[FileRead], batch: Batch) -> list[int | LakeError]:
-        """The results; what did not do all it should from the spare queue, not interruptible there either."""
+        """Return the results; repeats failed and short reads through the spare queue.  Not interruptible."""
         results: list[int | LakeError] = [*batch.results()]
         missing = [index for index, is_whole in enumerate(batch.are_whole()) if not is_whole]
         if missing:
@@ -197,7 +196,7 @@ class RingQueue:
 
 @asynccontextmanager
 async def running_ring_queue(ring: Ring, spare: IoQueue) -> AsyncIterator[RingQueue]:
-    """A queue on the ring, which it closes.  Nobody reads any more when the block ends."""
+    """Run a queue on the ring, and close the ring.  No read may be under way when the block ends."""
     queue = RingQueue(ring, spare)
     taking = trio.CancelScope(shield=True)  # readers that are cancelled wait for their completions
 
@@ -220,7 +219,7 @@ async def running_ring_queue(ring: Ring, spare: IoQueue) -> AsyncIterator[RingQu
 
 
 def _wake(batch: Batch) -> None:
-    """The batch has ended; who waits for it, if anybody does yet, is resumed."""
+    """Resume the task that waits for the ended batch, if one does yet."""
     if batch.task is not None:
         trio.lowlevel.reschedule(batch.task)
 

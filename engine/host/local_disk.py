@@ -1,17 +1,16 @@
 """The real disk: one folder of a local file system, through system calls.
 
 Rules kept here:
-- Every `OSError` is translated at one place (`_Translating`): no room is StoreFull, a read-only file system
-  is StoreReadOnly, no descriptor left is EngineBusy, memory of a client that is gone is SourceChanged, anything
-  else is DiskFailed naming the file.
-  FileNotFoundError and FileExistsError pass.
+- Every `OSError` is translated at one place (`_Translating`): no room is StoreFull, a read-only file system is
+  StoreReadOnly, no descriptor left is EngineBusy, a client's memory that it has cut is SourceChanged, any other error
+  is DiskFailed naming the file.  FileNotFoundError and FileExistsError pass.
 - A write is whole or raises; short writes are continued.
-- Nothing reached by a path lies outside the root: paths are relative, without `.`, `..` and empty parts,
-  and the last part is never followed when it is a symlink.
+- No path leads outside the root: paths are relative, without `.`, `..` and empty parts, and the last part is never
+  followed when it is a symlink.
 - While the lock is held, no name is created, renamed or removed when folder or lock file are not the locked ones; a
   file that is missing because the folder was moved is not reported as missing.
-- What the file system refuses is replaced by the nearest thing that keeps the promise of the port: O_DIRECT
-  by buffered writes (`direct` says so), fallocate by a longer file, punching by writing zeros.
+- A call that the file system refuses is replaced by one that keeps the port's promise: O_DIRECT by buffered writes
+  (`direct` is False then), fallocate by a longer file, punching by writing zeros.
 
 It does not retry a failed sync, and it does not know what the files hold.
 """
@@ -49,7 +48,7 @@ _FALLOC_PUNCH_HOLE: Final = 0x02
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 _BLOCK_BYTES: Final = 512
-"""Of st_blocks, whatever the file system's."""
+"""Unit of st_blocks, on every file system."""
 _VECTORS_MAX: Final = 1024  # IOV_MAX of Linux
 _CLOSED: Final = (1 << 31) - 1  # no process has so many: EBADF, where Python refuses -1 in its own way
 _ROOT_NAMES: Final = frozenset({"", "."})
@@ -82,7 +81,7 @@ def _translated(error: OSError, doing: str, name: str) -> LakeError:
 
 
 class _Translating:
-    """Context in which an OSError becomes an error of ours.  A generator would cost three times as much."""
+    """Context that turns an OSError into a LakeError.  A generator would cost three times as much."""
 
     __slots__ = ("_doing", "_name")
 
@@ -105,7 +104,7 @@ def _no_more() -> OSError:
 
 
 def _fallocate(descriptor: int, mode: int, offset: int, length: int) -> bool:
-    """fallocate(2); False where there is none.  glibc's posix_fallocate would write every block."""
+    """Call fallocate(2); False if the file system has none.  glibc's posix_fallocate would write every block."""
     while _libc.fallocate(descriptor, mode, offset, length) != 0:
         code = ctypes.get_errno()
         if code in _NOT_SUPPORTED:
@@ -125,20 +124,20 @@ class LocalFile:
         self._name = name
         self._direct = direct
         self._cached_flags = None if direct else os.RWF_NOWAIT
-        """How to read what is in memory; None when there is no way."""
+        """Flags for reading only cached pages; None when the file system supports no such read."""
 
     @property
     def direct(self) -> bool:
-        """Whether reads and writes bypass the page cache."""
+        """True if reads and writes bypass the page cache."""
         return self._direct
 
     @property
     def in_memory(self) -> bool:
-        """Whether the file is on tmpfs or the like."""
+        """True if the file is on a file system in memory, such as tmpfs."""
         return file_system(self._descriptor) in MEMORY_FILE_SYSTEMS
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill `buffer` from `offset`; the count read, short only at the file's end."""
+        """Fill `buffer` from `offset`; returns the count read, short only at the file's end."""
         with _Translating("read", self._name):
             done = os.preadv(self._descriptor, [buffer], offset)
             # A read past the cache that ends inside a page has met the file's end.
@@ -150,11 +149,11 @@ class LocalFile:
         return done
 
     def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
-        """Fill `buffer` from the page cache; whether all of it was there."""
+        """Fill `buffer` from the page cache; returns True if all of it was cached."""
         return self.preadv_cached_into([buffer], offset)
 
     def preadv_cached_into(self, buffers: Sequence[memoryview], offset: int) -> bool:
-        """Fill the buffers from the page cache; whether all of it was there."""
+        """Fill the buffers from the page cache; returns True if all of it was cached."""
         if self._cached_flags is None:
             return False
         with _Translating("read", self._name):
@@ -165,7 +164,7 @@ class LocalFile:
             except OSError as error:
                 if error.errno != errno.EOPNOTSUPP:
                     raise
-                # A file system that cannot tell; one in memory need not.
+                # The file system does not support the flag; one in memory need not.
                 self._cached_flags = 0 if self.in_memory else None
                 return self.preadv_cached_into(buffers, offset)
         return count == sum(map(len, buffers))
@@ -195,7 +194,7 @@ class LocalFile:
             done += count
 
     def sync_data(self) -> None:
-        """fdatasync.  After a failure the kernel may have dropped the pages: the caller must not retry."""
+        """Call fdatasync.  After a failure the kernel may have dropped the pages: the caller must not retry."""
         with _Translating("sync", self._name):
             os.fdatasync(self._descriptor)
 
@@ -227,7 +226,7 @@ class LocalFile:
             return os.fstat(self._descriptor).st_size
 
     def allocated_bytes(self) -> int:
-        """Blocks taken, in bytes."""
+        """Bytes of allocated blocks."""
         with _Translating("look at", self._name):
             return os.fstat(self._descriptor).st_blocks * _BLOCK_BYTES
 
@@ -246,7 +245,7 @@ class LocalFile:
 class LocalDisk:
     """The folder of a store on a local file system (`lakefs.ports.Disk`).  `""` and `"."` name the root.
 
-    While its lock is held, what writes finds a descriptor also when connections have taken all there are.
+    While its lock is held, writes find a descriptor even when connections have taken all others.
     """
 
     def __init__(self, root: Path) -> None:
@@ -273,7 +272,7 @@ class LocalDisk:
             return LocalFile(descriptor, path, direct and _make_direct(descriptor))
 
     def list_folder(self, path: str) -> list[str]:
-        """Names in a folder, in order of their text; empty when there is no such folder."""
+        """Return the names in a folder, in order of their text; empty when there is no such folder."""
         with _Translating("list", path):
             try:
                 return sorted(self._spares.list_folder(self._inside(path)))
@@ -294,7 +293,7 @@ class LocalDisk:
                     raise
 
     def exists(self, path: str) -> bool:
-        """Whether anything has that name."""
+        """Return True if a file, folder or link has that name."""
         with _Translating("look for", path):
             try:
                 os.lstat(self._inside(path))
@@ -303,7 +302,7 @@ class LocalDisk:
         return True
 
     def rename(self, source: str, target: str) -> None:
-        """rename(2): `target` is the old file or the new one at every moment."""
+        """Call rename(2): `target` is the old file or the new one at every moment."""
         with _Translating("rename", source):
             self.check_lock()
             os.rename(self._inside(source), self._inside(target))
@@ -315,18 +314,18 @@ class LocalDisk:
             os.unlink(self._inside(path))
 
     def sync_folder(self, path: str) -> None:
-        """fsync of the folder."""
+        """Call fsync on the folder."""
         with _Translating("sync folder", path):
             _sync_folder(self._inside(path), self._spares.open)
 
     def stat(self, path: str) -> FileStat:
-        """lstat of a file."""
+        """Call lstat on a file."""
         with _Translating("look at", path):
             found = os.lstat(self._inside(path))
         return FileStat(found.st_ino, found.st_size, found.st_blocks * _BLOCK_BYTES)
 
     def free_bytes(self) -> int:
-        """Room that this user can still take (root's share of the file system is not counted)."""
+        """Bytes that this user can still take (root's share of the file system is not counted)."""
         state = self._file_system_state()
         return state.f_bavail * state.f_frsize
 
@@ -336,22 +335,22 @@ class LocalDisk:
         return state.f_blocks * state.f_frsize
 
     def lock(self, path: str) -> FolderLock:
-        """flock(2) of folder and file, exclusive, not waiting.
+        """Lock folder and file by flock(2), exclusive, without waiting.
 
-        The file is never removed, but for that of a first start that fails: its inode is the store's identity.
+        The file is never removed, except after a failed first start: its inode is the store's identity.
         """
         with _Translating("lock", path):
             self._lock = FolderLock(self._root, path, self._spares)
         return self._lock
 
     def check_lock(self) -> None:
-        """StoreReadOnly unless folder and lock file are those that `lock` locked; without a lock nothing happens."""
+        """Raise StoreReadOnly unless folder and lock file are the locked ones; without a lock does nothing."""
         if self._held is not None:
             with _Translating("look at", self._root):
                 self._held.check()
 
     def local_path(self, path: str) -> str:
-        """The absolute path."""
+        """Return the absolute path."""
         return self._inside(path)
 
     @property
@@ -396,7 +395,7 @@ def _sync_folder(path: str, opening: Callable[[str, int], int] = os.open) -> Non
 
 
 def _make_direct(descriptor: int) -> bool:
-    """Switch O_DIRECT on; False where the file system refuses.
+    """Switch O_DIRECT on; returns False if the file system refuses.
 
     Set after opening, because an open with O_CREAT and a refused O_DIRECT leaves the new file behind.
     """

@@ -1,5 +1,5 @@
-"""How much memory machine and control groups leave to this process; what tiers and index take is a share of it.  And
-how much address space it may map, which is no memory.
+"""Limits of this process: memory of machine and control groups, of which tiers and index take a share, and address
+space that it may map, which is not memory.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def memory_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
-    """The machine's memory, or what its control groups (v2, v1) allow when that is less."""
+    """Return the bytes of the machine's memory, or the least limit of its control groups (v2, v1) if that is less."""
     return min(limit for limit in (_machine(proc), *_group_limits(proc, cgroups)) if limit)
 
 
 def refuse_little_address_space() -> None:
-    """ConfigError where the process may map less than a store needs (`ulimit -v`, LimitAS=)."""
+    """Raise ConfigError if the process may map less than a store needs (`ulimit -v`, LimitAS=)."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY or limit >= ADDRESS_SPACE_BYTES:
         return
@@ -43,7 +43,7 @@ def _machine(proc: Path) -> int:
 
 
 def _group_limits(proc: Path, cgroups: Path) -> list[int]:
-    """The limits of this process's groups and of all that they are in."""
+    """Return the limits of this process's groups and of all their parents."""
     limits: list[int] = []
     for line in _lines(proc / "self" / "cgroup"):
         _, controllers, group = line.split(":", 2)

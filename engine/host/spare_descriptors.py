@@ -1,6 +1,6 @@
-"""Descriptors kept for the moment at which clients have taken all others.
+"""Spare descriptors, for the moment at which clients have taken all others.
 
-Writing a journal, a segment or a checkpoint must not fail half-way because somebody opened a connection.
+Writing a journal, a segment or a checkpoint must not fail half-way because a client opened a connection.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class SpareDescriptors:
         self._is_closed = True
 
     def fill(self) -> None:
-        """Hold as many as there should be, or as there are."""
+        """Hold SPARE_DESCRIPTORS of them, or as many as can be opened."""
         with self._lock:
             self._is_closed = False
             self._refill()
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
-        """os.open, at the cost of a spare when there is no other descriptor."""
+        """Call os.open, with a spare when there is no other descriptor."""
         return self._with_one(lambda: os.open(path, flags, mode))
 
     def list_folder(self, path: str) -> list[str]:
-        """os.listdir, with a spare when there is no other descriptor."""
+        """Call os.listdir, with a spare when there is no other descriptor."""
         return self._with_one(lambda: os.listdir(path))
 
     def close(self) -> None:
-        """Hold none any more."""
+        """Close all spares."""
         with self._lock:
             self._is_closed = True
             while self._held:

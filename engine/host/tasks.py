@@ -1,4 +1,4 @@
-"""Running calls at once and getting one plain error out."""
+"""Runs calls concurrently, and raises one plain error instead of a group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def run_all(call: Callable[[T], Awaitable[None]], items: Sequence[T]) -> None:
-    """Call for every item, at once; when calls fail, the others finish and the first error is raised.
+    """Call for every item concurrently; when calls fail, the others finish and the first error is raised.
 
     Bounded by its caller: items are at most the parts of one request.
     """
@@ -39,9 +39,9 @@ async def run_all(call: Callable[[T], Awaitable[None]], items: Sequence[T]) -> N
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Around a nursery: its group of errors is raised as the error in it, when that says it all.
+    """Raise the error in a nursery's group instead of the group, if it is the only one.
 
-    It does when there is only one, or when all are of `LakeError` (the first is raised then).
+    If all errors are LakeErrors, raise the first.  Else the group passes.
     """
     try:
         yield

@@ -1,12 +1,12 @@
-"""A bound that users share, so that none of them takes what all others need.
+"""A bound that users share, so that no user takes the share that all others need.
 
-Users are told apart by the uid that the kernel gives for a Unix socket's peer.  Root and the engine's own user are one:
-gateways and mounts run as either.  Everybody who is let in over TCP is one: all of them hold the same token, and one
-machine may have many addresses.
+Users are distinguished by the uid that the kernel gives for a Unix socket's peer.  Root and the engine's own user count
+as one: gateways and mounts run as either.  All clients over TCP count as one: they hold the same token, and one machine
+may have many addresses.
 
 Rules kept here:
-- One user has at most a quarter of all; root and the engine's own user may have more quarters.
-- All others together leave a quarter to root and the engine's own user.
+- One user has at most a quarter of the bound; root and the engine's own user may have more quarters.
+- All other users together leave a quarter to root and the engine's own user.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _OVER_TCP: Final = "all clients over TCP"
 
 
 def user_of(uid: int | None) -> str:
-    """The user that a client counts as, in words; None: it came over TCP."""
+    """Return the user, in words, as which a client with that uid counts; a client over TCP has None."""
     if uid is None:
         return _OVER_TCP
     return OWN if uid in (0, os.geteuid()) else f"user {uid}"
 
 
 class Shares:
-    """At most `most` of something, which `noun` names in the plural: "puts in progress"."""
+    """At most `most` things, which `noun` names in the plural: "puts in progress"."""
 
     def __init__(self, most: int, noun: str, *, own_quarters: int = 1) -> None:
         self.most = most
@@ -36,14 +36,14 @@ class Shares:
         self._quarter = -(-most // 4)
         self._own_most = min(own_quarters * self._quarter, most)
         self.users: dict[str, int] = {}
-        """How many each user has, of those that have any."""
+        """Number that each user has, for users that have any."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def take(self, user: str) -> None:
-        """One more for the user.  EngineBusy, naming the bound that is met."""
+        """Give the user one more.  EngineBusy, naming the bound that is reached."""
         used = self.users.get(user, 0)
         if used >= (self._own_most if user == OWN else self._quarter):
             raise self._refusal(used, f"{user}, the most that one user may have")
@@ -55,9 +55,11 @@ class Shares:
                 raise self._refusal(others, "all users but root and the engine's own, the most they may have")
         self.users[user] = used + 1
         self._count += 1
+        assert self._count <= self.most, "no more are given out than there are"
 
     def give_back(self, user: str, count: int = 1) -> None:
-        """The user has so many less."""
+        """Take `count` back from the user."""
+        assert self.users.get(user, 0) >= count, "a user gives back what it was given"
         self._count -= count
         self.users[user] -= count
         if not self.users[user]:

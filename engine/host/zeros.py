@@ -1,6 +1,6 @@
-"""Zeros to write ahead of what will be written: one mebibyte of them, as often as it takes.
+"""Zeros for filling files ahead of later writes: one shared mebibyte, repeated as often as needed.
 
-Made anew for each fill, 4 MiB of them at a time would come from the heap that small objects live in, and tear it apart.
+Buffers of 4 MiB made for each fill would come from the heap of small objects, and fragment it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Final
 from lakefs.limits import MIB
 
 _PIECE: Final = memoryview(bytes(MIB))
-"""Never touched: the kernel reads its page of zeros there."""
+"""Never written: the kernel maps its page of zeros there."""
 
 
 def zeros(count: int) -> list[memoryview]:
-    """`count` zero bytes, for `DiskFile.pwritev`."""
+    """Return `count` zero bytes, as buffers for `DiskFile.pwritev`."""
     whole, rest = divmod(count, len(_PIECE))
     return [_PIECE] * whole + ([_PIECE[:rest]] if rest else [])

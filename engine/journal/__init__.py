@@ -1,1 +1,1 @@
-"""The write-ahead log: written, read back, salvaged."""
+"""The journal, a write-ahead log: its writer, its reader, and salvage of a damaged one."""

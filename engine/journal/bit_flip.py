@@ -1,9 +1,9 @@
-"""Telling a flipped bit from a torn write, at the one place where nothing else can: the journal's last group.
+"""Tells a flipped bit from a torn write in the journal's last group, where nothing else can.
 
-A write is torn by whole sectors of 512 bytes, and the journal is zero-filled ahead: what was not written reads as
-zeros.  A group whose sectors are all written, and that is one bit off its checksum, was written whole.  Its last sector
-may have a few bytes of it only, with a single bit in them: where that bit is the one that lacks, nobody can tell, and
-the write was torn as far as anybody knows.
+A write is torn by whole sectors of 512 bytes, and the journal is filled with zeros ahead, so unwritten sectors read as
+zeros.  A group with no unwritten sector that is one bit off its checksum was written whole, and the bit flipped.  One
+case is undecidable: the last sector may hold a few bytes of the group with a single bit set.  If that bit is the
+missing one, the group is taken for torn.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ SECTOR_BYTES: Final = 512
 _POLYNOMIAL: Final = 0x82F63B78
 """Castagnoli, reflected."""
 _SEARCHED_BYTES_MAX: Final = 1 << 20
-"""8 million steps, about a second; once, at the opening after a crash that left such a group."""
+"""Longest content searched: 8 million steps, about a second, once at the opening after a crash left such a group."""
 
 
 def byte_with_bit_off(content: bytes | bytearray, crc: int) -> int | None:
-    """Where the byte is in which turning one bit over gives content of that CRC32C.
+    """Return the index of the byte in which one flipped bit gives content of that CRC32C.
 
-    None: there is no such bit, or it is too long to tell.
+    None when no single bit does, or the content is too long to search.
     """
     if len(content) > _SEARCHED_BYTES_MAX:
         return None
@@ -38,20 +38,20 @@ def byte_with_bit_off(content: bytes | bytearray, crc: int) -> int | None:
 
 
 def with_one_bit_turned(content: bytes) -> Iterator[bytes]:
-    """The content with each of its bits turned over in turn."""
+    """Yield copies of the content, each with another one of its bits flipped."""
     for at in range(len(content)):
         for bit in range(8):
             yield content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :]
 
 
 def is_in_empty_sector(content: bytes | bytearray, at: int) -> bool:
-    """Whether the sector of a byte reads as zeros, as far as it is of what begins at a sector's start."""
+    """Return True if the sector of the byte `at` reads as zeros, within `content`, which begins at a sector's start."""
     begin = at - at % SECTOR_BYTES
     return not any(content[begin : begin + SECTOR_BYTES])
 
 
 def has_unwritten_sector(content: bytes | bytearray) -> bool:
-    """Whether a whole sector of what begins at a sector's start reads as zeros."""
+    """Return True if a whole sector of `content`, which begins at a sector's start, reads as zeros."""
     empty = bytes(SECTOR_BYTES)
     return any(
         content[at : at + SECTOR_BYTES] == empty

@@ -1,15 +1,15 @@
-"""Reading the journal back: its files, its end, its groups, and telling a torn write from damage.
+"""The journal's reader: lists its files, finds its end, reads its groups, and tells a torn write from damage.
 
 Rules kept here (`docs/format.md`, Journal):
-- A file's header is good or the file is damaged: files appear whole.
-- A file ends where its successor begins; every group before that is there and good, or it is damage.
-- The end of the last file is the first page that does not hold the expected group.  A good group header with a
-  higher sequence behind it, or an end before a sequence known to be durable, is damage, and so is a group that was
-  written whole and is one bit off (`flipped_bit`); else it is a torn write of something never acknowledged.
-- Bodies are checked before a record of them is used.  Groups that are only passed over are checked by header.
+- Files appear whole: a file without a good header is damaged.
+- A file ends where its successor begins.  Every group before that is present and good; else the file is damaged.
+- The last file ends at the first page that does not hold the expected group.  That is damage if a good group header
+  with a higher sequence lies behind it, if it is before a sequence known to be durable, or if a group there was written
+  whole and is one bit off (`engine.journal.bit_flip`).  Else it is a torn write of a group never acknowledged.
+- A body is checked before any of its records is used.  Groups that are skipped are checked by header only.
 
-All functions block.  Nothing is changed on disk.  Damage raises JournalDamaged, which says file, offset and
-sequence; `damage_of` gives them to `fsck`.
+All functions block.  Nothing is changed on disk.  Damage raises JournalDamaged, whose message names file, offset and
+sequence; `damage_of` returns them to `fsck`.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ _TABLES: Final = {int(table): table for table in Table}
 
 @dataclass(frozen=True)
 class JournalFile:
-    """A journal file whose header is good."""
+    """A journal file with a good header."""
 
     path: str
     first_sequence: Sequence
     boot_tag: bytes
     size_bytes: int
     tag_before: bytes = bytes(4)
-    """Of the boot that the superblock named when this file was begun; zeros in files of earlier releases."""
+    """Tag of the boot that the superblock named when this file was begun; zeros in files of earlier releases."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A group whose body matches its checksum; `path` and `offset` say where it was found."""
+    """A group whose body matches its checksum, and the file and offset where it was found."""
 
     sequence: Sequence
     time_ns: int
@@ -78,10 +78,10 @@ class Group:
 
 @dataclass(frozen=True)
 class JournalEnd:
-    """Where the journal ends.
+    """The end of the journal.
 
-    `sequence` is the last group's, or the one before the only file's first.  `last` is that group when a file
-    holds it.  `torn` says that something unreadable, never acknowledged, was found behind it.
+    `sequence` is the last group's; when the last file holds no group, the one before its first.  `last` is that group,
+    if a file holds it.  `torn` is True if unreadable bytes, never acknowledged, were found behind it.
     """
 
     sequence: Sequence
@@ -92,7 +92,7 @@ class JournalEnd:
 
 @dataclass(frozen=True)
 class JournalDamage:
-    """Where a journal is damaged: from this sequence on, nothing of it can be used."""
+    """The place of damage in a journal: from this sequence on, no group can be used."""
 
     path: str
     offset: int
@@ -103,7 +103,7 @@ class JournalDamage:
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where group `sequence` begins, or would, in a file of which what lies before cannot be read."""
+    """The offset of group `sequence`, present or not, in a file whose earlier part cannot be read."""
 
     path: str
     offset: int
@@ -111,7 +111,7 @@ class Beginning:
 
 
 class DamagedAt(JournalDamaged):
-    """JournalDamaged that remembers the place."""
+    """JournalDamaged that carries the place."""
 
     def __init__(self, damage: JournalDamage) -> None:
         super().__init__(
@@ -125,22 +125,22 @@ class DamagedAt(JournalDamaged):
 
 
 def damage_of(error: JournalDamaged) -> JournalDamage | None:
-    """The place of a damage that this module reported."""
+    """Return the place of damage that this module reported; None for other errors."""
     return error.damage if isinstance(error, DamagedAt) else None
 
 
 def missing(sequence: Sequence, reason: str) -> JournalDamage:
-    """Damage: from this sequence on, what was written is in no file."""
+    """Make the damage that groups from this sequence on are in no file."""
     return JournalDamage(JOURNAL_FOLDER, 0, sequence, reason, Finding.JOURNAL_MISSING)
 
 
 def journal_path(first_sequence: Sequence) -> str:
-    """Path of the file that begins with that sequence."""
+    """Return the path of the file that begins with that sequence."""
     return f"{JOURNAL_FOLDER}/{first_sequence:016x}{JOURNAL_SUFFIX}"
 
 
 def sequence_in(path: str) -> Sequence:
-    """First sequence by the file's name; StoreUnusable when it has none."""
+    """Return the first sequence in the file's name; StoreUnusable when it has none."""
     try:
         return Sequence(int(path.rpartition("/")[2].removesuffix(JOURNAL_SUFFIX), 16))
     except ValueError as error:
@@ -150,12 +150,12 @@ def sequence_in(path: str) -> Sequence:
 
 
 def list_journal(disk: Disk, store_id: bytes) -> tuple[JournalFile, ...]:
-    """The journal's files in order of first sequence, headers checked.  JournalDamaged, StoreUnusable."""
+    """Return the journal's files in order of first sequence, headers checked.  JournalDamaged, StoreUnusable."""
     return tuple(journal_file(disk, path, store_id) for path in journal_paths(disk))
 
 
 def journal_paths(disk: Disk) -> list[str]:
-    """Paths of the journal's files in order of their names; temporary ones, and what is not ours, left out."""
+    """Return the paths of the journal's files in order of their names, without temporary and foreign files."""
     return [
         f"{JOURNAL_FOLDER}/{name}"
         for name in disk.list_folder(JOURNAL_FOLDER)
@@ -164,7 +164,7 @@ def journal_paths(disk: Disk) -> list[str]:
 
 
 def journal_file(disk: Disk, path: str, store_id: bytes) -> JournalFile:
-    """One of the journal's files, its header checked.  JournalDamaged, StoreUnusable."""
+    """Read and check the header of one of the journal's files.  JournalDamaged, StoreUnusable."""
     file = disk.open(path, read_only=True)
     try:
         return _read_file_header(file, path, store_id)
@@ -175,11 +175,10 @@ def journal_file(disk: Disk, path: str, store_id: bytes) -> JournalFile:
 def find_end(
     disk: Disk, files: tuple[JournalFile, ...], durable: Sequence, begin: Beginning | None = None
 ) -> JournalEnd:
-    """Find the journal's end, passing over groups by header; the last group's body is checked.
+    """Find the journal's end by following group headers; the last group's body is checked.
 
-    `durable` is the highest sequence known to have been durable: ending before it is JournalDamaged.  Only the
-    last file is looked into, and the one before it when the last holds no group.  What lies before `begin` in its
-    file is not looked at.
+    `durable` is the highest sequence known to have been durable: an end before it is JournalDamaged.  Only the last
+    file is read, and the one before it when the last holds no group.  Bytes before `begin` in its file are not read.
     """
     if not files:
         if durable > 0:
@@ -188,7 +187,7 @@ def find_end(
     end = _end_of_last_file(disk, files[-1], begin)
     last = end.last
     if last is None and len(files) > 1:
-        # The last file is empty: the last group, if any is needed, is in the file before it.
+        # The last file holds no group: the last group, if it is needed, is in the file before.
         last = _last_group_before(disk, files[-2], files[-1].first_sequence)
     if end.sequence < durable:
         place = JournalDamage(
@@ -209,9 +208,9 @@ def read_groups(
     upto: Sequence,
     begin: Beginning | None = None,
 ) -> Iterator[Group]:
-    """The groups with after < sequence <= upto, in order, checked; JournalDamaged when one cannot be read.
+    """Yield the checked groups with after < sequence <= upto, in order; JournalDamaged when one cannot be read.
 
-    Files that end at or before `after` are not opened.  For a whole check pass `after` = first sequence - 1.
+    Files that end at or before `after` are not opened.  To check all groups, pass the first sequence - 1.
     """
     expected = Sequence(after + 1)
     if upto <= after:
@@ -237,7 +236,7 @@ def read_groups(
 
 
 def decode_records(body: bytes, record_count: int) -> list[Mutation]:
-    """The mutations of a checked body.
+    """Decode the mutations of a checked body.
 
     StoreUnusable for an unknown table or op; JournalDamaged when lengths do not add up.
     """
@@ -264,7 +263,7 @@ def decode_records(body: bytes, record_count: int) -> list[Mutation]:
 
 @dataclass(frozen=True)
 class GroupPlace:
-    """A good group header and where its body lies."""
+    """A good group header and its offset."""
 
     sequence: Sequence
     time_ns: int
@@ -275,7 +274,7 @@ class GroupPlace:
 
     @property
     def next_offset(self) -> int:
-        """Where the group after it begins."""
+        """Offset of the next group."""
         return -(-(self.offset + GROUP_HEADER.size + self.body_bytes) // PAGE) * PAGE
 
 
@@ -297,7 +296,7 @@ def _read_file_header(file: DiskFile, path: str, store_id: bytes) -> JournalFile
 
 
 def _parse_header(buffer: bytes | bytearray | memoryview, offset: int, boot_tag: bytes) -> GroupPlace | None:
-    """The group header at the start of `buffer`, or None when there is no good one of this file."""
+    """Parse the group header at the start of `buffer`; None unless it is a good one of this file's boot."""
     magic, body_bytes, sequence, time_ns, tag, count, body_crc, _, crc = GROUP_HEADER.unpack_from(buffer)
     if magic != GROUP_MAGIC or tag != boot_tag or body_bytes > GROUP_BYTES_MAX:
         return None
@@ -313,7 +312,7 @@ def _first_in(entry: JournalFile, begin: Beginning | None) -> tuple[int, Sequenc
 
 
 def _hop(file: DiskFile, entry: JournalFile, begin: Beginning | None = None) -> Iterator[GroupPlace]:
-    """The good headers from the file's start on, consecutive, until one is not there."""
+    """Yield the good headers from the file's start on, with consecutive sequences, up to the first missing one."""
     buffer = bytearray(GROUP_HEADER.size)
     view = memoryview(buffer)
     offset, expected = _first_in(entry, begin)
@@ -328,7 +327,7 @@ def _hop(file: DiskFile, entry: JournalFile, begin: Beginning | None = None) -> 
 def _walk(
     file: DiskFile, entry: JournalFile, last: Sequence, begin: Beginning | None
 ) -> Iterator[GroupPlace]:
-    """The headers up to `last`, which must be there."""
+    """Yield the headers up to `last`; JournalDamaged when one is missing."""
     offset, expected = _first_in(entry, begin)
     for header in _hop(file, entry, begin):
         if header.sequence > last:
@@ -358,7 +357,7 @@ def _try_body(file: DiskFile, header: GroupPlace) -> bytes | None:
 
 
 def _end_of_last_file(disk: Disk, entry: JournalFile, begin: Beginning | None) -> JournalEnd:
-    """End of the journal as its last file tells it; `last` is None when that file holds no good group."""
+    """Find the journal's end in its last file; `last` is None when that file holds no good group."""
     file = disk.open(entry.path, read_only=True)
     try:
         previous: GroupPlace | None = None
@@ -382,7 +381,7 @@ def _end_of_last_file(disk: Disk, entry: JournalFile, begin: Beginning | None) -
 
 
 def _refuse_flipped_header(file: DiskFile, entry: JournalFile, offset: int, expected: Sequence) -> None:
-    """JournalDamaged when a bit of the header of group `expected` is flipped: a sector is written whole or not."""
+    """Raise JournalDamaged when a bit of the header of group `expected` is flipped: sectors are written whole."""
     buffer = bytearray(GROUP_HEADER.size)
     if file.pread_into(memoryview(buffer), offset) < len(buffer) or not any(buffer):
         return
@@ -394,7 +393,7 @@ def _refuse_flipped_header(file: DiskFile, entry: JournalFile, offset: int, expe
 
 
 def _refuse_flipped_body(file: DiskFile, entry: JournalFile, header: GroupPlace) -> None:
-    """JournalDamaged when the group was written whole and is one bit off its checksum; else it is torn."""
+    """Raise JournalDamaged when the group was written whole and is one bit off its checksum; else it is torn."""
     buffer = bytearray(GROUP_HEADER.size + header.body_bytes)
     if file.pread_into(memoryview(buffer), header.offset) < len(buffer) or has_unwritten_sector(buffer):
         return
@@ -405,7 +404,7 @@ def _refuse_flipped_body(file: DiskFile, entry: JournalFile, header: GroupPlace)
 
 
 def _look_behind(file: DiskFile, entry: JournalFile, offset: int, expected: Sequence) -> bool:
-    """Whether anything but zeros lies at the end, `offset`; JournalDamaged when later groups do."""
+    """Return True if bytes other than zero lie behind the end, `offset`; JournalDamaged when later groups do."""
     for header in good_headers(file, entry, offset):
         if header.sequence > expected:
             reason = f"it cannot be read, but group {header.sequence} behind it can"
@@ -420,7 +419,7 @@ def _look_behind(file: DiskFile, entry: JournalFile, offset: int, expected: Sequ
 
 
 def good_headers(file: DiskFile, entry: JournalFile, offset: int = PAGE) -> Iterator[GroupPlace]:
-    """Every group header of this file's boot at a page's start, from `offset` on."""
+    """Yield every good group header of this file's boot at a page's start, from `offset` on."""
     buffer = bytearray(MIB)
     window = memoryview(buffer)
     position = offset
@@ -435,10 +434,10 @@ def good_headers(file: DiskFile, entry: JournalFile, offset: int = PAGE) -> Iter
 
 
 def _last_group_before(disk: Disk, entry: JournalFile, following: Sequence) -> Group | None:
-    """The group before `following`, from the file before; None when it is not there.
+    """Return the group before `following` from the file before; None when that file does not hold it.
 
-    That is no damage by itself: files that a checkpoint has superseded are removed in any order, as far as a crash is
-    concerned, so the one that held the group may be gone and an older one not.  Who needs the group will miss it.
+    That alone is no damage.  A crash may undo removals of superseded files in any order, so the file that held the
+    group may be gone while an older one exists.  A reader that needs the group reports it missing.
     """
     file = disk.open(entry.path, read_only=True)
     try:

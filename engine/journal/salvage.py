@@ -1,7 +1,7 @@
-"""What can be told of a journal some of which is gone: whether its newest part is there, and where a part begins.
+"""Reads a journal of which a part is missing or unreadable: checks that its newest file exists, finds later groups.
 
-For recovery, which must not take what is left for the whole, and for repair, which reads groups behind unreadable ones
-when the index has those.  All functions block; nothing is changed on disk.
+Recovery uses it so as not to take the remaining files for the whole journal.  Repair uses it to read groups behind
+unreadable ones that the index has.  All functions block; nothing is changed on disk.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from lakefs.ports import Disk
 
 
 def refuse_lost_boot(files: tuple[JournalFile, ...], end: Sequence, boot: bytes) -> None:
-    """JournalDamaged when the store was not stopped cleanly and what its last boot wrote is in no file.
+    """Raise JournalDamaged when, after an unclean stop, the journal file that the last boot began is missing.
 
-    `boot` is the superblock's, whose journal file was durable before that superblock was.  The file is there, or one
-    of a later boot that saw the same superblock and took its place.
+    `boot` is the boot id in the superblock, or zeros or nothing after a clean stop.  That boot's journal file was
+    durable before the superblock.  Either it exists, or one of a later boot that saw the same superblock and replaced
+    it.
     """
     if not files or not any(boot) or not any(files[-1].tag_before):
         return
@@ -33,9 +34,9 @@ def refuse_lost_boot(files: tuple[JournalFile, ...], end: Sequence, boot: bytes)
 
 
 def place_behind(disk: Disk, entry: JournalFile, after: Sequence) -> Beginning:
-    """Where group `after` + 1 begins in the file that holds it, or the end, by the headers that can be read.
+    """Find the offset of group `after` + 1, or of the end, in the file that holds it, from the readable headers.
 
-    JournalDamaged when neither that group's nor the one's before can.
+    JournalDamaged when neither that group's header nor the one before it can be read.
     """
     if after < entry.first_sequence:
         return Beginning(entry.path, PAGE, entry.first_sequence)
@@ -48,14 +49,14 @@ def place_behind(disk: Disk, entry: JournalFile, after: Sequence) -> Beginning:
     finally:
         file.close()
     for sequence in (after, Sequence(after + 1)):
-        if len(headers := found.get(sequence, [])) == 1:  # of two, one is content that poses as a header
+        if len(headers := found.get(sequence, [])) == 1:  # with two, one is content that looks like a header
             at = headers[0].next_offset if sequence == after else headers[0].offset
             return Beginning(entry.path, at, Sequence(after + 1))
     raise DamagedAt(JournalDamage(entry.path, PAGE, Sequence(after + 1), "it cannot be told where it begins"))
 
 
 def highest_readable(disk: Disk, entry: JournalFile) -> Sequence:
-    """The highest sequence of a group's header in the file, wherever it lies; 0 when there is none."""
+    """Return the highest sequence of any good group header in the file; 0 when there is none."""
     file = disk.open(entry.path, read_only=True)
     try:
         found = [header.sequence for header in good_headers(file, entry)]

@@ -1,21 +1,21 @@
-"""The journal's writer: groups of mutations, each one synced append.
+"""The journal's writer: appends groups of mutations, and syncs each.
 
 Rules kept here:
-- Group n+1 is written only after group n's `fdatasync` returned.  So at most the last group of a journal is in
-  doubt after a crash.
+- Group n+1 is written only after group n's `fdatasync` returned.  So after a crash, at most the last group of a journal
+  is in doubt.
 - A journal file appears under its name only whole: written under a temporary name, synced, renamed, folder
   synced.  So a file without a good header is damage, never a torn write.
-- After an unclean stop the new file begins with a copy of the last good group, written and synced anew.  What a
-  reader saw of that group may have been the page cache only: never synced, or given up by the kernel after a
-  failed sync.  The format's rule that a later file ends its predecessor makes the copy the only one that counts.
+- After an unclean stop the new file begins with a copy of the last good group, written and synced anew.  A reader may
+  have seen that group in the page cache only: never synced, or dropped by the kernel after a failed sync.  By the
+  format a later file ends its predecessor, so only the copy counts.
 - A group counts as written only while this journal's file is the last one, and at its path.  A later file, or another
-  one in its place, is another process's: its groups end or replace this file's, so what is appended here from then on
-  would be lost.  Whoever appends is refused (StoreReadOnly), and may have nothing acknowledged that came later.
-- A failed write or sync is never retried; the journal refuses every later append.  Only reserving room for the
-  file's extension is, after a part of the store's reserve was released: nothing was written yet.
+  one at that path, is another process's: its groups end or replace this file's, and later appends here would be lost.
+  So the append raises StoreReadOnly, and no later group may be acknowledged.
+- A failed write or sync is never retried; the journal refuses every later append.  Exception: extending the file is
+  retried after a part of the store's reserve was released, because no group was written yet.
 
-All methods block and are called by one thread at a time.  Reading is in `engine.journal.reader`; deciding what
-is in a group, and what a failure means to the store, in `engine.metadata.group_commit`.
+All methods block and are called by one thread at a time.  `engine.journal.reader` reads the journal.
+`engine.metadata.group_commit` decides on the content of groups, and on the consequences of a failure for the store.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FILE_CHECKED_BYTES: Final = JOURNAL_HEADER.size - 4
 
 
 def no_reserve() -> bool:
-    """The reserve of a store that has none."""
+    """Return False: the `release_reserve` of a store without a reserve."""
     return False
 
 
@@ -65,7 +65,7 @@ class Journal:
         release_reserve: Callable[[], bool],
         sizes: MetadataSizes = DEFAULT_SIZES,
     ) -> None:
-        """Use `start_journal`.  `release_reserve` frees the store's reserve; false when there is none left."""
+        """Use `start_journal`.  `release_reserve` frees a part of the reserve; it returns False when none is left."""
         self._disk = disk
         self._identity = identity
         self._clock = clock
@@ -74,8 +74,8 @@ class Journal:
         self._file: DiskFile | None = None
         self._first_sequence = Sequence(0)
         self._inode = 0
-        self._end = 0  # where the next group goes
-        self._filled = 0  # up to here blocks are written
+        self._end = 0  # offset of the next group
+        self._filled = 0  # blocks are written up to this offset
         self._broken: LakeError | None = None
         self.bytes_written = 0
 
@@ -87,8 +87,8 @@ class Journal:
     def append_blocking(self, sequence: Sequence, body: bytes, record_count: int) -> None:
         """Write one group and sync it; durable on return.
 
-        After an error (StoreFull, StoreReadOnly, DiskFailed) it is unknown whether the group is on the medium,
-        and the journal takes no further one: StoreReadOnly.
+        After an error (StoreFull, StoreReadOnly, DiskFailed) it is unknown if the group is on the medium, and every
+        later append raises StoreReadOnly.
         """
         if self._broken is not None:
             raise StoreReadOnly(f"an earlier write to the journal failed: {self._broken}") from self._broken
@@ -100,13 +100,13 @@ class Journal:
             raise
 
     def begin_file(self, first_sequence: Sequence, carried: Group | None = None) -> None:
-        """Go on in a new file, which may begin with a copy of its first group; durable on return."""
+        """Continue in a new file, which may begin with a copy of its first group; durable on return."""
         self._go_on_in(self._open_temporary(first_sequence), first_sequence, carried)
 
     def _go_on_in(self, file: DiskFile, first_sequence: Sequence, carried: Group | None = None) -> None:
         parts = [self._pack_file_header(first_sequence)]
         if carried is not None:
-            assert carried.sequence == first_sequence
+            assert carried.sequence == first_sequence, "a file is named by its first group"
             parts += self._pack(carried.sequence, carried.time_ns, carried.body, carried.record_count)
         path = journal_path(first_sequence)
         self._make_whole(file, path, parts)
@@ -115,9 +115,10 @@ class Journal:
         self._inode = self._disk.stat(path).inode
         self._first_sequence = first_sequence
         self._end = self._filled = sum(map(len, parts))
+        assert self._end % PAGE == 0, "groups begin at pages"
 
     def close(self) -> None:
-        """Cut the zeros behind the last group and close the file.  Nothing more can be appended to it."""
+        """Cut off the zeros behind the last group and close the file.  No append may follow."""
         file, self._file = self._file, None
         if file is None:
             return
@@ -128,9 +129,9 @@ class Journal:
             file.close()
 
     def _begin_next(self, sequence: Sequence) -> None:
-        """Begin the next file; stay in this one, longer than it should be, while no other can be opened.
+        """Begin the next file, or stay in this one beyond its length while no descriptor or room can be had.
 
-        For want of a descriptor, or of room: what this one grows by may come from the reserve.
+        This file may still grow: its room may come from the reserve.
         """
         try:
             file = self._open_temporary(sequence)
@@ -144,13 +145,16 @@ class Journal:
         if self._end > PAGE and self._end + group_bytes > self._sizes.journal_file:
             self._begin_next(sequence)
         file = self._file
-        assert file is not None
+        assert file is not None, "the journal is open"
+        assert group_bytes % PAGE == 0, "groups are whole pages"
+        assert sequence >= self._first_sequence, "a file holds no group before its first"
         end = self._end + group_bytes
         filled = self._filled
         if end > filled:
             filled = self._extend(file, end)
             reached("journal.extended")
         file.pwritev(parts, self._end)
+        assert end <= filled, "room and zeros reach to the group's end"
         reached("journal.written")
         file.sync_data()
         reached("journal.synced")
@@ -159,13 +163,13 @@ class Journal:
         self.bytes_written += group_bytes
 
     def _refuse_another_writer(self) -> None:
-        """StoreReadOnly when another process has begun a file of this journal; 6 us with few files."""
+        """Raise StoreReadOnly when another process has begun a file of this journal; 6 us with few files."""
         path = journal_path(self._first_sequence)
         last = journal_paths(self._disk)[-1:]
         with suppress(FileNotFoundError):
             if last == [path] and self._disk.stat(path).inode == self._inode:
                 return
-        self._disk.check_lock()  # knows better when all of the folder is another one
+        self._disk.check_lock()  # raises a better error when the whole folder was replaced
         raise StoreReadOnly(
             f"another process has begun {last[0]}, or taken {path} away, under the engine, which writes nothing more: "
             "stop that process, restart the engine, and run: lake fsck"
@@ -175,9 +179,9 @@ class Journal:
         )
 
     def _extend(self, file: DiskFile, group_end: int) -> int:
-        """Reserve room and write the zeros behind `group_end`; the same sync as the group's covers them.
+        """Allocate room and write zeros behind `group_end`, covered by the group's own sync; returns the new fill end.
 
-        On a full disk room for the group alone will do, if need be from the reserve.
+        On a full disk allocates room for the group alone, if need be from the reserve.
         """
         fill = self._sizes.journal_fill
         target = -(-group_end // fill) * fill
@@ -194,14 +198,14 @@ class Journal:
                 return target
 
     def _open_temporary(self, first_sequence: Sequence) -> DiskFile:
-        """A new file under the temporary name of the one that begins with that group."""
+        """Create the file that begins with that group, under its temporary name."""
         temporary = f"{journal_path(first_sequence)}.new"
         if self._disk.exists(temporary):
             self._disk.unlink(temporary)
         return self._disk.open(temporary, create=True)
 
     def _make_whole(self, file: DiskFile, path: str, parts: list[bytes]) -> None:
-        """Write a temporary file and give it its name; closed after an error."""
+        """Write a temporary file, sync it and rename it to `path`; closes it on an error."""
         try:
             self._write_new(file, parts)
             reached("journal-file.written")
@@ -216,7 +220,7 @@ class Journal:
             raise
 
     def _write_new(self, file: DiskFile, parts: list[bytes]) -> None:
-        """Write a file that nobody knows yet; on a full disk from the reserve."""
+        """Write the content of a temporary file; on a full disk takes room from the reserve."""
         while True:
             try:
                 file.pwritev(parts, 0)
@@ -240,7 +244,7 @@ class Journal:
         return (head + crc32c(head).to_bytes(4, "little")).ljust(PAGE, b"\0")
 
     def _pack(self, sequence: Sequence, time_ns: int, body: bytes, record_count: int) -> list[bytes]:
-        """Header, body and padding of a group."""
+        """Return header, body and padding of a group."""
         head = GROUP_HEADER.pack(
             GROUP_MAGIC,
             len(body),
@@ -269,9 +273,10 @@ def start_journal(
 ) -> Journal:
     """Open the journal for appending group `end_sequence` + 1; the new file is durable on return.
 
-    `carried` is the last good group after an unclean stop (or None when none is in the files).  Of `files`, those
-    that begin behind the end hold nothing that ever happened, and are removed.
+    `carried` is the last good group after an unclean stop (None when no file holds one).  `files` that begin behind the
+    end hold no acknowledged group, and are removed.
     """
+    assert carried is None or carried.sequence == end_sequence, "the last group is the one carried over"
     journal = Journal(disk, identity, clock, release_reserve, sizes)
     first_sequence = carried.sequence if carried is not None else Sequence(end_sequence + 1)
     journal.begin_file(first_sequence, carried)

@@ -1,1 +1,1 @@
-"""Memory shared with other processes: sealed (ours), backed by a file, lent (theirs)."""
+"""Memory shared with other processes: sealed memory of the engine, tables kept in a file, memory that clients lend."""

@@ -1,18 +1,18 @@
-"""Where tables of fast memory live: anonymous memory, or that and a file which keeps it.
+"""The memory that holds the shared index: anonymous, or anonymous and kept in a file over a clean stop.
 
-Which one serves follows from the setting and from what the machine has:
+The setting chooses:
 
-    memory   sealed memory, on reserved huge pages when there are any; gone with the process
+    memory   sealed memory, on reserved huge pages if the machine has any; lost with the process
     a file   the same, read from the file at the start and written to it at a clean stop
 
 Rules kept here:
-- A mapping is only ever of what nobody can cut under it, and never of a file: an error of its disk would be SIGBUS in
-  the engine and in every reader.
-- A kept backing is locked while it is used; another engine that wants it is refused.
-- A file that somebody else wrote is refused and left as it is.
-- A device is refused unopened.  To keep a table in a DAX device takes other calls than a file does: msync(2) of one
-  fails with EINVAL.  No file is made where a device is not there.
-- Memory is taken within a share of what machine and control group (cgroup v2) have, whatever is asked for.
+- Only sealed memory is mapped, which cannot be cut under the mapping, and never a file: an error of its disk would be
+  SIGBUS in the engine and in every reader.
+- The file is locked while it is used; another engine that names it is refused.
+- A file that is not a shared index is refused and left as it is.
+- A device is refused unopened: keeping a table in a DAX device takes other calls than a file does (msync(2) of one
+  fails with EINVAL).  No file is created in /dev.
+- The caller bounds the size by a share of the memory of machine and control group (`capacity_allowed`).
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ _DEVICES: Final = Path("/dev")
 
 @dataclass
 class Backing:
-    """Memory of a tier.  `memory` is writable; `descriptor` is read-only, to hand out, None when it may not be."""
+    """Memory of a table.  `memory` is writable; `descriptor` is read-only, to send to clients, or None."""
 
     kind: str
     """For people: `memory`, `huge pages`, `file`."""
     memory: memoryview
     descriptor: int | None
     note: str = ""
-    """What was wished for and is not there."""
+    """A hint for people: a wished-for feature that the machine lacks."""
     file: int | None = None
-    """The locked file behind it."""
+    """Descriptor of the locked file, if the memory is kept in one."""
     is_old: bool = False
-    """Whether there was something in it before, which may be of use."""
+    """True if the memory holds the file's content, which may be a usable table."""
     on_huge_pages: bool = False
-    """Whether all of it is known to be."""
+    """True if all of the memory is known to be on huge pages."""
     _sealed: SealedMemory | None = None
 
     def erase(self) -> None:
-        """All zeros; blocks."""
+        """Fill the memory with zeros.  Blocks."""
         nothing = bytes(_COPY_BYTES)
         for begin in range(0, len(self.memory), _COPY_BYTES):
             piece = self.memory[begin : begin + _COPY_BYTES]
             piece[:] = nothing[: len(piece)]
 
     def gather(self, offset: int, size_bytes: int) -> bool:
-        """See `SealedMemory.gather`; False of what is no such memory.  Blocks."""
+        """Call `SealedMemory.gather`; False for other memory.  Blocks."""
         return self._sealed is not None and self._sealed.gather(offset, size_bytes)
 
     @property
     def is_kept(self) -> bool:
-        """Whether it is there after a restart."""
+        """True if the memory is kept in a file over a restart."""
         return self.file is not None
 
     def save(self) -> None:
-        """What is in memory is in the file, and durable, on return.  Blocks.  DiskFailed."""
+        """Write the memory to the file, if there is one; durable on return.  Blocks.  DiskFailed."""
         if self.file is None:
             return
         try:
@@ -79,13 +79,14 @@ class Backing:
             while position < len(self.memory):
                 piece = self.memory[position : position + _COPY_BYTES]
                 position += os.pwrite(self.file, piece, position)
+            assert position == len(self.memory), "all of the memory is in the file"
             os.fsync(self.file)
         except OSError as error:
             raise DiskFailed(f"the shared index cannot be written to its file: {error.strerror}") from error
 
     def mark_in_use(self) -> None:
-        """What the first page says is in the file, durably: a crash from now on is seen.  Blocks.  DiskFailed."""
-        assert self.file is not None
+        """Empty the file, durably, so that the start after a crash does not use it.  Blocks.  DiskFailed."""
+        assert self.file is not None, "only a kept table is marked"
         try:
             os.ftruncate(self.file, 0)
             os.fsync(self.file)
@@ -93,7 +94,7 @@ class Backing:
             raise DiskFailed(f"the file of the shared index: {error.strerror}") from error
 
     def close(self) -> None:
-        """Let go of memory, descriptors and lock."""
+        """Release memory, descriptors and lock."""
         with suppress(BufferError):
             self.memory.release()
         if self._sealed is not None:
@@ -106,9 +107,9 @@ class Backing:
 
 
 def open_backing(setting: str, size_bytes: int) -> Backing:
-    """Memory for a tier, by its setting: `auto` or `memory`, or a path.  Blocks.
+    """Open memory for a table by its setting: `auto` or `memory`, or a path.  Blocks.
 
-    ConfigError: the path cannot be used.  StoreLocked: another engine uses it.  EngineBusy: there is no memory.
+    ConfigError: the path cannot be used.  StoreLocked: another engine uses it.  EngineBusy: memory is short.
     """
     if setting in ("auto", "memory"):
         return _in_memory(size_bytes)
@@ -133,7 +134,7 @@ def _in_memory(size_bytes: int) -> Backing:
 
 
 def _opened(path: Path) -> int:
-    """The file, locked.  It is made where there is none, but for where devices are."""
+    """Open and lock the file; creates it unless it would be in /dev."""
     _refuse_device(path)
     made = 0 if path.parent == _DEVICES else os.O_CREAT
     try:
@@ -154,7 +155,7 @@ def _opened(path: Path) -> int:
 def _refuse_device(path: Path) -> None:
     try:
         mode = os.stat(path).st_mode
-    except (OSError, ValueError):  # opening says more of it
+    except (OSError, ValueError):  # opening it reports the error
         return
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
         raise ConfigError(
@@ -177,23 +178,23 @@ def _on_file(path: Path, file: int, size_bytes: int) -> Backing:
         raise ConfigError(
             f"hot_index: {path} is a file of something else; name a new one, or remove it", subject=str(path)
         )
-    os.pwrite(file, b"", 0)  # hugetlbfs refuses even that, which nobody would see before the stop
+    os.pwrite(file, b"", 0)  # hugetlbfs refuses even that; else only the clean stop would find out
     inside = _in_memory(max(size_bytes, min(found.st_size, 2 * size_bytes)))
     inside.kind, inside.file = "file", file
     inside.is_old = _read_into(inside.memory, file, found.st_size)
     if not inside.is_old and found.st_size:
-        inside.erase()  # a part of it may have been read
+        inside.erase()  # a part of the file may have been read
     return inside
 
 
 def _may_be_ours(beginning: bytes) -> bool:
-    """Whether a file that begins so may be a shared index, torn or rotten as it may be: most of the magic, or zeros."""
+    """Return True if a file that begins so may be a shared index, perhaps damaged: most of the magic, or zeros."""
     same = sum(ours == there for ours, there in zip(MAGIC, beginning, strict=False))
     return same > len(MAGIC) // 2 or not any(beginning)
 
 
 def _read_into(memory: memoryview, file: int, length: int) -> bool:
-    """Read the file; whether it is there and fits."""
+    """Read the file into memory; returns True if it is not empty, fits, and was read whole."""
     if not 0 < length <= len(memory):
         return False
     position = 0

@@ -1,16 +1,16 @@
-"""Memory that clients lend to the engine, to read payload from and to have payload written to.
+"""Lent memory: memory of a client from which the engine reads payload and to which it writes payload.
 
 The memory stays the client's: it may write to it, shrink it, or punch it at any moment, from any number of processes.
 
 Rules kept here:
-- User space of the engine never touches a mapping of lent memory: memory that was shrunk would end the engine
-  (SIGBUS).  The mapping is there for the kernel to copy into (`preadv`, io_uring), which fails with EFAULT instead.
-- What is stored is first read into memory of the engine (`read_into`) and hashed there.
-- Only memory is taken: memfds, and files on tmpfs and hugetlbfs.  Anything else may wait for a disk or another process.
+- The engine's user space never touches a mapping of lent memory: a client that shrinks it would end the engine
+  (SIGBUS).  The mapping exists for the kernel to copy into (`preadv`, io_uring), which fails with EFAULT instead.
+- Payload to be stored is first read into memory of the engine (`read_into`) and hashed there.
+- Only memfds, and files on tmpfs and hugetlbfs, are accepted.  Other files may wait for a disk or another process.
 - Descriptor and mapping live until the lending has ended and the last user has left.
 
-`open` and `read_into` block, in any thread; all else runs on the loop.  Who lends what is kept in
-`engine.sessions.lendings`.
+`open` and `read_into` block, in any thread; all else runs on the loop.  `engine.sessions.lendings` keeps which client
+lends which memory.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _HUGETLBFS: Final = 0x958458F6
 _BLOCK_BYTES: Final = 512  # of st_blocks
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC})
 LET_GO_AT_ONCE_BYTES: Final = 64 * MIB
-"""Memory is let go on the loop up to here: 20 ms; what is more is the business of a thread."""
+"""Most bytes that are unmapped on the loop: 20 ms.  A thread unmaps larger memory."""
 
 
 class LentMemory:
-    """One lending.  `size_bytes` is what was asked for; the client's file may be longer, or shorter by now."""
+    """One lending.  `size_bytes` is the lent length; the client's file may be longer, or shorter by now."""
 
     __slots__ = ("_mapped", "_users", "_without_users", "descriptor", "is_open", "size_bytes", "writable")
 
     def __init__(self, descriptor: int, size_bytes: int, *, writable: bool) -> None:
         self.descriptor = descriptor
         self.is_open = False
-        """Whether it was checked, and is mapped where that was asked for."""
+        """True once the memory was checked, and mapped if it is writable."""
         self.size_bytes = size_bytes
         self.writable = writable
         self._mapped: memoryview | None = None
@@ -56,11 +56,11 @@ class LentMemory:
         self._without_users: trio.Event | None = None
 
     def has_range(self, offset: int, length: int) -> bool:
-        """Whether [offset, offset + length) is inside what was lent."""
+        """Return True if [offset, offset + length) is inside the lent memory."""
         return 0 <= offset <= offset + length <= self.size_bytes
 
     def check_range(self, offset: int, length: int) -> None:
-        """InvalidArgument unless [offset, offset + length) is inside what was lent."""
+        """Raise InvalidArgument unless [offset, offset + length) is inside the lent memory."""
         if not self.has_range(offset, length):
             raise InvalidArgument(f"{offset}+{length} is outside a lent memory of {self.size_bytes} bytes")
 
@@ -74,7 +74,7 @@ class LentMemory:
     def _map(self) -> mmap.mmap:
         try:
             return mmap.mmap(self.descriptor, self.size_bytes)
-        except (OSError, ValueError) as error:  # sealed, shrunk meanwhile
+        except (OSError, ValueError) as error:  # sealed, or shrunk since the check
             if isinstance(error, OSError) and error.errno in _EXHAUSTED:
                 raise exhausted(error) from error
             raise InvalidArgument(f"the memory cannot be mapped for writing: {error}") from error
@@ -86,17 +86,18 @@ class LentMemory:
         return self._mapped
 
     def enter(self) -> None:
-        """One more uses the memory."""
+        """Count one more user of the memory."""
         self._users += 1
 
     def leave(self) -> None:
-        """One has finished; the last one to leave closes a memory whose lending has ended."""
+        """Count one user less; the last to leave closes a memory whose lending has ended."""
+        assert self._users > 0, "each user leaves once"
         self._users -= 1
         if self._without_users is not None and not self._users:
             self._close(self._without_users)
 
     def end(self) -> trio.Event:
-        """The lending is over; set once nobody uses the memory any more."""
+        """End the lending; returns an event that is set once the memory has no users and is closed."""
         if self._without_users is None:
             self._without_users = trio.Event()
             if not self._users:
@@ -104,11 +105,12 @@ class LentMemory:
         return self._without_users
 
     def _close(self, closed: trio.Event) -> None:
-        if not self.is_open:  # it may be anything
+        assert not self._users, "memory in use is not closed"
+        if not self.is_open:  # unchecked: it may be any kind of file
             close_later([self.descriptor])
             closed.set()
             return
-        # Unmapped with the last slice of it, which may be in a traceback still.
+        # The kernel unmaps it with the last slice, which a traceback may still hold.
         mapped, self._mapped = [self._mapped], None
         let_both_go = partial(_close_later, mapped, self.descriptor)
         if os.fstat(self.descriptor).st_blocks * _BLOCK_BYTES > LET_GO_AT_ONCE_BYTES:
@@ -119,13 +121,13 @@ class LentMemory:
 
 
 def _close_later(mapped: list[memoryview | None], descriptor: int) -> None:
-    """Unmap and close.  Of a client that has ended this frees all pages, at 0.1 to 0.3 s for each GiB."""
+    """Unmap and close.  If the client has ended, this frees all pages, at 0.1 to 0.3 s for each GiB."""
     mapped.clear()
     os.close(descriptor)
 
 
 def read_into(memory: LentMemory, offset: int, buffer: memoryview) -> bytes:
-    """Fill memory of the engine from lent memory; the checksums of its granules.  Blocks, in any thread.
+    """Fill memory of the engine from lent memory; returns the checksums of its granules.  Blocks, in any thread.
 
     SourceChanged when the lent memory was shrunk.
     """
@@ -142,7 +144,7 @@ def read_into(memory: LentMemory, offset: int, buffer: memoryview) -> bytes:
 def copy_into(target: memoryview, descriptor: int, offset: int) -> None:
     """Have the kernel copy from a memfd of the engine to a part of the mapping of lent memory.
 
-    SourceChanged when that was shrunk, or its file system is full.
+    SourceChanged when the lent memory was shrunk, or its file system is full.
     """
     done = 0
     while done < len(target):
@@ -150,12 +152,12 @@ def copy_into(target: memoryview, descriptor: int, offset: int) -> None:
             count = os.preadv(descriptor, [target[done:]], offset + done)
         except OSError as error:
             raise SourceChanged(f"the lent memory cannot be written: {error.strerror}") from error
-        assert count, "the memfd has what is copied"
+        assert count, "the memfd is as long as the copied range"
         done += count
 
 
 def put_into(target: memoryview, payload: Buffer) -> None:
-    """The same from memory of the engine.  EngineBusy when there is none for the way."""
+    """Copy payload from memory of the engine to a part of the mapping.  EngineBusy when memory is short."""
     descriptor = memory_of_our_own("lake payload", 0)
     try:
         _write_all(descriptor, memoryview(payload))
@@ -165,7 +167,7 @@ def put_into(target: memoryview, payload: Buffer) -> None:
 
 
 def memory_of_our_own(name: str, size_bytes: int) -> int:
-    """A memfd of the engine.  EngineBusy when there is none to be had."""
+    """Create a memfd of the engine.  EngineBusy when none can be had."""
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError as error:
@@ -175,7 +177,7 @@ def memory_of_our_own(name: str, size_bytes: int) -> int:
 
 
 def _write_all(descriptor: int, payload: memoryview) -> None:
-    # By system calls: where there is no memory a write fails, and the use of a mapping would end the engine.
+    # By system calls: without memory a write fails, but the use of a mapping would end the engine.
     done = 0
     try:
         while done < len(payload):
@@ -185,13 +187,13 @@ def _write_all(descriptor: int, payload: memoryview) -> None:
 
 
 def exhausted(error: OSError) -> EngineBusy:
-    """What a request is told for which the machine has no memory, or the process no descriptor."""
+    """Make the error of a request for which the machine has no memory, or the process no descriptor."""
     return EngineBusy(f"the engine's machine has no memory or no descriptor for that now: {error.strerror}")
 
 
 def _check_memory(descriptor: int, size_bytes: int, *, writable: bool) -> None:
-    """InvalidArgument unless the descriptor is memory of that size, open as it has to be."""
-    if not is_memory(descriptor):  # no file system of a process is asked
+    """Raise InvalidArgument unless the descriptor is memory of that size, open in the needed mode."""
+    if not is_memory(descriptor):  # first, so that no file system served by a process is called
         raise InvalidArgument("lent memory is a memfd, or a regular file on tmpfs or hugetlbfs, open for use")
     found = os.fstat(descriptor)
     kind = file_system(descriptor)

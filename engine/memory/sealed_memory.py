@@ -1,10 +1,10 @@
 """Sealed memory: a memfd that this process writes through its mapping, and that others can only read.
 
 Rules kept here:
-- The seals (shrink, grow, future writing, and sealing itself) are set before a descriptor leaves: nobody who gets one
-  can write, truncate or punch, whatever way it is opened again, and no mapping of it can become writable.
-- All pages are there when the memory is made: a page that cannot be had is an error then, never a SIGBUS later.
-- Nobody, we included, can punch what is sealed: the pages go when the last mapping and descriptor of it are gone.
+- The seals (shrink, grow, future writing, and sealing itself) are set before a descriptor leaves.  A process that gets
+  one cannot write, truncate or punch, however it opens it again, and no mapping of it can become writable.
+- All pages are allocated when the memory is made: a missing page is an error then, never a SIGBUS later.
+- No process, the engine included, can punch sealed memory: its pages are freed with the last mapping and descriptor.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _MFD_HUGE_2MB: Final = 21 << 26
 
 
 class SealedMemory:
-    """Memory of `size_bytes`, zeroed.  The constructor blocks: about 20 ms for 64 MiB.  EngineBusy: there is none."""
+    """Zeroed memory of `size_bytes`.  The constructor blocks, about 20 ms for 64 MiB; EngineBusy: memory is short."""
 
     def __init__(self, name: str, size_bytes: int, *, huge: bool = True) -> None:
-        """`huge`: on reserved huge pages when there are any, else on those that the kernel gives by itself."""
+        """With `huge`, use reserved huge pages if there are enough; else pages as the kernel chooses them."""
         made = _reserved_huge(name, size_bytes) if huge and size_bytes % HUGE_BYTES == 0 else None
         self.on_huge_pages: Final = made is not None
-        """Whether on reserved huge pages."""
+        """True if the memory is on reserved huge pages."""
         self._size_bytes = size_bytes
         descriptor, self._mapping, self._begin = made or _plain(name, size_bytes)
         try:
@@ -49,14 +49,14 @@ class SealedMemory:
 
     @property
     def descriptor(self) -> int:
-        """A read-only descriptor to hand out; stays ours."""
+        """A read-only descriptor to send to clients; `close` closes it."""
         return self._descriptor
 
     def gather(self, offset: int, size_bytes: int) -> bool:
-        """Have the kernel move whole huge pages of the memory together, so that they are mapped as such, here and by
-        who else maps it at a multiple of their size; whether it did.  Blocks: about a millisecond for each.
+        """Have the kernel collapse this range to huge pages; returns True if it did.  Blocks: about 1 ms for each page.
 
-        Nothing else changes: what is there stays, and may be read and written meanwhile.
+        They are mapped as huge pages here, and by clients that map the memory at a multiple of their size.  The content
+        stays, and may be read and written during the call.
         """
         if self.on_huge_pages:
             return True
@@ -64,16 +64,16 @@ class SealedMemory:
         return length > 0 and advise(self._mapping, COLLAPSE, self._begin + offset, length) == 0
 
     def close(self) -> None:
-        """Give the memory back, when no view of it is left; else it goes with the last one."""
+        """Release the memory; if views of it are left, it is freed with the last one."""
         os.close(self._descriptor)
         try:
             self._mapping.close()
-        except BufferError:  # somebody still copies from it, or sends it
+        except BufferError:  # a copy or a send still uses it
             return
 
 
 def _reserved_huge(name: str, size_bytes: int) -> tuple[int, mmap.mmap, int] | None:
-    """On huge pages that the machine has set aside, or None: most have none."""
+    """Make memory on huge pages that the machine has set aside, or None: most machines have none."""
     try:
         descriptor = os.memfd_create(
             name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB | _MFD_HUGE_2MB
@@ -102,7 +102,7 @@ def _plain(name: str, size_bytes: int) -> tuple[int, mmap.mmap, int]:
         os.ftruncate(descriptor, size_bytes)
         mapping, begin = map_aligned(descriptor, size_bytes, protection=mmap.PROT_READ | mmap.PROT_WRITE)
         if size_bytes >= HUGE_BYTES:
-            # Refused where there are none: then it stays as it is.
+            # Where the kernel has none it refuses, and the pages stay small.
             advise(mapping, mmap.MADV_HUGEPAGE, begin, size_bytes)
         failed = advise(mapping, POPULATE_WRITE, begin, size_bytes)
         if failed == errno.EINVAL:  # an older kernel
@@ -116,7 +116,7 @@ def _plain(name: str, size_bytes: int) -> tuple[int, mmap.mmap, int]:
 
 
 def _reopened(descriptor: int) -> int:
-    """A descriptor of the same memory that is read-only by itself, where /proc is there to open it by."""
+    """Open a read-only descriptor of the same memory through /proc; without /proc, duplicates the given one."""
     try:
         return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,1 +1,1 @@
-"""The commit: group commit, applier, checkpoint, recovery.  The journal is the truth, LMDB its index."""
+"""Metadata of a store: group commit, applier, checkpoint, recovery.  The journal decides; LMDB is an index of it."""

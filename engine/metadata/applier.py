@@ -1,15 +1,15 @@
-"""The applier: moves what is durable from the overlay into the index, in large batches.
+"""The applier: writes durable groups from the overlay to the index, in large batches.
 
-One round, and where its steps end (`--`):
+One round (`--` marks where a step ends and other tasks may run):
 
     freeze the overlay at a group border  --  wait until the frozen layer's last group is durable  --
     write the layer to the index in a thread  --  move the reader's snapshot and drop the layer (one step)
 
 Rules kept here:
-- Only durable groups are written to the index: it never knows more than the journal.
-- A full disk is met by releasing the reserve and trying again, then once a second; until it works the overlay
-  grows to its bound and commits are refused, not stuck.
-- Any other failure of the index stops all writing: the journal has everything, and the next start rebuilds.
+- Only durable groups are written to the index: it never holds more than the journal.
+- When the disk is full, the reserve is released and the write tried again, then once a second.  Until it succeeds the
+  overlay grows to its bound, and commits are then refused instead of waiting.
+- Any other failure of the index stops all writing.  The journal has every group, and the next start rebuilds the index.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lakefs.ports import Offload
 
 
 class Applier:
-    """Applies the overlay of one store.  `paused` may be held to keep the index as it is."""
+    """Applies the overlay of one store.  A task that holds `paused` keeps the index as it is."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Applier:
         applied: Callable[[], None],
         sizes: MetadataSizes = DEFAULT_SIZES,
     ) -> None:
-        """`applied` is called on the loop after each round, while the index is still held."""
+        """`applied` is called on the loop after each round, while `paused` is still held."""
         self.paused = trio.Lock()
         self.applied_records = 0
         self._sizes = sizes
@@ -71,9 +71,9 @@ class Applier:
             self._idle.unpark_all()
 
     async def drain(self) -> None:
-        """Return when the overlay is empty, or cannot become so: writing failed, the index is full, `run` ended.
+        """Return when the overlay is empty, or cannot become so: writing failed, the index is full, or `run` ended.
 
-        Nothing may be committing.
+        No commit may be under way.
         """
         while self._tables.overlay.entry_count and self._running:
             self._drain_wanted.set()
@@ -104,8 +104,12 @@ class Applier:
                 frozen = self._tables.overlay.applying
                 assert frozen is not None
             await self._committer.wait_durable(frozen.last_sequence)
+            assert frozen.last_sequence <= self._committer.durable_sequence, (
+                "the index never holds more than the journal"
+            )
             if not await self._write(frozen):
                 return
+            assert self._tables.overlay.applying is frozen, "the layer that was written is the one dropped"
             self._tables.drop_applied()
             self.applied_records += frozen.entry_count
             self._applied()

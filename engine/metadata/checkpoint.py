@@ -1,14 +1,14 @@
-"""Checkpoints: all tables at one sequence, from which the journal's later groups rebuild the index.
+"""Checkpoints: dumps of all tables at one sequence.  A checkpoint and the journal's later groups rebuild the index.
 
 Rules kept here:
-- A checkpoint is one snapshot of the index, every value checked as it is read: a damaged index gives none.
+- A checkpoint is one snapshot of the index, each value checked as it is read.  A damaged index gives no checkpoint.
 - It appears whole: temporary name, sync, rename, sync of the folder.  Only then may journal files and older
-  checkpoints go.
-- A journal file goes only when the next one begins at or before the checkpoint's sequence + 1; so the last file
-  stays, and with the checkpoint the journal is always whole.
+  checkpoints be removed.
+- A journal file is removed only when the next one begins at or before the checkpoint's sequence + 1.  So the last file
+  stays, and checkpoint and journal together always hold every group.
 - A checkpoint is checked whole (header, trailer, checksum of the stream) before a record of it is used.
 
-All functions block and run in a thread.  When one is due is in `engine.metadata.metadata_store`.
+All functions block and run in a thread.  `engine.metadata.metadata_store` decides when a checkpoint is due.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _GZIP_ERROR: Final = cast(type[Exception], isal_zlib.error)
 _LEVEL: Final = 1
 _PIECE_BYTES: Final = MIB
 _BODY_BYTES: Final = 64 * KIB
-"""Packed before they are compressed: pieces of a mebibyte tore megabytes out of the heap, and took no less time."""
+"""Bytes of records packed before compression.  Pieces of a mebibyte cost megabytes of heap and were no faster."""
 _HEADER_CHECKED_BYTES: Final = CHECKPOINT_HEADER.size - 4
 _TRAILER_CHECKED_BYTES: Final = CHECKPOINT_TRAILER.size - 4
 
 
 class RecordSource(Protocol):
-    """What is dumped: an `engine.tables.lmdb_index.IndexSnapshot`."""
+    """The records to dump: an `engine.tables.lmdb_index.IndexSnapshot`."""
 
     applied: Sequence
 
@@ -65,7 +65,7 @@ class RecordSource(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in the folder.  `file_bytes` is its size; nothing behind its name is checked."""
+    """A checkpoint in the folder.  `file_bytes` is its size; its content is not checked."""
 
     path: str
     sequence: Sequence
@@ -73,12 +73,12 @@ class Checkpoint:
 
 
 def checkpoint_path(sequence: Sequence) -> str:
-    """Path of the checkpoint of that sequence."""
+    """Return the path of the checkpoint of that sequence."""
     return f"{CHECKPOINT_FOLDER}/{sequence:016x}{_SUFFIX}"
 
 
 def newest_checkpoint(disk: Disk) -> Checkpoint | None:
-    """The checkpoint with the highest sequence, by its name; None when there is none."""
+    """Return the checkpoint with the highest sequence in its name; None when there is none."""
     for name in reversed(disk.list_folder(CHECKPOINT_FOLDER)):
         stem, dot, suffix = name.rpartition(".")
         if dot + suffix != _SUFFIX or len(stem) != 16:
@@ -95,8 +95,8 @@ def newest_checkpoint(disk: Disk) -> Checkpoint | None:
 def write_checkpoint(disk: Disk, identity: StoreIdentity, source: RecordSource) -> Checkpoint:
     """Dump a snapshot; durable on return.
 
-    Errors: IndexDamaged (a record of the snapshot is not good), StoreFull, DiskFailed.  Then nothing is left
-    but a temporary file, which the next one replaces.
+    Errors: IndexDamaged (a record of the snapshot is damaged), StoreFull, DiskFailed.  An error leaves at most a
+    temporary file, which the next call removes.
     """
     path = checkpoint_path(source.applied)
     temporary = f"{path}.new"
@@ -120,7 +120,7 @@ def write_checkpoint(disk: Disk, identity: StoreIdentity, source: RecordSource) 
 
 
 def read_checkpoint(disk: Disk, path: str, store_id: bytes) -> CheckpointReader:
-    """Open a checkpoint and check all of it.  StoreDamaged names it; StoreUnusable for another format or store."""
+    """Open a checkpoint and check all of it.  StoreDamaged names it; StoreUnusable: another format or store."""
     file = disk.open(path, read_only=True)
     try:
         return CheckpointReader(file, path, store_id)
@@ -130,9 +130,9 @@ def read_checkpoint(disk: Disk, path: str, store_id: bytes) -> CheckpointReader:
 
 
 def remove_superseded(disk: Disk, store_id: bytes, newest: Checkpoint) -> int:
-    """Remove older checkpoints, and journal files that hold only groups up to the newest; their count.
+    """Remove older checkpoints, and journal files with no group behind the newest; returns how many files.
 
-    The newest must be durable.  What a crash leaves is removed by the next one.
+    The newest must be durable.  Files that a crash leaves are removed by the next call.
     """
     removed = 0
     for name in disk.list_folder(CHECKPOINT_FOLDER):
@@ -141,6 +141,7 @@ def remove_superseded(disk: Disk, store_id: bytes, newest: Checkpoint) -> int:
             disk.unlink(path)
             removed += 1
     files = list_journal(disk, store_id)
+    assert all(file.first_sequence < following.first_sequence for file, following in pairwise(files))
     for file, following in pairwise(files):
         if following.first_sequence <= newest.sequence + 1:
             disk.unlink(file.path)
@@ -153,7 +154,7 @@ def remove_superseded(disk: Disk, store_id: bytes, newest: Checkpoint) -> int:
 
 
 class CheckpointReader:
-    """A checkpoint that was found whole.  `close` it."""
+    """A checkpoint that was checked and found whole.  The caller closes it."""
 
     def __init__(self, file: DiskFile, path: str, store_id: bytes) -> None:
         self._file = file
@@ -162,7 +163,7 @@ class CheckpointReader:
         self.record_count, self._stored_bytes = self._check_stream()
 
     def records(self) -> Iterator[tuple[Table, bytes, bytes]]:
-        """All records, table after table, keys ascending.  StoreDamaged when the count or an order is wrong."""
+        """Yield all records, table after table, keys ascending.  StoreDamaged when their count is wrong."""
         tables = {int(table): table for table in Table}
         unpack = RECORD_HEADER.unpack_from
         rest = b""
@@ -204,7 +205,7 @@ class CheckpointReader:
         return Sequence(sequence)
 
     def _check_stream(self) -> tuple[int, int]:
-        """Check trailer and stream; count of records, length of the stream in bytes."""
+        """Check trailer and stream; returns the count of records and the stream's length in bytes."""
         trailer_at = self._file.size() - CHECKPOINT_TRAILER.size
         trailer = _read(self._file, max(trailer_at, 0), CHECKPOINT_TRAILER.size)
         if len(trailer) < CHECKPOINT_TRAILER.size or trailer[:8] != CHECKPOINT_TRAILER_MAGIC:
@@ -233,7 +234,7 @@ class CheckpointReader:
             position += len(piece)
 
     def _pieces(self) -> Iterator[bytes]:
-        """The stream's content, in pieces of bounded size (a stream made by us expands little)."""
+        """Yield the expanded stream in pieces of bounded size (a stream of `write_checkpoint` expands little)."""
         inflate = isal_zlib.decompressobj(wbits=_GZIP_WINDOW_BITS)
         try:
             for stored in self._stored_pieces(self._stored_bytes):
@@ -255,7 +256,7 @@ class CheckpointReader:
 
 
 def _write(file: DiskFile, identity: StoreIdentity, source: RecordSource) -> int:
-    """Header, stream and trailer; the file's length."""
+    """Write header, stream and trailer; returns the file's length."""
     file.pwrite(_pack_header(identity, source.applied), 0)
     start = position = CHECKPOINT_HEADER.size
     stored_crc = record_count = 0
@@ -274,10 +275,10 @@ def _write(file: DiskFile, identity: StoreIdentity, source: RecordSource) -> int
 
 
 def _packed_records(source: RecordSource) -> Iterator[tuple[bytearray | None, int]]:
-    """The snapshot's records as journal records, in pieces of some `_BODY_BYTES` with their counts; None ends.
+    """Yield the snapshot's records as journal records, in pieces of about `_BODY_BYTES` with their counts; then None.
 
-    Packed into one piece of memory at once: kept as objects until they are joined, they took the engine's private
-    memory up by megabytes at each checkpoint.
+    Each record is packed into one buffer at once.  Kept as objects until joined, they raised the engine's private
+    memory by megabytes at each checkpoint.
     """
     pack = RECORD_HEADER.pack
     for table in Table:

@@ -1,26 +1,26 @@
-"""The commit: decisions join groups, groups are appended to the journal one after the other.
+"""Group commit: decisions join groups, and groups are appended to the journal one after the other.
 
-How it goes, and where the steps end (`--` marks what may be interleaved with other tasks):
+The steps (`--` marks where other tasks may run in between):
 
     commit          decide on a transaction; pack its mutations into the open group; publish them in the overlay
     run             --  close the open group  --  in a thread: write the small payloads that are placed, and sync them;
-                        append and sync the group  --  mark it durable, wake, tell
+                        append and sync the group  --  mark it durable, wake its waiters, call observers
     wait_durable    --  return when the sequence is durable
 
 Rules kept here:
 - A decision and its publication are one step without `await`: decisions are serial, each sees all before it.
-- A decision runs exactly once, joins one group as a whole, or not at all when it raises.
-- A group is appended once somebody waits for it; else `VISIBLE_LINGER_S` after its first decision.
-- Sequences are given when a group closes behind another: group n+1 is appended only when group n is durable.
-- Payload that is placed in small segments is written and synced before the group behind it is appended, by the same
-  call: a record is on the medium only when its payload is.
-- Whoever answers from a view or a commit waits for its sequence first; refusals too.  Only who asked for no more than
-  that a change is visible is answered, or refused, when it has joined its group.
-- The overlay is frozen only between groups: when a group closes, or while none is open.
-- A failed append or sync is final.  The mutations of the groups after the last durable one stay visible in the
-  overlay, because decisions were built on them; so nobody may be told anything that depends on them, and
-  `wait_durable` and `commit` raise StoreReadOnly until the engine is restarted.  What the restart finds of the
-  failed group is in the journal's hands.  A full disk is met before it comes to that by the reserve.
+- A decision runs exactly once.  It joins one group as a whole; when it raises, it joins none.
+- A group is appended as soon as a task waits for it; else `VISIBLE_LINGER_S` after its first decision.
+- Sequences have no gaps, and group n+1 is appended only when group n is durable.
+- Payload placed in small segments is written and synced before the next group is appended, by the same call: a record
+  is on the medium only when its payload is.
+- An answer from a view or a commit, refusals included, leaves only when its sequence is durable.  Exception: a request
+  with `durable=False` is answered as soon as its change is in an open group (visible, not yet durable).
+- The overlay is frozen only between groups: when a group closes, or while the open one is empty.
+- A failed append or sync is final.  The mutations of groups after the last durable one stay visible in the overlay,
+  because later decisions were built on them.  So no answer may depend on them: `wait_durable` and `commit` raise
+  StoreReadOnly until the engine is restarted.  Only the restart finds out, from the journal, if the failed group is on
+  the medium.  On a full disk the journal first takes room from the reserve.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _log: Final = structlog.get_logger(__name__)
 Observer = Callable[[Sequence, list[object]], None]
 """Called on the loop with a sequence and notes, in the order of commits; must not block, await or raise."""
 RecordObserver = Callable[[list[Mutation]], None]
-"""The same with records."""
+"""Called on the loop with a group's records of the watched tables; must not block, await or raise."""
 
 VISIBLE_LINGER_S: Final = 0.05
-"""How long a group stays open for more when nobody waits for it.  What is visible is durable within a second."""
+"""Seconds a group stays open when no task waits for it.  A visible change is durable within a second."""
 _GROUPS_WAITING_MAX: Final = 1
 """Closed groups behind the one being appended; with the open one at most 3 x 8 MiB of bodies in memory."""
 
 
 def _nothing() -> None:
-    """What happens after a group when nobody asked."""
+    """Do nothing: the default `after_group`."""
 
 
 class PayloadBatch(Protocol):
@@ -68,22 +68,22 @@ class PayloadBatch(Protocol):
         ...
 
     def ended(self) -> None:
-        """`write` has returned or raised; in the loop."""
+        """Called on the loop once `write` has returned or raised."""
         ...
 
 
 class PayloadSource(Protocol):
-    """Where payload is placed."""
+    """The owner of payload that is placed and not yet written."""
 
     urge: Callable[[], None]
-    """Called when what is placed is to be written soon; does not wait."""
+    """Called by the source to have placed payload written soon; does not wait."""
 
     def take(self) -> PayloadBatch | None:
-        """All that is placed until now; None when there is nothing."""
+        """Take all payload placed until now; None when there is none."""
         ...
 
     def stop(self, error: LakeError) -> None:
-        """No group is appended any more."""
+        """Called when no group will be appended any more."""
         ...
 
 
@@ -98,12 +98,12 @@ class _Group:
     notes: list[object] = field(default_factory=list)
     watched: list[Mutation] = field(default_factory=list)
     since: float = 0.0
-    """When it got its first mutation."""
+    """Time of its first mutation, on trio's clock."""
     waiters: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
 
 class Committer:
-    """Takes decisions for one store.  `durable_sequence` never goes back; `failed` is final."""
+    """Takes decisions for one store.  `durable_sequence` never decreases; `failed` is final."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Committer:
         durable_sequence: Sequence,
         sizes: MetadataSizes = DEFAULT_SIZES,
     ) -> None:
-        """`journal` continues behind `durable_sequence`.  `offload` should have a thread to spare at all times."""
+        """`journal` continues behind `durable_sequence`.  `offload` should always have a thread free."""
         self.durable_sequence = durable_sequence
         self.failed: LakeError | None = None
         self.index_full: StoreFull | None = None
@@ -131,7 +131,7 @@ class Committer:
         self._payload_is_wanted = False
         self._room = trio.lowlevel.ParkingLot()
         self._freeze_wanted: trio.Event | None = None
-        self._refused_at = Sequence(0)  # what the last decision that refused had read
+        self._refused_at = Sequence(0)  # sequence of what the last refusal had read
         self.after_group: Callable[[], None] = _nothing
         """Called on the loop when a group has become durable."""
         self._joined_observers: list[Observer] = []
@@ -142,10 +142,10 @@ class Committer:
     # --- decisions ---------------------------------------------------------------------------------------
 
     def commit(self, decide: Callable[[Transaction], T]) -> tuple[T, Sequence]:
-        """Run `decide` and let its mutations join the open group; its result, and the sequence to wait for.
+        """Run `decide` and add its mutations to the open group; returns its result and the sequence to wait for.
 
-        Synchronous and atomic.  A decision without mutations gets the sequence of what it read.  An error of
-        `decide` passes through and changes nothing (numbers it took are skipped).  RequestTooLarge when the
+        Synchronous and atomic.  A decision without mutations gets the sequence of what it read.  An error of `decide`
+        propagates and changes nothing (numbers it took are skipped).  RequestTooLarge when the
         mutations exceed a group; StoreReadOnly when an earlier group failed.  Callers use `commit_when_room`.
         """
         if self.failed is not None:
@@ -163,10 +163,10 @@ class Committer:
     async def commit_when_room(
         self, decide: Callable[[Transaction], T], *, durable: bool = True
     ) -> tuple[T, Sequence]:
-        """As `commit`, after waiting for room in group and overlay.  No checkpoint when there is room at once.
+        """Wait for room in group and overlay, then `commit`.  No checkpoint when there is room at once.
 
-        StoreFull when the index is full and the overlay too.  Cancelled before `decide` runs, never after, unless it
-        refuses: a UserError passes through when what it was decided on is durable, without `durable` at once.
+        StoreFull when index and overlay are full.  Can be cancelled before `decide` runs, not after; exception: a
+        UserError of `decide` is raised when the state it was decided on is durable, with `durable=False` at once.
         """
         while not self._has_room():
             if self.failed is not None:
@@ -188,7 +188,7 @@ class Committer:
     async def wait_durable(self, sequence: Sequence) -> None:
         """Return when the group `sequence` is durable; no checkpoint when it is already.
 
-        StoreReadOnly when it will not be.  Cancellation leaves the group to its fate.
+        StoreReadOnly when it will not be.  Cancellation does not affect the group.
         """
         if sequence <= self.durable_sequence:
             return
@@ -206,7 +206,7 @@ class Committer:
         return self._open.sequence if self._open.record_count else Sequence(self._open.sequence - 1)
 
     def on_joined(self, observer: Observer) -> None:
-        """Call `observer` with a decision's notes the moment its mutations join a group, in the same step."""
+        """Call `observer` with a decision's notes in the step in which its mutations join a group."""
         self._joined_observers.append(observer)
 
     def on_durable(self, observer: Observer) -> None:
@@ -216,14 +216,14 @@ class Committer:
     def on_durable_records(self, tables: frozenset[Table], observer: RecordObserver | None) -> None:
         """Call `observer` with a group's mutations of these tables once it is durable, before its waiters run.
 
-        There is one; of what joined a group before this call nothing is told.
+        There is one such observer, None removes it; it does not get mutations that joined a group before this call.
         """
         self._watched_tables, self._record_observer = tables, observer
 
     # --- groups ------------------------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Append groups until one fails, or until cancelled; then every waiter has been answered."""
+        """Append groups until one fails or `run` is cancelled; then every waiter has been woken."""
         task_status.started()
         try:
             while self.failed is None:
@@ -241,9 +241,9 @@ class Committer:
             self._end(StoreReadOnly("the engine has stopped"))
 
     async def freeze(self) -> Sequence:
-        """Freeze the overlay at the next group border; the sequence up to which the frozen layer goes.
+        """Freeze the overlay at the next group border; returns the last sequence of the frozen layer.
 
-        StoreReadOnly when the committer failed: then nothing is frozen any more.
+        StoreReadOnly when the committer has failed; nothing is frozen then.
         """
         if self.failed is not None:
             raise self._refusal()
@@ -263,11 +263,11 @@ class Committer:
         return frozen.last_sequence
 
     def room_changed(self) -> None:
-        """Wake those who wait for room; the applier calls it when the overlay shrank or the index is full."""
+        """Wake tasks that wait for room; the applier calls it when the overlay shrank or the index is full."""
         self._room.unpark_all()
 
     def fail(self, cause: LakeError) -> None:
-        """Refuse everything from now on, and log why; also for failures elsewhere that must stop writing."""
+        """Refuse everything from now on and log why; also called for failures elsewhere that must stop writing."""
         if self.failed is None:
             _log.error("the store takes no writes until the engine is restarted", reason=cause.message)
             self._end(cause)
@@ -289,18 +289,18 @@ class Committer:
             self._payload.stop(cause)
 
     def write_first(self, payload: PayloadSource) -> None:
-        """Have what is placed there written before each group."""
+        """Have the payload placed in this source written before each group."""
         self._payload = payload
         payload.urge = self._payload_waits
 
     def _payload_waits(self) -> None:
-        """Append the open group now; without one, write what is placed."""
+        """Append the open group now; if it is empty, write the placed payload."""
         self._payload_is_wanted = True
         self._work.set()
         self._hurry.set()
 
     def _join(self, transaction: TableTransaction) -> Sequence:
-        """Pack the mutations into the open group and publish them: the decision has happened."""
+        """Pack the mutations into the open group and publish them; from then on the decision is visible."""
         body_bytes = transaction.body_bytes
         if body_bytes > self._sizes.group_bytes:
             raise RequestTooLarge(
@@ -309,6 +309,7 @@ class Committer:
         if self._open.body_bytes + body_bytes > self._sizes.group_bytes:
             self._closed.append(self._close_open())
         group = self._open
+        assert group.sequence > self.durable_sequence, "no mutation joins a durable group"
         if not group.record_count:
             group.since = trio.current_time()
         parts, pack, mutations = group.parts, RECORD_HEADER.pack, transaction.mutations
@@ -328,8 +329,9 @@ class Committer:
         return group.sequence
 
     def _close_open(self) -> _Group:
-        """Close the open group and begin the next; the border at which the overlay may be frozen."""
+        """Close the open group and begin the next: the border at which the overlay may be frozen."""
         group = self._open
+        assert group.record_count, "an empty group is not closed"
         self._open = _Group(Sequence(group.sequence + 1))
         self._hurry.set()
         self._hurry = trio.Event()
@@ -340,13 +342,14 @@ class Committer:
         return group
 
     async def _linger(self) -> None:
-        """Wait until somebody needs the open group to be durable, or it is old."""
+        """Wait until a task needs the open group durable, or `VISIBLE_LINGER_S` have passed."""
         if not self._hurry.is_set():
             with trio.move_on_at(self._open.since + VISIBLE_LINGER_S):
                 await self._hurry.wait()
 
     async def _append(self, group: _Group | None) -> None:
-        """Write the payload that is placed, and append the group, if there is one."""
+        """Write the placed payload, and append the group, if there is one."""
+        assert group is None or group.sequence == self.durable_sequence + 1, "groups become durable in order"
         self._appending = group
         self._payload_is_wanted = False
         self._room.unpark_all()  # a group has left the queue, or a new one is open
@@ -386,7 +389,7 @@ class Committer:
             self._journal.append_blocking(group.sequence, b"".join(group.parts), group.record_count)
 
     def _group(self, sequence: Sequence) -> _Group:
-        """The group of a sequence that is not durable yet."""
+        """Return the group of a sequence that is not durable yet."""
         if sequence == self._open.sequence:
             return self._open
         if self._appending is not None and sequence == self._appending.sequence:

@@ -1,7 +1,7 @@
-"""An index made anew from checkpoint and journal: loaded, replayed, and put in the place of the one there was.
+"""Rebuilds the index from checkpoint and journal: loads, replays, and puts the result in the old index's place.
 
-Every record is checked on the way.  The new index grows in a folder of its own, so that the old one is there until the
-new one is whole; a crash leaves that folder, which the next opening removes.  All functions block.
+Every record is checked on the way.  The new index grows in a folder of its own, so the old one exists until the new one
+is whole.  A crash leaves that folder; the next opening removes it.  All functions block.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def build_index(
     files: tuple[JournalFile, ...],
     progress: IndexProgress | None = None,
 ) -> Index:
-    """A new index at `path` with the state after group `upto`, from the newest checkpoint and the journal.
+    """Build an index at `path` with the state after group `upto`, from the newest checkpoint and the journal.
 
-    `path` is replaced.  The index is returned open.  StoreDamaged, JournalDamaged, StoreFull.
+    Replaces `path` and returns the index open.  StoreDamaged, JournalDamaged, StoreFull.
     """
     checkpoint = newest_checkpoint(disk)
     assert checkpoint is None or checkpoint.sequence <= upto, "the journal ends before its checkpoint"
@@ -55,7 +55,8 @@ def build_index(
                 layer = Layer()
         index.apply(layer, upto)
         index.refresh()
-        index.is_walked = True  # written just now, from what was checked
+        assert index.applied == upto, "a rebuilt index holds every group up to `upto`"
+        index.is_walked = True  # just written, from checked records
     except BaseException:
         index.close()
         remove_index(path)
@@ -66,7 +67,7 @@ def build_index(
 def rebuild_index(
     disk: Disk, identity: StoreIdentity, files: tuple[JournalFile, ...], upto: Sequence, path: Path
 ) -> Index:
-    """Build the index anew and put it in its place; it is returned open."""
+    """Rebuild the index and put it in the place of the one at `path`; returns it open."""
     index = build_index(disk, identity, new_path(path), upto, files)
     try:
         reached("recovery.rebuilt")
@@ -82,14 +83,14 @@ def rebuild_index(
 
 
 def new_path(path: Path) -> Path:
-    """Where the index grows that is to take the place of the one at `path`."""
+    """Return the folder in which the replacement of the index at `path` is built."""
     return path.with_name(path.name + ".new")
 
 
 def _load_checkpoint(
     disk: Disk, identity: StoreIdentity, index: Index, checkpoint: Checkpoint | None, progress: IndexProgress
 ) -> Sequence:
-    """Load a checkpoint into an empty index; the sequence it stands for."""
+    """Load a checkpoint into an empty index; returns its sequence, 0 without one."""
     if checkpoint is None:
         return Sequence(0)
     reader = read_checkpoint(disk, checkpoint.path, identity.store_id)

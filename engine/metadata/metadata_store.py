@@ -1,17 +1,17 @@
-"""The metadata of one open store: what the rest of the engine reads, decides and waits for.
+"""The metadata of one open store: the interface through which the rest of the engine reads, decides and waits.
 
     with metadata.view() as view:                          read at one instant, without await
         ...
     answer, sequence = await metadata.commit(decide)       decide(transaction) runs once, without await
-    await metadata.wait_durable(sequence)                  before anything that depends on it is told
+    await metadata.wait_durable(sequence)                  before an answer that depends on it is sent
 
 Rules kept here:
 - `run` is running from the opening to the end of `close`; a cancelled `run` leaves the store as a crash would.
 - At most one long reader of the index (checkpoint, verification, rebuild) at a time.
-- A checkpoint is due when the journal since the last is longer than 64 MiB and than half of that checkpoint; at a
-  clean stop when it is longer than a quarter of it, or in many files: so the stop of a large store is quick.
+- A checkpoint is due when the journal since the last one is longer than 64 MiB and than half of that checkpoint.  At a
+  clean stop it is due when the journal is at least a quarter as long as it, or in many files: a large store stops fast.
 
-It does not hold the store's lock or superblock: `engine.store.store` writes `clean_sequence` after `close` gave it.
+It does not hold the store's lock or superblock: `engine.store.store` writes `clean_sequence` after `close` returned it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from lakefs.ports import Clock, Disk, Offload
 T = TypeVar("T")
 _log: Final = structlog.get_logger(__name__)
 _ROOM_KNOWN_FOR_BYTES: Final = 128 * KIB
-"""Of journal: so often the disk is asked how much room it has."""
+"""The disk's free room is asked again after this many bytes of journal."""
 _JOURNAL_FILES_MAX: Final = 64
 """Journal files kept over a clean stop; each costs an open at the next start."""
 
@@ -66,7 +66,7 @@ class Metadata:
         headroom_bytes: int = 0,
     ) -> None:
         self.rebuilt_because = recovered.rebuilt_because
-        """Why the index was rebuilt at the opening; empty when it was not."""
+        """The reason why the index was rebuilt at the opening; empty when it was not."""
         self.index_progress = IndexProgress()
         self.index_suspect = trio.Event()
         """Set when a read met damage in the index."""
@@ -102,18 +102,18 @@ class Metadata:
     # --- reading and deciding ----------------------------------------------------------------------------
 
     def view(self) -> AbstractContextManager[View]:
-        """A view of all tables at this instant; use it before the next `await`."""
+        """Return a view of all tables at this instant; use it before the next `await`."""
         return self._tables.view()
 
     async def commit(
         self, decide: Callable[[Transaction], T], *, durable: bool = True, grows: bool = False
     ) -> tuple[T, Sequence]:
-        """Run `decide` on a transaction, once and without interruption; its result and the sequence to wait for.
+        """Run `decide` on a transaction, once and uninterrupted; returns its result and the sequence to wait for.
 
-        Waits first while group or overlay are full.  An error of `decide` passes through and changes nothing; it
-        leaves when what it was decided on is durable, without `durable` at once.  `grows`: it adds what stays, and is
-        refused before the room that removing needs is used up.
-        Errors: RequestTooLarge, StoreFull, StoreReadOnly.  Nothing is durable on return.
+        Waits first while group or overlay is full.  An error of `decide` changes nothing; it is raised when the state
+        it was decided on is durable, with `durable=False` at once.  `grows` is for decisions that add lasting records:
+        they are refused before the room that removals need is used up.
+        Errors: RequestTooLarge, StoreFull, StoreReadOnly.  The change need not be durable on return.
         """
         if grows and self.failed is None:
             self._refuse_without_room()
@@ -128,12 +128,11 @@ class Metadata:
         await self._committer.wait_durable(self._committer.last_sequence)
 
     def owed_bytes(self) -> int:
-        """Room of the disk that what is there still needs; an upper bound.  From any thread.
+        """Return an upper bound of the disk room that the present records still need.  From any thread.
 
-        The journal grows until the next checkpoint is due.  The index writes each page that it changes to a new place
-        first: all of them, or as many as there are entries in a round; twice, because what a round gives up is free
-        for the next but one.  A checkpoint is written whole beside the last one, and is no longer than what it is
-        made of.
+        The journal grows until the next checkpoint is due.  The index writes each changed page to a new place: all its
+        pages, or one for each entry of a round; twice, because pages freed by a round are free for the next but one.  A
+        checkpoint is written whole beside the last one, and is no longer than its sources.
         """
         pages, overlay, checkpoint = self._pages, self._tables.overlay, self._checkpoint
         changed = min(max(overlay.entry_count, self._sizes.overlay_entries_apply), pages.used)
@@ -144,7 +143,7 @@ class Metadata:
         return max(0, self._checkpoint_due_bytes() - self._journal_bytes()) + index_bytes + checkpoint_bytes
 
     def _refuse_without_room(self) -> None:
-        """StoreFull when what is left of the disk is for journal, index and checkpoint of what removes."""
+        """Raise StoreFull when the room left on the disk is needed for journal, index and checkpoint of removals."""
         written = self._journal.bytes_written
         if self._is_without_room or written - self._room_known_at >= _ROOM_KNOWN_FOR_BYTES:
             left = self._disk.free_bytes() - self.owed_bytes()
@@ -165,24 +164,24 @@ class Metadata:
 
     @property
     def failed(self) -> LakeError | None:
-        """Why nothing is written any more; None while all is well."""
+        """The error that stopped all writing; None while the store writes."""
         return self._committer.failed
 
     @property
     def next_birth(self) -> Birth:
-        """The birth that the next new chunk gets; all chunks there are have smaller ones."""
+        """The birth that the next new chunk gets; all existing chunks have smaller ones."""
         return Birth(self._tables.counters.birth.next)
 
     def stop_writing(self, reason: str) -> None:
-        """Something else of the store failed: nothing is committed any more, until the engine is restarted."""
+        """Stop all commits until the engine is restarted, because another part of the store failed."""
         self._committer.fail(DiskFailed(reason))
 
     def write_first(self, payload: PayloadSource) -> None:
-        """Have the payload that is placed there written, and synced, before each group of the journal."""
+        """Have the payload placed in this source written and synced before each group of the journal."""
         self._committer.write_first(payload)
 
     def record_count(self, table: Table) -> int:
-        """Records of a table in the index; what only the overlay has is not counted.  IndexDamaged."""
+        """Return the number of a table's records in the index, without those only in the overlay.  IndexDamaged."""
         with closing(self._tables.index.snapshot()) as snapshot:
             return snapshot.stats(table)[0]
 
@@ -225,10 +224,10 @@ class Metadata:
                 self._ended.set()
 
     async def close(self, *, clean: bool = True) -> Sequence | None:
-        """Make all durable, complete the index, write a checkpoint when due, and release the files.
+        """Make all changes durable, apply them to the index, write a checkpoint when due, and release the files.
 
-        The sequence for the superblock, or None when the stop is not clean: not asked for, or writing failed.
-        Nobody may commit any more.  `run`, which should be running, ends by this.  Not interrupted by cancellation.
+        Returns the sequence for the superblock, None when the stop is not clean: `clean` is False, or writing failed.
+        No commit may follow.  Ends `run`, which should be running.  Not interrupted by cancellation.
         """
         with trio.CancelScope(shield=True):
             if self._ended is None:
@@ -251,7 +250,7 @@ class Metadata:
                 await self.checkpoint()
             await self._compact()
         except LakeError as error:
-            # Everything acknowledged is in the journal; the next start makes up for what is missing here.
+            # Every acknowledged change is in the journal; the next start adds to the index what it lacks.
             _log.warning("the index or its checkpoint is not complete at the stop", error=error.message)
 
     async def _release(self) -> None:
@@ -266,10 +265,10 @@ class Metadata:
     # --- checkpoints -------------------------------------------------------------------------------------
 
     async def checkpoint(self) -> Sequence:
-        """Write a checkpoint of what the index has, and remove what it supersedes; its sequence.
+        """Write a checkpoint of the index, and remove the files it supersedes; returns its sequence.
 
-        Does nothing when there is one of that sequence.  Errors: IndexDamaged (use `rebuild_online`), StoreFull,
-        DiskFailed; the store goes on without it.
+        Does nothing when a checkpoint of that sequence exists.  Errors: IndexDamaged (use `rebuild_online`), StoreFull,
+        DiskFailed; the store continues without the checkpoint.
         """
         async with self._long_reader:
             written = self._journal.bytes_written
@@ -277,6 +276,7 @@ class Metadata:
                 return self._checkpoint.sequence
             with trio.CancelScope(shield=True):
                 checkpoint = await self._offload.run(self._checkpoint_blocking, self._tables.index)
+            assert self._checkpoint is None or checkpoint.sequence >= self._checkpoint.sequence
             self._checkpoint = checkpoint
             self._journal_bytes_before = -written
             self._journal_files_before = 0
@@ -309,7 +309,7 @@ class Metadata:
         self._applier.overlay_grew()
         is_due = self._journal_bytes() > self._checkpoint_due_bytes()
         if is_due and not self._checkpoint_wanted.is_set() and not self._long_reader.locked():
-            self._applier.hurry()  # the checkpoint comes behind it
+            self._applier.hurry()  # the checkpoint follows the round
 
     def _after_apply(self) -> None:
         self._applied_sequence = self._tables.index.applied
@@ -318,16 +318,16 @@ class Metadata:
             self._checkpoint_wanted.set()
 
     def _count_pages(self) -> None:
-        with suppress(IndexDamaged):  # the last count will do: who reads the records finds the damage
+        with suppress(IndexDamaged):  # keep the last count: a reader of the records finds the damage
             self._pages = self._tables.index.pages()
 
     def _checkpoint_due_bytes(self) -> int:
-        """Length of the journal at which a checkpoint is due."""
+        """Return the length of the journal at which a checkpoint is due."""
         least = self._sizes.checkpoint_journal
         return least if self._checkpoint is None else max(least, self._checkpoint.file_bytes // 2)
 
     def _journal_bytes(self) -> int:
-        """Length of the journal since the last checkpoint."""
+        """Return the length of the journal since the last checkpoint."""
         return self._journal_bytes_before + self._journal.bytes_written
 
     def _is_checkpoint_due_at_stop(self) -> bool:
@@ -343,7 +343,7 @@ class Metadata:
     # --- the index as a whole ----------------------------------------------------------------------------
 
     async def verify_index(self) -> int:
-        """Check every record of the index, and each table's sums, beside everything else; the records' count.
+        """Check every record of the index and each table's sums while the store serves; returns the number of records.
 
         IndexDamaged at the first mismatch: call `rebuild_online`.
         """
@@ -351,9 +351,9 @@ class Metadata:
             return await walk(self._tables.index, self._offload, self.index_progress)
 
     async def verify_journal(self) -> int:
-        """Read the newest checkpoint and every durable group behind it; the count of their records.
+        """Read the newest checkpoint and every durable group behind it; returns the number of their records.
 
-        StoreDamaged, JournalDamaged naming what cannot be read: a rebuild of the index would fail there.
+        StoreDamaged, JournalDamaged name the unreadable file: a rebuild of the index would fail there.
         """
         async with self._long_reader:
             return await self._offload.run(
@@ -361,16 +361,16 @@ class Metadata:
             )
 
     async def rebuild_online(self) -> None:
-        """Build the index anew from checkpoint and journal and take it into use; commits go on meanwhile.
+        """Rebuild the index from checkpoint and journal and switch to it; commits continue during the rebuild.
 
-        Nothing changes when it fails: StoreDamaged, JournalDamaged, StoreFull, DiskFailed.
+        A failure changes nothing: StoreDamaged, JournalDamaged, StoreFull, DiskFailed.
         """
         async with self._long_reader, self._applier.paused:
             path = Path(self._disk.local_path(INDEX_FOLDER))
             with trio.CancelScope(shield=True):
                 index = await self._offload.run(self._build_blocking, new_path(path), self._applied_sequence)
                 index.committed = self._tables.index.committed
-                # One step: files and readers change over together.
+                # One step: files and readers switch together.
                 old_path = replace_index(new_path(path), path)
                 index.path = path
                 self._tables.replace_index(index).close()
@@ -383,7 +383,7 @@ class Metadata:
             return build_index(self._disk, self._identity, path, upto, files, self.index_progress)
 
     async def _compact(self) -> None:
-        """Give free pages of the index back to the file system, when they are most of it."""
+        """Return free pages of the index to the file system, when they are most of it."""
         index = self._tables.index
         if not index.is_mostly_free():
             return
@@ -414,8 +414,8 @@ async def open_metadata(
     """Recover the metadata of a store whose lock is held, and open it for writing; start `run` next.
 
     `clean_sequence` is the superblock's; the caller writes a superblock that says "not clean" before it commits.
-    `release_reserve` runs in a thread.  `journal_offload` should always have a thread free; `offload` by default.
-    `headroom_bytes`: half of it, beside what is owed, is kept for decisions that do not grow.
+    `release_reserve` runs in a thread.  `journal_offload` should always have a thread free; default: `offload`.
+    Half of `headroom_bytes`, beside `owed_bytes`, is kept for decisions without `grows`.
     `index_committed` runs in a thread after each commit of the index.
     Errors: JournalDamaged, StoreDamaged, StoreUnusable, StoreFull, DiskFailed.
     """

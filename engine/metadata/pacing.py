@@ -1,8 +1,8 @@
-"""How fast upkeep goes: at full speed while nobody writes, and with rests while somebody does.
+"""Pacing: upkeep runs at full speed while no names change, and rests between its steps while they do.
 
-Upkeep on the loop is cut in steps of well under a millisecond.  A request crosses the loop several times, so it meets
-a step at each crossing when upkeep never rests; when it rests for three times as long as it has worked, seldom one.
-What a step waited for counts as work: its writes and syncs keep those of others waiting, too.
+Upkeep on the loop is cut into steps of well under a millisecond.  A request crosses the loop several times.  If upkeep
+never rests, the request meets a step at each crossing; if it rests three times as long as it worked, it rarely does.
+Time that a step waited counts as work: its writes and syncs delay those of requests, too.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from lakefs.ids import Sequence
 REST_AFTER_LOOKING: Final = 3.0
 """Seconds of rest for each second of walking records."""
 REST_AFTER_WRITING: Final = 2.0
-"""The same of copying payload."""
+"""Seconds of rest for each second of copying payload."""
 REST_S_MAX: Final = 1.0
 QUIET_S: Final = 0.25
-"""Without a change of names for so long, nobody writes."""
+"""Without a change of names for this long, no client is writing."""
 
 
 class Writers:
-    """When names were last changed, by whomever."""
+    """The time at which a client last changed names."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.changed_at = -QUIET_S
@@ -36,7 +36,7 @@ class Writers:
 
 
 class Pacing:
-    """Of one piece of upkeep, from its beginning on."""
+    """The pace of one piece of upkeep, from its beginning on."""
 
     def __init__(self, writers: Writers) -> None:
         self._writers = writers
@@ -44,11 +44,11 @@ class Pacing:
 
     @property
     def somebody_writes(self) -> bool:
-        """Whether names were changed a moment ago."""
+        """True if names were changed within the last `QUIET_S`."""
         return trio.current_time() - self._writers.changed_at < QUIET_S
 
     async def rest(self, times: float = REST_AFTER_LOOKING) -> None:
-        """Between two steps; always a checkpoint."""
+        """Sleep between two steps, if names are being changed; always a checkpoint."""
         worked_s = trio.current_time() - self._worked_since
         await trio.sleep(min(times * worked_s, REST_S_MAX) if self.somebody_writes else 0.0)
         self._worked_since = trio.current_time()

@@ -1,18 +1,18 @@
-"""Recovery: from what a disk holds to tables that can be served.
+"""Recovery: makes servable tables from the journal, checkpoint and index on a disk.
 
-    find the journal's end  --  open the index, or rebuild it  --  begin a new journal file  --  replay the rest
+    open the index  --  find the journal's end  --  begin a new journal file  --  rebuild the index if it is unfit  --
+    replay the rest
 
 Rules kept here:
-- The journal decides.  The index is used only when it lies between the newest checkpoint and the journal's end;
-  missing, unreadable or older than the checkpoint it is rebuilt, into a folder of its own that then takes its
-  place.  An index *ahead* of the journal is not rebuilt: it holds durable groups that the journal lost, and
-  going on would lose them silently.  That is JournalDamaged, here and for a rebuild that was not told to accept
-  loss.
-- Nothing replayed is used before the journal's new file is durable: it may hold the copy of the last group.
-- Damage in the journal refuses the start, naming the place.  `rebuild_store` with `accept_loss` gives up the
-  damaged group and all later ones: files that begin behind it are renamed to `.lost`, a new file begins there.
-- Opening costs by what is not in the index yet, not by what is in the store: nothing walks all records.
-- Memory is bounded: what exceeds a batch is applied to the index on the way.
+- The journal decides.  The index is used only when its last group lies between the newest checkpoint and the journal's
+  end.  A missing, unreadable or older index is rebuilt in a folder of its own, which then takes its place.  An index
+  *ahead* of the journal is not rebuilt: it holds durable groups that the journal lost, and a rebuild would lose them
+  silently.  That is JournalDamaged, here and for a rebuild without `accept_loss`.
+- No replayed group is used before the journal's new file is durable: the file may hold the copy of the last group.
+- Damage in the journal refuses the start and names the place.  `rebuild_store` with `accept_loss` gives up the
+  damaged group and all later ones: files that begin behind it are renamed to `.lost`, and a new file begins there.
+- The cost of opening depends on what the index lacks, not on the size of the store: nothing walks all records.
+- Memory is bounded: groups beyond a batch are applied to the index on the way.
 
 All functions block and run in a thread.
 """
@@ -66,27 +66,27 @@ INDEX_FOLDER: Final = "index"
 
 @dataclass
 class Recovered:
-    """What `recover` found and made.  The caller owns index and journal."""
+    """The result of `recover`.  The caller owns index and journal."""
 
     index: Index
     overlay: Overlay
     journal: Journal
     end: Sequence
-    """Last group of the journal; all up to it is durable."""
+    """Last group of the journal; it and all before it are durable."""
     checkpoint: Checkpoint | None
     journal_bytes: int
     """Length of the journal files that hold groups behind the checkpoint."""
     file_count: int
-    """How many those are."""
+    """Number of those files."""
     rebuilt_because: str = ""
-    """Empty also where nothing was to be restored: in a store that is new."""
+    """The reason of a rebuild; empty without one, and in a new store."""
     replayed_groups: int = 0
     torn: bool = False
 
 
 @dataclass(frozen=True)
 class RebuildReport:
-    """What a rebuild restored.  `lost_from` is the first sequence given up, 0 when nothing was lost."""
+    """The result of a rebuild.  `lost_from` is the first sequence given up, 0 when nothing was lost."""
 
     checkpoint_sequence: Sequence
     end_sequence: Sequence
@@ -118,13 +118,13 @@ def recover(
     """Open index and journal of a store whose lock is held, and replay what the index lacks.
 
     `clean_sequence` is the superblock's; None after a crash.  Errors: JournalDamaged, StoreDamaged (checkpoint
-    needed and not whole), StoreUnusable, StoreFull, DiskFailed.  Nothing acknowledged is changed on an error.
+    needed and not whole), StoreUnusable, StoreFull, DiskFailed.  An error changes no acknowledged group.
     """
     path = Path(disk.local_path(INDEX_FOLDER))
     remove_index(new_path(path))
     remove_index(path.with_name(path.name + ".old"))
     checkpoint = newest_checkpoint(disk)
-    with ExitStack() as opened:  # what a failure closes again, so that the opening can be tried anew
+    with ExitStack() as opened:  # closed again on a failure, so that the opening can be tried anew
         index, reason = _open_index(disk, path, identity.store_id, checkpoint)
         if index is not None:
             opened.callback(index.close)
@@ -170,7 +170,7 @@ def recover(
 def rebuild_store(
     disk: Disk, clock: Clock, identity: StoreIdentity, clean_sequence: int | None, *, accept_loss: bool
 ) -> RebuildReport:
-    """`lake fsck --rebuild`: throw the index away and make it anew; the lock must be held.
+    """Make a new index in place of the old one, for `lake fsck --rebuild`; the lock must be held.
 
     With `accept_loss` a damaged journal is given up from the damage on; the caller must then write a superblock
     without a clean sequence before the store is opened again.  Errors as `recover`.
@@ -205,9 +205,9 @@ def rebuild_store(
 
 
 def verify_journal(disk: Disk, store_id: bytes, upto: Sequence) -> int:
-    """Check the newest checkpoint whole, and the groups behind it up to `upto`; the count of their records.
+    """Check the newest checkpoint whole, and the groups behind it up to `upto`; returns the number of their records.
 
-    StoreDamaged, JournalDamaged.  Nobody may remove journal files meanwhile.
+    StoreDamaged, JournalDamaged.  No journal file may be removed during the check.
     """
     checkpoint = newest_checkpoint(disk)
     count = 0
@@ -225,7 +225,7 @@ def verify_journal(disk: Disk, store_id: bytes, upto: Sequence) -> int:
 
 
 def _applied_in(disk: Disk, path: Path, store_id: bytes) -> Sequence:
-    """The sequence that the index about to be thrown away has; 0 when it cannot say."""
+    """Return the applied sequence of the index that a rebuild replaces; 0 when it cannot be read."""
     if crash_marker.died_in_index(disk) or not (path / "data.mdb").exists():
         return Sequence(0)
     try:
@@ -243,7 +243,7 @@ def _applied_in(disk: Disk, path: Path, store_id: bytes) -> Sequence:
 def _open_index(
     disk: Disk, path: Path, store_id: bytes, checkpoint: Checkpoint | None
 ) -> tuple[Index | None, str]:
-    """The index, or None and why it is to be rebuilt."""
+    """Return the index, or None and the reason why it must be rebuilt."""
     if crash_marker.died_in_index(disk):
         return None, "a process died while it read it"
     if not (path / "data.mdb").exists():
@@ -295,8 +295,9 @@ def _certain_end(
     files: tuple[JournalFile, ...],
     durable: Sequence,
 ) -> JournalEnd:
-    """The journal's end; JournalDamaged when it lies before what was durable, or what the last boot wrote is gone."""
+    """Return the journal's end.  JournalDamaged when it lies before `durable`, or the last boot's file is gone."""
     end = find_end(disk, files, durable)
+    assert end.sequence >= durable, "the journal ends behind every group known to be durable"
     refuse_lost_boot(files, end.sequence, identity.boot_before if clean_sequence is None else b"")
     return end
 
@@ -319,7 +320,7 @@ def _rebuilt(
 
 
 def _replay(index: Index, overlay: Overlay, groups: Iterable[Group]) -> int:
-    """Publish groups in the overlay, applying them when there are many; the number of groups."""
+    """Publish groups in the overlay, applying them when there are many; returns the number of groups."""
     count = 0
     for group in groups:
         overlay.current.publish(group.sequence, decode_records(group.body, group.record_count))
@@ -338,7 +339,7 @@ def _is_large(layer: Layer) -> bool:
 
 
 def _files_behind(files: tuple[JournalFile, ...], checkpoint: Checkpoint | None) -> list[JournalFile]:
-    """The files that hold groups behind the checkpoint."""
+    """Return the files that hold groups behind the checkpoint."""
     after = 0 if checkpoint is None else checkpoint.sequence
     followers = [file.first_sequence for file in files[1:]]
     return [
@@ -351,7 +352,7 @@ def _files_behind(files: tuple[JournalFile, ...], checkpoint: Checkpoint | None)
 def _checked_end(
     disk: Disk, identity: StoreIdentity, clean_sequence: int | None, after: Sequence, durable: Sequence
 ) -> JournalEnd:
-    """The journal's end, with every group behind the checkpoint read and decoded."""
+    """Return the journal's end, after reading and decoding every group behind the checkpoint."""
     files = list_journal(disk, identity.store_id)
     end = _certain_end(disk, identity, clean_sequence, files, durable)
     for group in read_groups(disk, end.files, after, end.sequence):
@@ -360,7 +361,7 @@ def _checked_end(
 
 
 def _set_aside_superseded(disk: Disk, place: JournalDamage, after: Sequence) -> bool:
-    """Rename a file without a good header when the checkpoint has all its groups; whether it was so."""
+    """Rename a file without a good header if the checkpoint has all its groups; returns True if it did."""
     following = [begins for begins, path in _files_by_name(disk) if begins > place.sequence]
     if place.offset > 0 or place.path == JOURNAL_FOLDER or not following or following[0] > after + 1:
         return False
@@ -380,7 +381,7 @@ def _give_up(disk: Disk, clock: Clock, identity: StoreIdentity, first_lost: Sequ
 
 
 def _files_by_name(disk: Disk) -> list[tuple[Sequence, str]]:
-    """First sequence, by name, and path of each journal file, in order; headers are not looked at."""
+    """Return first sequence, from the name, and path of each journal file, in order; headers are not read."""
     return [
         (sequence_in(name), f"{JOURNAL_FOLDER}/{name}")
         for name in disk.list_folder(JOURNAL_FOLDER)

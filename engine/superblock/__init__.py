@@ -1,1 +1,1 @@
-"""What the store is: identity, lock, clean stop, features, reserve, token, first key."""
+"""Files that identify and protect a store: superblock and lock, reserve, token, first key."""

@@ -1,8 +1,8 @@
-"""The first access key of a store, kept for whoever started it: DATA/s3-first-key, mode 0600.
+"""The first access key of a store, kept for the user who started it: DATA/s3-first-key, mode 0600.
 
-Written once, where there is no terminal to show the secret on: what is printed elsewhere is kept by a journal or a log,
-for longer and for more people than the secret is meant for.  Its owner reads the file and removes it.  The engine never
-reads it.  It is written as the clients of S3 read credentials: AWS_SHARED_CREDENTIALS_FILE may name it.
+Written once, when there is no terminal to show the secret on: other output ends in a journal or log, which keeps it for
+longer and for more people than the secret is meant for.  The user reads the file and removes it; the engine never reads
+it.  It has the format in which S3 clients read credentials: AWS_SHARED_CREDENTIALS_FILE may name it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _ROOT: Final = ""
 
 
 def keep_first_key(disk: Disk, access_key: str, secret_key: str) -> str:
-    """Write the file; its path.  Durable on return.  Blocks.  The store's lock is held.
+    """Write the file and return its path.  Durable on return.  Blocks.  The caller holds the store's lock.
 
-    AlreadyExists, and the file stays as it is; DiskFailed, StoreFull: there is none.
+    AlreadyExists leaves the existing file as it is; DiskFailed and StoreFull leave no file.
     """
     path = disk.local_path(FIRST_KEY_FILE)
     try:

@@ -1,6 +1,6 @@
 """The token that clients on TCP present: DATA/native.token, mode 0600, made at the first start that needs it.
 
-Durable before anybody can be told of it.  It is never changed: who wants another one removes the file.
+It is durable before it is used.  It is never changed; to get another one, remove the file and restart.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _READ_BYTES: Final = 4096
 
 
 def native_token(disk: Disk) -> str:
-    """The store's token; durable on return.  The store's lock is held.
+    """Return the store's token, made if there is none; durable on return.  The caller holds the store's lock.
 
-    ConfigError when the file holds none.  DiskFailed, StoreFull.
+    ConfigError when the file is empty.  DiskFailed, StoreFull.
     """
     if disk.exists(TOKEN_FILE):
         return _read(disk)

@@ -1,12 +1,12 @@
 """The reserve: room on the disk that only the journal and the index may take.
 
-A preallocated file.  Payload never uses it: segments refuse to grow when the disk has less than `headroom_bytes` free.
-When the journal or the index meets a full disk all the same (somebody else filled it), `release` gives half of what
-is left back to the file system, so that `rm` and gc go on; `restore` fills it up again when there is room.
+It is a preallocated file.  Payload never uses it: segments refuse to grow when the disk has less than `headroom_bytes`
+free.  If the journal or the index meets a full disk all the same (another program filled it), `release` returns half of
+what is left to the file system, so that `rm` and gc still work; `restore` fills it up again when there is room.
 
-A disk that does not say how large it is has no room to keep, or to leave: `refuse_unknown_size`.
+A file system that reports no size allows no reserve and no headroom: `refuse_unknown_size`.
 
-All block.  Held by the engine; nobody else touches the file.
+All calls block.  Only the engine touches the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = structlog.get_logger()
 
 
 def refuse_unknown_size(disk: Disk) -> None:
-    """StoreUnusable for a file system that reports no size: it reports no free room either, so none could be kept."""
+    """Raise StoreUnusable for a file system without a size: it reports no free room either, so none could be kept."""
     if disk.total_bytes():
         return
     path = disk.local_path("")
@@ -46,25 +46,25 @@ class Reserve:
 
     @property
     def headroom_bytes(self) -> int:
-        """What payload leaves free beside the reserve: one step of the journal and of the index."""
+        """Bytes that payload leaves free beside the reserve: one step of the journal and of the index."""
         return self.target_bytes // 4
 
     @property
     def held_bytes(self) -> int:
-        """Room held now."""
+        """Bytes held now."""
         return self._held_bytes
 
     def open(self) -> None:
         """Open or create the file and fill it up as far as there is room."""
         exists = self._disk.exists(RESERVE_PATH)
         self._file = self._disk.open(RESERVE_PATH, create=not exists)
-        # What a power loss has left of it may be a length without room behind it.
+        # After a power loss the file may have a length without allocated blocks.
         self._held_bytes = min(self._file.size(), self._file.allocated_bytes(), self.target_bytes)
         self.restore()
 
     def restore(self) -> bool:
-        """Fill the reserve up; false when there is no room for that now."""
-        assert self._file is not None
+        """Fill the reserve up; returns False when there is no room for that now."""
+        assert self._file is not None, "the reserve is open"
         missing = self.target_bytes - self._held_bytes
         if missing <= 0:
             return True
@@ -80,10 +80,11 @@ class Reserve:
         return True
 
     def release(self) -> bool:
-        """Give half of the reserve back to the file system; false when nothing is left of it."""
+        """Return half of the reserve to the file system; False when nothing is left of it."""
         if self._file is None or self._held_bytes < 2 * PAGE_BYTES:
             return False
         self._held_bytes = self._held_bytes // 2 // PAGE_BYTES * PAGE_BYTES
+        assert 0 < self._held_bytes < self.target_bytes, "a release keeps a part of the reserve"
         try:
             self._file.truncate(self._held_bytes)
         except LakeError as error:

@@ -1,23 +1,22 @@
-"""The superblock: what a store is, who has it open, and whether it was closed cleanly.
+"""The superblock: the identity of a store, its last boot, and the sequence of its last clean stop.
 
 Rules kept here:
-- Nothing of a store is read or changed before its lock is held; of two first starts the one that gets the
-  lock creates the store and the other sees StoreLocked.
-- The superblock is replaced whole: temporary name, sync, rename, sync of the folder.  So a reader sees the old
-  one or the new one.
-- Its copy is replaced in the same way before it: what the copy says is never older.  Opening reads the copy only when
-  the superblock is not what was written there.  A copy is used that is whole and belongs to the store of the journal
-  and checkpoints beside it; the engine writes both anew before it serves.  A superblock that is missing was removed
-  by somebody: `lake fsck --repair` restores it, an opening does not.
-- Unknown is refused by name: a format version, an incompatible feature.  An unknown read-only feature
-  is for the caller to judge: it may read the store and not write to it (`engine.store.store`, which writes, refuses
-  it).
-- A store whose lock has another inode than the superblock says was copied: it gets a new engine id, or is
-  refused when it belongs to a cluster, where two engines of one id would do harm.
-- A superblock is never created beside a journal, checkpoints or segments: those belong to a store whose
-  superblock is lost, and a new one would orphan it.
+- Nothing of a store is read or changed before its lock is held.  Of two first starts, the one that gets the lock
+  creates the store and the other raises StoreLocked.
+- The superblock is replaced whole: temporary name, sync, rename, sync of the folder.  So a reader sees the old one or
+  the new one.
+- The copy is replaced in the same way, before the superblock, so it is never older.  Opening reads the copy only when
+  the superblock is damaged.  It uses a copy that is whole and belongs to the same store as the journal and checkpoints
+  beside it; the engine rewrites both before it serves.  A missing superblock was removed by a person or program:
+  `lake fsck --repair` restores it, an opening does not.
+- An unknown format version or incompatible feature is refused by name.  With an unknown read-only feature the caller
+  may read the store but not write to it (`engine.store.store`, which writes, refuses it).
+- If the lock file's inode is not the one in the superblock, the store was copied.  It gets a new engine id, or is
+  refused if it belongs to a cluster, where two engines of one id would do harm.
+- A superblock is never created beside files of a journal, checkpoints or segments: they belong to a store whose
+  superblock is lost, and a new one would orphan them.
 
-It does not decide when a store counts as clean: whoever stops the store writes `clean_sequence`.
+It does not decide when a stop is clean: the code that stops the store writes `clean_sequence`.
 """
 
 from __future__ import annotations
@@ -78,16 +77,16 @@ class Superblock:
     read_only_features: int = 0
     incompat_features: int = 0
     boot_before: bytes = field(default=b"", compare=False)
-    """The boot that the superblock on disk names, when it was opened by another."""
+    """Boot id in the superblock on disk, when this boot has another."""
 
     @property
     def identity(self) -> StoreIdentity:
-        """What every header of this store's files carries."""
+        """The ids that every header of this store's files carries."""
         return StoreIdentity(self.store_id, self.boot_id, self.boot_before or self.boot_id)
 
     def pack(self) -> bytes:
-        """The 4,096 bytes of the file."""
-        assert 1 <= len(self.domains) <= _DOMAINS_MAX
+        """Pack the 4,096 bytes of the file."""
+        assert 1 <= len(self.domains) <= _DOMAINS_MAX, "a store has a domain, and all fit"
         head = SUPERBLOCK.pack(
             SUPERBLOCK_MAGIC,
             FORMAT_VERSION,
@@ -112,7 +111,7 @@ class Superblock:
 
 @dataclass(frozen=True)
 class BadFile:
-    """A file that cannot be used, and why."""
+    """A file that cannot be used, and the reason."""
 
     finding: Finding
     path: str
@@ -121,7 +120,7 @@ class BadFile:
 
 @dataclass(frozen=True)
 class Superblocks:
-    """The superblock to go by, and that of the two that is bad."""
+    """The superblock to use, and the bad ones among superblock and copy."""
 
     good: Superblock
     bad: tuple[BadFile, ...] = ()
@@ -129,10 +128,10 @@ class Superblocks:
 
 @dataclass(frozen=True)
 class OpenedStore:
-    """A store whose lock is held.  Closing `lock` gives it up.
+    """A store whose lock is held until `lock` is closed.
 
-    `superblock` carries the new boot id and engine id, not yet written.  `read_only` is empty, or says why
-    nothing may be written.  `warnings` are for the operator's log.
+    `superblock` has the new boot id and engine id, not yet written.  `read_only` is the reason why the store may not be
+    written, else empty.  `warnings` are for the operator's log.
     """
 
     superblock: Superblock
@@ -147,7 +146,7 @@ def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
 
     Blocks; call it through `Offload`.  Errors: StoreLocked; StoreUnusable (no store and not `create`, unknown
     version or feature, a copy of a cluster member, a disk of unknown size); StoreDamaged (superblock lost, or bad with
-    its copy).  On an error the lock is given up.
+    its copy).  An error releases the lock.
     """
     if not create and not disk.exists(SUPERBLOCK_PATH):
         raise StoreUnusable("there is no store here; `lake serve` creates one", subject=SUPERBLOCK_PATH)
@@ -168,12 +167,12 @@ def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
 
 
 def read_superblock(disk: Disk, path: str = SUPERBLOCK_PATH) -> Superblock:
-    """The superblock, or its copy, as it is on disk.  StoreDamaged, StoreUnusable; FileNotFoundError."""
+    """Read the superblock, or its copy, from disk.  StoreDamaged, StoreUnusable; FileNotFoundError."""
     return parse_superblock(read_head(disk, path))
 
 
 def read_head(disk: Disk, path: str) -> bytes:
-    """The first page of a file, or what there is of it."""
+    """Read the first page of a file; shorter if the file is."""
     page = bytearray(PAGE)
     file = disk.open(path, read_only=True)
     try:
@@ -183,7 +182,7 @@ def read_head(disk: Disk, path: str) -> bytes:
 
 
 def survey_superblocks(disk: Disk) -> Superblocks:
-    """Read the superblock and its copy.  StoreDamaged when neither can be gone by, StoreUnusable for a later format."""
+    """Read the superblock and its copy.  StoreDamaged when neither can be used, StoreUnusable for a later format."""
     found: dict[str, Superblock] = {}
     bad: list[BadFile] = []
     for path, missing in (
@@ -220,7 +219,7 @@ def survey_superblocks(disk: Disk) -> Superblocks:
 
 
 def parse_superblock(page: bytes) -> Superblock:
-    """The superblock in `page`, checked.  Features are not judged here."""
+    """Parse and check the superblock in `page`.  Features are not checked here."""
     if len(page) < SUPERBLOCK.size or page[:_VERSION_AT] != SUPERBLOCK_MAGIC:
         raise _damaged(f"the superblock is not one: its first bytes are wrong; {_REMEDY}")
     fields = SUPERBLOCK.unpack_fields(page)
@@ -255,7 +254,7 @@ def parse_superblock(page: bytes) -> Superblock:
 def write_superblock(disk: Disk, superblock: Superblock) -> None:
     """Replace the copy, then the superblock; durable on return.
 
-    After an error the old one or the new one is in place, and the copy is that or a newer one.
+    After an error the superblock is the old or the new one, and the copy is the same or newer.
     """
     for path in (COPY_PATH, SUPERBLOCK_PATH):
         write_one(disk, path, superblock.pack())
@@ -263,6 +262,7 @@ def write_superblock(disk: Disk, superblock: Superblock) -> None:
 
 def write_one(disk: Disk, path: str, page: bytes) -> None:
     """Replace the superblock, or its copy alone, by a page; durable on return."""
+    assert len(page) == PAGE, "a superblock is written whole"
     temporary = f"{path}.new"
     if disk.exists(temporary):
         disk.unlink(temporary)
@@ -280,12 +280,12 @@ def write_one(disk: Disk, path: str, page: bytes) -> None:
 
 
 def what_is_wrong(error: LakeError) -> str:
-    """The first part of an error's message, without what to do about it."""
+    """Return the first part of an error's message, without the remedy."""
     return error.message.partition(";")[0]
 
 
 def _superblock_or_copy(disk: Disk) -> tuple[Superblock, tuple[str, ...]]:
-    """The superblock, or its copy and what to tell the operator.  StoreDamaged, StoreUnusable."""
+    """Return the superblock, or its copy with warnings for the operator.  StoreDamaged, StoreUnusable."""
     try:
         return _read_whole(disk, SUPERBLOCK_PATH), ()
     except StoreDamaged as error:
@@ -297,7 +297,7 @@ def _superblock_or_copy(disk: Disk) -> tuple[Superblock, tuple[str, ...]]:
 
 
 def _read_whole(disk: Disk, path: str) -> Superblock:
-    """`read_superblock`, which takes a version that does not match the checksum for damage."""
+    """Read a superblock; a version that does not match the checksum is damage, not a later format."""
     page = read_head(disk, path)
     try:
         return parse_superblock(page)
@@ -320,7 +320,7 @@ def _agree(found: dict[str, Superblock]) -> bool:
 
 
 def _store_ids(disk: Disk) -> Iterator[bytes]:
-    """Whose the journal and the checkpoints are, by headers that can be read."""
+    """Yield the store ids in readable headers of the journal's files and the checkpoints."""
     for folder, layout in (("journal", JOURNAL_HEADER), ("checkpoints", CHECKPOINT_HEADER)):
         for name in disk.list_folder(folder):
             page = read_head(disk, f"{folder}/{name}")

@@ -1,1 +1,1 @@
-"""All tables at one instant: the overlay (memtable) over LMDB; views, transactions, counters."""
+"""The tables: the overlay (memtable) over LMDB, views of both at one instant, transactions, counters."""

@@ -1,12 +1,12 @@
 """Numbers that are never handed out twice: node ids, births, segment ids.
 
 Rules kept here:
-- Numbers are taken from memory.  The table COUNTERS holds a mark that no number handed out by a durable commit
-  reaches; it is moved on by a block, in the same transaction as the first number that needs it.
-- After a restart numbering goes on at the mark, so up to a block of numbers is skipped.  Numbers taken by a
-  decision that failed are skipped too.
-- Whoever takes a number depends on the group of the mark: a file named by it, say, may be made only when that
-  group is durable, else a restart would hand the number out again.
+- Numbers are taken from memory.  The table COUNTERS holds a mark above every number handed out by a durable commit.
+  The transaction that takes the first number at the mark moves it up by a block.
+- After a restart numbering continues at the mark, so up to a block of numbers is skipped.  Numbers taken by a failed
+  decision are skipped, too.
+- A user of a number depends on the group of its mark.  For example, a file may be named by the number only when that
+  group is durable; else a restart would hand the number out again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Counter:
         self.block: Final = block
         self.next = first
         self.mark = first
-        """Numbers below it may be handed out without writing; moved when a transaction that moves it joins."""
+        """Numbers below it are handed out without writing; raised when the mutations of a transaction join a group."""
         self.mark_sequence = Sequence(0)
-        """Group of the mark: a number may be used outside the journal once that is durable."""
+        """Group of the mark: numbers below it may be used outside the journal once that group is durable."""
 
     def restore(self, record: bytes | None) -> None:
-        """Go on at the stored mark; `record` is None in a new store."""
+        """Continue at the stored mark; `record` is None in a new store."""
         if record is None:
             return
         if len(record) != COUNTER_RECORD.size:

@@ -1,9 +1,8 @@
-"""Whether an index is whole: a look at each opening, and a walk through all of it behind start-up.
+"""Checks that an index is whole: `probe` at each opening, and `walk` through all records after start-up.
 
-Values carry checksums over table, key and value; what leads to them in LMDB's pages (roots, keys in branches, places of
-records) carries none.  A root that is another table's, or an old one, makes a table look empty or old.  So the opening
-looks at the pages that trees are made of, both ends of each table, and all counters, whose numbers would be given out
-again if they were not found.
+Values carry checksums over table, key and value.  LMDB's pages that lead to them (roots, keys in branches, places of
+records) carry none: a wrong or old root makes a table look empty or old.  So the opening checks the pages of all trees,
+both ends of each table, and all counters; a counter that was not found would hand out its numbers again.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from lakefs.limits import VERIFY_BATCH
 from lakefs.ports import Offload
 
 _WALK_PAUSE_S: Final = 0.05
-"""Between two batches of a walk: it takes a tenth of a core at most."""
+"""Pause between two batches of a walk, which so uses a tenth of a core at most."""
 
 
 def probe(index: Index) -> Sequence:
-    """`index.applied`, after the look that an opening cannot do without; some 20 leaves are read.  IndexDamaged."""
+    """Do the check that every opening needs, and return `index.applied`; reads some 20 leaves.  IndexDamaged."""
     check_pages(index.path / DATA_FILE)
     snapshot = index.snapshot()
     try:
@@ -54,11 +53,11 @@ def probe(index: Index) -> Sequence:
 class Verification:
     """Compares every record with its checksum, and each table with its count and XOR, step by step.
 
-    Every record is looked up by its key, too: a walk goes from page to page whatever the keys in branch pages say, and
-    a look-up goes by those, which no checksum covers.  When all that is there is found, whatever else is looked for
-    ends at its right neighbour.
+    Every record is looked up by its key, too.  A walk follows pages and ignores the keys in branch pages; a look-up
+    follows those keys, which no checksum covers.  When every present record is found by its key, a look-up of any
+    other key ends between its true neighbours.
 
-    It works on one snapshot, so writers may go on meanwhile.
+    It works on one snapshot, so writers may continue during the check.
     """
 
     def __init__(self, snapshot: IndexSnapshot, tables: Iterable[Table] = Table) -> None:
@@ -69,13 +68,14 @@ class Verification:
         self.record_count = 0
 
     def step(self, limit: int) -> bool:
-        """Check up to `limit` records; False when all are done.  IndexDamaged names table and key or sums."""
+        """Check up to `limit` records; returns False when all are done.  IndexDamaged names table and key, or sums."""
         while self._tables and limit > 0:
             limit -= self._check_records(self._tables[0], limit)
         return bool(self._tables)
 
     def _check_records(self, table: Table, limit: int) -> int:
-        """The next records of the first table, its sums behind the last; how many those were."""
+        """Check the next records of the first table, and its sums after the last one; returns how many."""
+        assert limit > 0, "a step checks at least one record"
         done = 0
         for key, sealed in self._snapshot.sealed_records(table, self._after):
             open_value(table, key, sealed)
@@ -109,7 +109,7 @@ class Verification:
 
 
 async def walk(index: Index, offload: Offload, progress: IndexProgress) -> int:
-    """Check every record of an open index, beside everything else; their count.  IndexDamaged at the first mismatch."""
+    """Check every record of an open index while it is used; returns their count.  IndexDamaged on a mismatch."""
     snapshot = await offload.run(index.snapshot)
     with closing(snapshot), progress.of("being checked"):
         index.is_walked = False

@@ -1,4 +1,4 @@
-"""How far the work on a whole index is: a walk that checks it, or a rebuild.  Written by one thread, read by any."""
+"""Progress of work on a whole index: a walk that checks it, or a rebuild.  Written by one thread, read by any."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import structlog
 from lakefs.ids import Sequence
 
 LOGGED_EVERY_RECORDS: Final = 1_000_000
-"""Of a rebuild: some seconds to a minute of work, by the disk."""
+"""A rebuild logs its progress after this many records: some seconds to a minute of work, depending on the disk."""
 _log: Final = structlog.get_logger(__name__)
 
 
 class IndexProgress:
-    """What is under way, "" when nothing is, and how far it is, for people."""
+    """The work under way, "" when there is none, and its progress as text for people."""
 
     __slots__ = ("_logged", "_records", "doing", "text")
 
@@ -25,7 +25,7 @@ class IndexProgress:
 
     @contextmanager
     def of(self, doing: str) -> Iterator[None]:
-        """The work lasts as long as the block."""
+        """Report the work as under way until the block ends."""
         self._set(doing)
         try:
             yield
@@ -37,16 +37,16 @@ class IndexProgress:
         self._records = self._logged = 0
 
     def checked(self, records: int, of: int) -> None:
-        """The walk has compared that many records."""
+        """Set the number of records that the walk has compared."""
         self.text = f"{records} of {of} records checked"
 
     def loaded(self, records: int, of: int) -> None:
-        """That many of the checkpoint's records are in the new index."""
+        """Set the number of the checkpoint's records that are in the new index."""
         self.text = f"{records} of {of} records of the checkpoint restored"
         self._log_now_and_then(records)
 
     def replayed(self, records: int, sequence: Sequence, upto: Sequence) -> None:
-        """The journal's groups up to `sequence` are in it, too: so many more records."""
+        """Add `records` of the journal's groups up to `sequence`, which are in the new index now."""
         self.text = f"the checkpoint and the journal up to group {sequence} of {upto} restored"
         self._log_now_and_then(self._records + records)
 

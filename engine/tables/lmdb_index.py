@@ -1,19 +1,19 @@
 """The index: the tables in LMDB, derived from checkpoint and journal.  The only importer of lmdb.
 
 Rules kept here:
-- Commits are synced.  Nothing weaker (NOSYNC, MAPASYNC, WRITEMAP) is ever used: a power loss would corrupt.
+- Commits are synced.  No weaker mode (NOSYNC, MAPASYNC, WRITEMAP) is ever used: a power loss would corrupt the index.
 - One writer at a time, in a thread.  Records, the tables' counts and XORs of checksums, and the applied sequence
   change in one LMDB transaction.
-- The loop's reader is one read transaction that stays open from `refresh` to `refresh`: begun in the same step in
-  which the overlay drops what was applied, so the two together are one instant at every moment.  (Measured:
-  begin and abort cost 0.25 us, a get 0.45 us, an apply 0.7 to 1.2 us a record.)
+- The loop's reader is one read transaction, open from `refresh` to `refresh`.  `refresh` is called in the step in which
+  the overlay drops its applied layer, so overlay and reader together are always one instant.  (Measured: begin and
+  abort cost 0.25 us, a get 0.45 us, an apply 0.7 to 1.2 us a record.)
 - Every value read is checked against its key, and keys in a row against their order; IndexDamaged otherwise.
-- Until all of the index was walked through, absence is shown by its neighbours: a look-up goes by keys in pages, which
-  no checksum covers, while the records before and behind are next to each other whatever those keys say.
+- Until a walk has checked the whole index, a key is absent only if its neighbours show it: a look-up follows keys in
+  pages, which no checksum covers; the records before and behind adjoin whatever those keys say.
 - LMDB opens its files itself, so the folder is handled with `os` here and not through the `Disk` port.
 
-Long readers (checkpoint, verification) have a snapshot of their own, `IndexSnapshot`; one at a time, because an
-open snapshot keeps LMDB from reusing pages.
+Long readers (checkpoint, verification) use a snapshot of their own, `IndexSnapshot`; one at a time, because an open
+snapshot keeps LMDB from reusing pages.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STATS: Final = struct.Struct("<QI")
 DATA_FILE: Final = "data.mdb"
 _READERS_MAX: Final = 64
 _ROOM_TO_WRITE_BYTES: Final = MIB
-"""With less room on the disk a write may be cut short."""
+"""With less room than this on the disk, a write may be cut short."""
 _COMPACT_BYTES_MIN: Final = 64 * MIB
 """A smaller file is not worth copying."""
 _DAMAGE: Final = (
@@ -73,7 +73,7 @@ def _translate(error: lmdb.Error, doing: str, writing_to: Path | None = None) ->
     code = error.args[1] if len(error.args) > 1 else getattr(error, "code", 0)
     is_full = isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or code in (errno.ENOSPC, errno.EDQUOT)
     if code == errno.EIO and writing_to is not None:
-        # LMDB says so of a write that was cut short, too, which is how some full disks take the last one.
+        # LMDB reports EIO for a write that was cut short, too, and some full disks cut the last write short.
         is_full = _free_bytes(writing_to) < _ROOM_TO_WRITE_BYTES
     if is_full:
         return StoreFull(f"no room to {doing} the index: {error}", subject="index")
@@ -89,7 +89,7 @@ def _free_bytes(path: Path) -> int:
 
 @dataclass(frozen=True)
 class IndexPages:
-    """Pages of LMDB's file: those that its trees use, and the others."""
+    """Pages of LMDB's file: pages its trees use, and all others."""
 
     used: int = 0
     free: int = 0
@@ -100,15 +100,15 @@ class Index:
     """An open LMDB environment.  Reads are the loop's; `apply` and `copy_to` run in a writer thread."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the environment.  IndexDamaged, StoreFull, DiskFailed; ConfigError: it cannot be mapped."""
+        """Open or create the environment.  IndexDamaged, StoreFull, DiskFailed; ConfigError if it cannot be mapped."""
         refuse_little_address_space()
         self.path = path
         self.committed: Callable[[], None] | None = None
-        """Called in the writer's thread after each commit; the simulator's way to know what is durable."""
+        """Called in the writer's thread after each commit; the simulator learns from it what is durable."""
         self.owner = b""
-        """The store's id, noted with the next `apply` when it is set."""
+        """The store's id; when set, the next `apply` writes it to the index."""
         self.is_walked = False
-        """Every record was found by its key, so what is not found is not there."""
+        """True if every record was found by its key, so that a key not found is absent."""
         path.mkdir(mode=0o700, exist_ok=True)
         with _translated("open"):
             self._env = lmdb.open(
@@ -130,7 +130,7 @@ class Index:
         self._get = self._reader.get
 
     def _refuse_truncated(self) -> None:
-        """A map past the file's end would be SIGBUS at the first touch."""
+        """Raise IndexDamaged for a file shorter than its pages: touching the map past its end would be SIGBUS."""
         state = self._env.info()
         needed = (state["last_pgno"] + 1) * self._env.stat()["psize"]
         size = (self.path / DATA_FILE).stat().st_size
@@ -138,7 +138,7 @@ class Index:
             raise IndexDamaged(f"the index has {size} bytes of {needed}", subject="index")
 
     def _open_databases(self) -> list[lmdb._Database | None]:
-        """Databases by table id; slot 0 is `meta`.  Made in a new index; one that is missing later is damage."""
+        """Return the databases by table id; entry 0 is `meta`.  Creates them in a new index, never in an old one."""
         databases: list[lmdb._Database | None] = [None] * (max(Table) + 1)
         databases[0] = self._env.open_db(b"meta")
         with self._env.begin() as txn:
@@ -151,11 +151,11 @@ class Index:
 
     @property
     def applied(self) -> Sequence:
-        """Sequence up to which the reader's snapshot is complete.  IndexDamaged when the index is not whole."""
+        """Sequence of the last group in the reader's snapshot.  IndexDamaged when it cannot be read."""
         return _applied(self._reader, self._databases[0])
 
     def get(self, table: Table, key: bytes) -> bytes | None:
-        """The value in the reader's snapshot, checked; None when absent."""
+        """Return the checked value in the reader's snapshot; None when absent."""
         try:
             sealed = self._get(key, None, self._databases[table])
         except lmdb.Error as error:
@@ -167,17 +167,17 @@ class Index:
         return None
 
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with start <= key < end in the reader's snapshot, checked.  Close it before `refresh`."""
+        """Yield the checked entries with start <= key < end in the reader's snapshot.  Close it before `refresh`."""
         return _scan(self._reader, self._databases[table], table, start, end, self.is_walked)
 
     def is_foreign(self, store_id: bytes) -> bool:
-        """Whether another store's id is noted in it; none is in an index of an earlier release."""
+        """Return True if the index holds another store's id; an index of an earlier release holds none."""
         with _translated("read"):
             noted = self._reader.get(_STORE_KEY, None, self._databases[0])
         return noted is not None and noted != store_id
 
     def refresh(self) -> None:
-        """Move the reader to the newest state.  In the same step the overlay drops what was applied."""
+        """Move the reader to the newest state; the caller drops the overlay's applied layer in the same step."""
         with _translated("read"):
             self._reader.abort()
             self._reader = self._env.begin()
@@ -190,6 +190,7 @@ class Index:
 
         Errors: StoreFull (nothing changed, may be tried again), IndexDamaged, DiskFailed.
         """
+        assert layer.last_sequence <= applied, "the applied sequence covers the layer"
         with self._writing() as txn:
             for table, entries in layer.non_empty_tables():
                 self._apply_table(txn, table, entries)
@@ -198,7 +199,7 @@ class Index:
                 txn.put(_STORE_KEY, self.owner, db=self._databases[0])
 
     def load(self, table: Table, records: list[tuple[bytes, bytes]]) -> None:
-        """Add records of one table, ascending and behind all that are there; for rebuilding only."""
+        """Add records of one table, ascending and behind all present ones; for rebuilding only."""
         checksums = 0
         sealed: list[tuple[bytes, bytes]] = []
         for key, value in records:
@@ -230,7 +231,7 @@ class Index:
             self.committed()
 
     def _apply_table(self, txn: lmdb.Transaction[bytes], table: Table, entries: dict[bytes, Entry]) -> None:
-        """Write one table's entries in key order and move its count and XOR along."""
+        """Write one table's entries in key order and update its count and XOR."""
         database = self._databases[table]
         count, xor = _read_stats(txn, self._databases[0], table)
         put, replace, pop = txn.put, txn.replace, txn.pop
@@ -244,7 +245,7 @@ class Index:
                 count += 1
                 if absent and put(key, sealed, True, False, False, database):
                     continue
-                # Not absent, or said to be and there nevertheless: what was there is taken out of the sums.
+                # The key is present (perhaps in spite of `absent`): its old record leaves the sums.
                 old = replace(key, sealed, database)
             if old is not None:
                 count -= 1
@@ -254,7 +255,7 @@ class Index:
     # --- whole-index operations --------------------------------------------------------------------------
 
     def snapshot(self) -> IndexSnapshot:
-        """A long-lived reader for one thread at a time; close it soon.  The caller sees to there being one."""
+        """Open a long-lived reader for one thread at a time; close it soon.  The caller keeps it to one at a time."""
         with _translated("read"):
             return IndexSnapshot(self._env.begin(), self._databases)
 
@@ -263,7 +264,7 @@ class Index:
         return (self.path / DATA_FILE).stat().st_size
 
     def pages(self) -> IndexPages:
-        """How much of LMDB's file is used, and how much is free for the next writes."""
+        """Count the pages of LMDB's file that are used, and those free for the next writes."""
         page_count = self._env.info()["last_pgno"] + 1
         used = 0
         with _translated("read"), self._env.begin() as txn:
@@ -274,13 +275,13 @@ class Index:
         return IndexPages(used, page_count - used, self._env.stat()["psize"])
 
     def is_mostly_free(self) -> bool:
-        """Whether a compacted copy would be less than half of a file worth the work."""
+        """Return True if a compacted copy would save more than half of a file large enough to be worth copying."""
         pages = self.pages()
         is_worth_it = (pages.used + pages.free) * pages.page_bytes >= _COMPACT_BYTES_MIN
         return is_worth_it and pages.used < pages.free
 
     def copy_to(self, path: Path) -> None:
-        """A copy without free pages, synced.  StoreFull leaves a part of it, to be removed."""
+        """Write a copy without free pages, synced.  StoreFull leaves a partial copy, which the caller removes."""
         path.mkdir(mode=0o700)
         with _translated("copy"):
             self._env.copy(str(path), compact=True)
@@ -294,7 +295,7 @@ class Index:
 
 
 class IndexSnapshot:
-    """One instant of the index, for a thread that walks all of it."""
+    """The index at one instant, for a thread that walks all of it."""
 
     def __init__(self, txn: lmdb.Transaction[bytes], databases: list[lmdb._Database | None]) -> None:
         self._txn = txn
@@ -302,28 +303,28 @@ class IndexSnapshot:
         self.applied = _applied(txn, databases[0])
 
     def records(self, table: Table, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """All records of a table behind the key `after`, ascending, checked and without checksums."""
+        """Yield all records of a table behind the key `after`, ascending, checked and without checksums."""
         start = after + b"\0" if after else b""
         return _scan(self._txn, self._databases[table], table, start, None)
 
     def sealed_records(self, table: Table, after: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """As `records`, but as stored and unchecked."""
+        """Yield all records of a table behind the key `after`, as stored and unchecked."""
         with _translated("read"), self._txn.cursor(self._databases[table]) as cursor:
             if cursor.set_range(after + b"\0" if after else b"\0"):
                 yield from cursor.iternext()
 
     def sealed(self, table: Table, key: bytes) -> bytes | None:
-        """One record, looked up as readers do it, unchecked."""
+        """Look up one record as readers do; as stored and unchecked, None when not found."""
         with _translated("read"):
             return self._txn.get(key, None, self._databases[table])
 
     def ends(self, table: Table) -> list[tuple[bytes, bytes]]:
-        """The first and the last record, as stored and unchecked; none of an empty table."""
+        """Return the first and the last record, as stored and unchecked; an empty list for an empty table."""
         with _translated("read"), self._txn.cursor(self._databases[table]) as cursor:
             return [cursor.item() for go in (cursor.first, cursor.last) if go()]
 
     def stats(self, table: Table) -> tuple[int, int]:
-        """Count of records, and XOR of their checksums, as kept by the writers."""
+        """Return the count of records and the XOR of their checksums, as the writers keep them."""
         return _read_stats(self._txn, self._databases[0], table)
 
     def close(self) -> None:
@@ -332,7 +333,7 @@ class IndexSnapshot:
 
 
 def remove_index(path: Path) -> None:
-    """Remove an index folder that nobody has open; nothing happens when there is none."""
+    """Remove an index folder that is not open; does nothing when there is none."""
     try:
         shutil.rmtree(path)
     except FileNotFoundError:
@@ -342,9 +343,9 @@ def remove_index(path: Path) -> None:
 
 
 def replace_index(new: Path, path: Path) -> Path:
-    """Put the folder `new` in the place of `path`; the old one's new name is returned, to be removed.
+    """Put the folder `new` in the place of `path`; returns the old folder's new name, for the caller to remove.
 
-    Open environments go on with their files.  A crash in between leaves no index, and the next start rebuilds.
+    Open environments keep their files.  A crash between the renames leaves no index, and the next start rebuilds it.
     """
     old = path.with_name(path.name + ".old")
     remove_index(old)
@@ -368,7 +369,7 @@ def _scan(
     end: bytes | None,
     is_walked: bool = False,
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Every key is compared with the one before it: where LMDB begins is told by keys that no checksum covers."""
+    """Yield checked records; compares each key with the one before, as no checksum covers the keys LMDB searches by."""
     if not is_walked:
         _show_absent(txn, database, table, start, or_at=True)
     previous = b""
@@ -389,10 +390,10 @@ def _scan(
 def _show_absent(
     txn: lmdb.Transaction[bytes], database: lmdb._Database | None, table: Table, key: bytes, *, or_at: bool
 ) -> None:
-    """IndexDamaged unless the records on both sides of where `key` was looked for are its neighbours, and whole.
+    """Raise IndexDamaged unless the records on both sides of the look-up's end are whole and enclose `key`.
 
-    Where a look-up ends wrong, the key lies before the record before or behind the record behind.  `or_at`: the key
-    may be there, a range begins with it.
+    If a look-up ends at a wrong place, the key lies before the record before it or behind the record behind it.  With
+    `or_at` the key itself may be present, as the start of a range.
     """
     with _translated("read"), txn.cursor(database) as cursor:
         if cursor.set_range(key or b"\0"):

@@ -1,18 +1,18 @@
-"""Whether the trees of LMDB's file are made of whole pages that are theirs: a look at each opening.
+"""Checks at each opening that the trees of LMDB's file consist of whole pages, each used once and none of them free.
 
-A page number that is one bit off may lead to an older copy of the very page: whole, in order, and out of date.  LMDB
-lists such a page as free, and every page is either free or part of one tree, once.  So this walks the branch pages,
-which are few (1 in 30 to 300), compares the pages that they lead to with the free list and with each other, and their
-counts with what the roots say.
+A page number that is one bit off may lead to an older copy of the same page: whole, in order, and out of date.  LMDB
+lists such a page as free, and every page is either free or part of one tree, once.  So `check_pages` walks the branch
+pages, which are few (1 in 30 to 300).  It compares the pages they lead to with the free list and with each other, and
+the number of pages with the counts in the roots.
 
-Of each page, leaves too, it reads the head and where its records begin, which no checksum covers: a leaf that says it
-has fewer records hides the others, and a page that says it is loose is not written when it is changed.  The counts of
-records and of pages of long values are those of the roots.  Records themselves are not read: their checksums are
-compared when they are used.  A million records take some 0.4 s of CPU.
+Of each page, leaves too, it reads the header and the offsets of the records, which no checksum covers: a leaf whose
+header states fewer records hides the others, and LMDB does not write a changed page that is marked loose.  The counts
+of records and of pages of long values must be those of the roots.  Records are not read: their checksums are compared
+when they are used.  A million records take some 0.4 s of CPU.
 
-The format is that of LMDB 0.9, as in its mdb.c: pages with a header of 16 bytes, two of them heads of the file, the
-trees' roots in the newer one.  A file of another format or machine is left alone.  Which pages long values have is not
-looked at: their numbers stand in the leaves, and LMDB does not take them for leaves.
+The format is that of LMDB 0.9, as in its mdb.c: pages with a header of 16 bytes; two of them are heads of the file, and
+the newer head holds the trees' roots.  A file of another format or machine is not checked.  The pages of long values
+are not checked: their numbers are in the leaves, and LMDB does not take them for leaves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEAD: Final = struct.Struct("<IIQQ")
 _MAGIC: Final = 0xBEEFC0DE
 _VERSION: Final = 1
 _ROOT: Final = struct.Struct("<IHHQQQQQ")
-"""Padding (of the first: the page's length), flags, depth, branch pages, leaves, overflow pages, entries, root."""
+"""Padding (in the first root: the page's length), flags, depth, branch pages, leaves, overflow pages, entries, root."""
 _TAIL: Final = struct.Struct("<QQ")
 """Last page, transaction."""
 _NODE: Final = struct.Struct("<HHHH")
@@ -56,9 +56,9 @@ class _Tree:
 
 
 def check_pages(path: Path) -> None:
-    """IndexDamaged when a tree leads to a page that is free, another's, none, or not whole.  The file is at rest.
+    """Raise IndexDamaged when a tree leads to a page that is free, another tree's, absent, or not whole.
 
-    Blocks.  DiskFailed when it cannot be read.
+    The file must not be written during the check.  Blocks.  DiskFailed when it cannot be read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -83,11 +83,11 @@ class _Pages:
         self._last = last
         self._trees = trees
         self._known = bytearray(last + 1)
-        """What each page was found to be."""
+        """Each page's state so far: 0 for unknown, _FREE or _USED."""
 
     @classmethod
     def of(cls, descriptor: int) -> _Pages | None:
-        """The newer head; None when it is of another format."""
+        """Read the newer head; None when the file is of another format."""
         newest = None
         roots_at = _HEADER.size + _HEAD.size
         first = os.pread(descriptor, PAGE_BYTES, 0)
@@ -101,7 +101,7 @@ class _Pages:
             if newest is None or transaction > newest[0]:
                 newest = transaction, last, [_tree(head, roots_at), _tree(head, roots_at + _ROOT.size)]
         if newest is None or newest[1] * page_bytes > os.fstat(descriptor).st_size:
-            return None  # LMDB says what is wrong with it
+            return None  # LMDB reports what is wrong with it
         return cls(descriptor, page_bytes, newest[1], newest[2])
 
     def check(self) -> None:
@@ -115,7 +115,7 @@ class _Pages:
                 self._check_leaves(_tree(value, 0))
 
     def _claim(self, tree: _Tree) -> Iterator[int]:
-        """Claim the pages of a tree; its leaves, which are not read."""
+        """Claim the pages of a tree, and yield its leaves, which are not read."""
         if tree.root == _NO_PAGE:
             return
         level = [tree.root]
@@ -132,9 +132,9 @@ class _Pages:
         yield from level
 
     def _check_leaves(self, tree: _Tree, usual: int = 0) -> list[int]:
-        """Claim the pages of a tree, and compare its leaves, which are returned, with what was written.
+        """Claim the pages of a tree, compare its leaves with the counts in the root, and return them.
 
-        Records are not read.  `usual`: their flags, but for those of long values.
+        Records are not read.  `usual` is the flags of all records but those of long values.
         """
         leaves = sorted(self._claim(tree))
         records = long_pages = 0
@@ -179,7 +179,7 @@ class _Pages:
         ]
 
     def _values(self, page: int) -> Iterator[bytes]:
-        """The value of each record of a leaf."""
+        """Yield the value of each record of a leaf."""
         content, places = self._read(page, _LEAF)
         for at in places:
             _, _, flags, key_bytes = _NODE.unpack_from(content, at)
@@ -194,7 +194,7 @@ class _Pages:
                 yield content[begin : begin + length]
 
     def _read(self, page: int, kind: int) -> tuple[bytes, tuple[int, ...]]:
-        """A page of that kind, and where in it its records begin."""
+        """Read a page of that kind; returns it and the offsets of its records."""
         content = os.pread(self._descriptor, self._page_bytes, page * self._page_bytes)
         if len(content) < self._page_bytes:
             raise _damaged(f"page {page} is not there")
@@ -224,7 +224,7 @@ def _tree(content: bytes, at: int) -> _Tree:
 
 
 def _length(content: bytes, at: int) -> int:
-    """Of a leaf's record: its value's."""
+    """Return the length of the value of a leaf's record."""
     low, high, _, _ = _NODE.unpack_from(content, at)
     return int(low | high << 16)
 

@@ -1,16 +1,14 @@
-"""The tables as the engine's logic sees them: overlay and index at one instant.
+"""The tables as the engine's logic sees them: overlay and index merged, at one instant.
 
 Rules kept here:
-- A view reads, in this order: a transaction's own mutations, the overlay's current layer, its applying layer,
-  the index's snapshot.  The first that knows the key decides; a tombstone decides for absence.
-- A view is used without `await`.  The overlay takes mutations, and the snapshot moves on, only in steps in which
-  no view is open (`open_views` is asserted): so a view is one instant without locks.
-- A scan merges the four in key order.  What a transaction does to its tables after its scan began is not seen
-  by that scan.
-- Scans that were neither closed nor exhausted are closed with their view; no cursor outlives its snapshot.
+- A view reads, in this order: a transaction's own mutations, the overlay's current layer, its applying layer, the
+  index's snapshot.  The first that has the key decides; a tombstone means absent.
+- A view is used without `await`.  The snapshot moves on only in steps in which no view is open (`open_views` is
+  asserted), and mutations are published only after the transaction ended: so a view is one instant without locks.
+- A scan merges the four in key order.  It does not see mutations that its transaction makes after the scan began.
+- Scans that were neither closed nor exhausted are closed with their view: no cursor outlives its snapshot.
 
-It decides nothing about groups and durability: `engine.metadata.group_commit` gives the sequence and takes the
-mutations.
+It decides nothing about groups and durability: `engine.metadata.group_commit` assigns sequences, publishes mutations.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ class Tables:
     """Overlay, index and counters of one store.  Used on the loop only."""
 
     def __init__(self, index: Index, overlay: Overlay) -> None:
-        """The overlay holds what is behind `index.applied`, or nothing; the counters are read from both."""
+        """The overlay holds groups behind `index.applied`, or nothing; the counters are read from both."""
         self.index = index
         self.overlay = overlay
         self.counters = Counters()
@@ -45,21 +43,21 @@ class Tables:
                 counter.restore(view.get(Table.COUNTERS, counter.key))
 
     def view(self) -> TableView:
-        """A view, to be used as a context manager."""
+        """Make a view, to be used as a context manager."""
         return TableView(self)
 
     def transaction(self) -> TableTransaction:
-        """A transaction, to be used as a context manager; `engine.metadata.group_commit` publishes its mutations."""
+        """Make a transaction, to be used as a context manager; `Committer` publishes its mutations."""
         return TableTransaction(self)
 
     def drop_applied(self) -> None:
-        """After the applying layer's commit to the index: one step moves the snapshot and drops the layer."""
+        """Move the snapshot and drop the applying layer, in one step; called after its commit to the index."""
         assert self.open_views == 0, "a view is held across an await"
         self.index.refresh()
         self.overlay.drop_applied()
 
     def replace_index(self, index: Index) -> Index:
-        """Read from another index with the same applied sequence from now on; the old one is returned, open."""
+        """Read from another index with the same applied sequence from now on; returns the old one, open."""
         assert self.open_views == 0, "a view is held across an await"
         old, self.index = self.index, index
         return old
@@ -86,16 +84,17 @@ class TableView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._tables.open_views -= 1
+        assert self._tables.open_views >= 0, "each view is closed once"
         for scan in self._scans:
             scan.close()
 
     @property
     def sequence(self) -> Sequence:
-        """Greatest sequence among the entries read so far; 0 when all came from the index, hence are durable."""
+        """Greatest sequence among the entries read so far; 0 when all came from the index and so are durable."""
         return self._sequence
 
     def get(self, table: Table, key: bytes) -> bytes | None:
-        """The value, checked; None when absent.  IndexDamaged."""
+        """Return the checked value; None when absent.  IndexDamaged."""
         entry = self._current.tables[table].get(key)
         if entry is None and self._applying is not None:
             entry = self._applying.tables[table].get(key)
@@ -106,7 +105,7 @@ class TableView:
         return entry[1]
 
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with start <= key < end, ascending.  IndexDamaged when a record of the index is not good."""
+        """Iterate over the entries with start <= key < end, ascending.  IndexDamaged when a record is damaged."""
         scan = self._merge(table, start, end, None, [])
         self._scans.append(scan)
         return scan
@@ -145,7 +144,7 @@ class TableView:
             record = next(stored, exhausted)
 
     def _overlaid(self, table: Table, key: bytes, layers: list[Layer]) -> bytes | None:
-        """The value of a key that one of the layers has."""
+        """Return the value of a key that one of the layers has, None for a tombstone."""
         for layer in layers:
             entry = layer.tables[table].get(key)
             if entry is not None:
@@ -158,7 +157,7 @@ class TableView:
 class TableTransaction(TableView):
     """A view that collects mutations and reads its own (`engine.tables.views.Transaction`).
 
-    `mutations` are in the order they were made; `body_bytes` is what they take in a group's body.
+    `mutations` are in the order they were made; `body_bytes` is their size in a group's body.
     """
 
     __slots__ = ("_marks", "_own", "body_bytes", "mutations", "notes")
@@ -176,14 +175,14 @@ class TableTransaction(TableView):
         return self
 
     def get(self, table: Table, key: bytes) -> bytes | None:
-        """The value, this transaction's own mutations included."""
+        """Return the value, this transaction's own mutations included."""
         own = self._own.get(table)
         if own is not None and key in own:
             return own[key]
         return super().get(table, key)
 
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with start <= key < end, ascending, own mutations made before the first `next` included."""
+        """Iterate over entries with start <= key < end, ascending, own mutations before the first `next` included."""
         scan = self._merge_own(table, start, end)
         self._scans.append(scan)
         return scan
@@ -201,24 +200,25 @@ class TableTransaction(TableView):
         self._mutate(Op.DELETE, table, key, b"")
 
     def note(self, note: object) -> None:
-        """Hand a frozen value along with the mutations; it is dropped with them when the decision raises."""
+        """Add a frozen value to the mutations; it is dropped with them when the decision raises."""
         self.notes.append(note)
 
     def new_node_id(self) -> NodeId:
-        """A node id never used before."""
+        """Return a node id never used before."""
         return NodeId(self._take(self._tables.counters.node))
 
     def new_birth(self) -> Birth:
-        """The next birth number."""
+        """Return the next birth number."""
         return Birth(self._take(self._tables.counters.birth))
 
     def new_segment_id(self) -> SegmentId:
-        """A segment id never used before."""
+        """Return a segment id never used before."""
         return SegmentId(self._take(self._tables.counters.segment))
 
     def settle_counters(self, sequence: Sequence) -> None:
-        """Remember the marks that this transaction moved; called when its mutations joined group `sequence`."""
+        """Keep the marks that this transaction moved; called when its mutations joined group `sequence`."""
         for counter, mark in self._marks.items():
+            assert counter.next <= mark, "numbers handed out lie below the mark"
             counter.mark = mark
             counter.mark_sequence = sequence
 

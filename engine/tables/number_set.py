@@ -1,7 +1,7 @@
-"""Sets of dense numbers: numbers in gc's mark set and in what a session holds, node ids in fsck's walk.
+"""Sets of dense numbers: births in gc's mark set and in a session's references, node ids in fsck's walk.
 
-A paged bitmap costs little more than a bit a number where numbers are neighbours: a session that stored 1 TiB in one
-go holds 42 KiB, the mark set of ten million chunks 1.7 MiB.
+A paged bitmap costs little more than a bit for each number where numbers are neighbours: the set of a session that
+stored 1 TiB in one go takes 42 KiB, the mark set of ten million chunks 1.7 MiB.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class NumberSet:
         self._pages: dict[int, bytearray] = {}
 
     def add(self, number: int) -> None:
-        """Add one."""
+        """Add a number."""
         page, bit = divmod(number, _PAGE_BITS)
         bits = self._pages.get(page)
         if bits is None:
@@ -26,7 +26,7 @@ class NumberSet:
         bits[bit >> 3] |= 1 << (bit & 7)
 
     def update(self, numbers: NumberSet) -> None:
-        """Add all of another set."""
+        """Add all numbers of another set."""
         for page, bits in numbers._pages.items():
             own = int.from_bytes(self._pages.get(page, b""), "little")
             merged = own | int.from_bytes(bits, "little")

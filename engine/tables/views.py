@@ -1,12 +1,12 @@
-"""What the engine's logic reads and changes: views and transactions over the tables.
+"""Views and transactions: the interfaces through which the engine's logic reads and changes the tables.
 
-A view is one instant: the overlay and one snapshot of LMDB, opened together without `await`.  It is valid until
-the next checkpoint of the task that opened it, so no view is held across an `await`.
+A view is one instant: the overlay and one snapshot of LMDB, opened together without `await`.  It is valid until the
+task that opened it reaches a checkpoint of trio, so no view is held across an `await`.
 
-A transaction is a view that also collects mutations and reads its own.  The function that decides on them runs
-without `await`; when it returns, its mutations join the open journal group as a whole; when it raises, none do.
+A transaction is a view that also collects mutations and reads its own.  The function that decides on them runs without
+`await`.  When it returns, its mutations join the open journal group as a whole; when it raises, none do.
 
-Every answer that depends on a view leaves only when the view's `sequence` is durable (`commit.wait_durable`).
+An answer that depends on a view leaves only when the view's `sequence` is durable (`Metadata.wait_durable`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class View(Protocol):
         ...
 
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with start <= key < end, ascending.  Close or exhaust it before the view ends."""
+        """Iterate over the entries with start <= key < end, ascending.  Close or exhaust it before the view ends."""
         ...
 
 
@@ -63,8 +63,8 @@ class Transaction(View, Protocol):
         ...
 
     def note(self, note: object) -> None:
-        """Hand a frozen value along with the mutations: it joins the group with them, and is dropped with them.
+        """Add a frozen value to the mutations: it joins the group with them, and is dropped with them.
 
-        Whoever listens gets it with the group's sequence: watchers when the group is durable, gc at the joining.
+        Observers get it with the group's sequence: `on_joined` ones when it joins, `on_durable` ones once durable.
         """
         ...

@@ -1,1 +1,1 @@
-"""Media in front of the segments, and what clients may read of them directly: the DRAM tier and the shared index."""
+"""Memory in front of the segments that clients may read directly: the DRAM tier and the shared index."""

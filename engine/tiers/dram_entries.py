@@ -1,9 +1,9 @@
-"""What the shared index tells of the DRAM tier: entries of chunks that are in it, for as long as they are.
+"""Entries of the shared index that name cells of the DRAM tier.
 
 Rules kept here:
-- An entry tells a slot from the step in which its chunk is published there, when the chunk is durable, to the one in
-  which it is forgotten or demoted, before the slot is given up.  A reader that is late sees another generation.
-- When the index ends it hears of the tier no more.
+- The entry of a durable chunk names its cell from the step that publishes the chunk in the tier to the step that
+  forgets or demotes it, before the cell is freed.  A reader that comes too late sees another generation.
+- Once the block of `joined` has ended, the tier's changes no longer reach the index.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lakefs.wire.grants import MEDIUM_DRAM
 
 @contextmanager
 def joined(index: SharedIndex, tier: DramTier | None) -> Iterator[None]:
-    """The index tells what the tier has, until the end of this."""
+    """Keep the index's entries up to date with the tier until the block ends."""
     if tier is None:
         yield
         return

@@ -1,15 +1,15 @@
-"""The DRAM tier at work in an engine: filled behind reads, asked before the disk, and told what is freed.
+"""The DRAM tier in an engine: fills it after reads, serves reads from it before the disk, and drops freed chunks.
 
 Rules kept here:
-- A chunk gets in by a read of its segment that was checked by CRC32C, into a slot that nobody can read meanwhile; it is
-  published in the step in which its record is seen once more.  Where somebody's read has just brought its bytes, and
-  checked them, those are copied, and the segment is not read again.
-- It is forgotten in the step in which its record goes or it is quarantined, which is before its place is punched.
-- What is served from here is checked by CRC32C on its way, as what is served from the disk; what does not match is
-  forgotten, and the disk is asked.
-- Filling is nobody's wait: what finds no room in the queue is left to its next read.
+- A chunk is read from its segment, checked by CRC32C, into a cell that no reader can see yet; it is published in the
+  same step in which its record is looked up once more and found.  If a client's read has just brought and checked its
+  bytes, those are copied instead, and the segment is not read again.
+- A chunk is forgotten in the step in which its record is removed or it is quarantined: before its place is punched.
+- Bytes served from the tier are checked by CRC32C on the way, as are those from the disk.  On a mismatch the chunk is
+  forgotten and read from the disk.
+- No request waits for a fill.  A chunk that finds the queue full is left to its next read.
 
-An engine without a tier has one of these, too, which holds nothing and costs nothing.
+An engine without a tier has a `Dram` too, with `tier` None: it holds nothing and costs nothing.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ from lakefs.shared_index.table_format import Found
 from lakefs.wire.messages import Grant
 
 _CHECKED_AT_ONCE_BYTES: Final = 256 << 10
-"""Checked in the loop in one go: 15 us."""
+"""Longest range checked on the loop: 15 us.  Longer ones are checked in a thread."""
 _COPIED_AT_ONCE_BYTES: Final = GRANULE_BYTES
-"""Copied in the loop in one go: 5 us."""
+"""Longest payload copied on the loop: 5 us.  Longer ones are copied in a thread."""
 _log: Final = structlog.get_logger(__name__)
 
 
 class _Payload(NamedTuple):
-    """A whole chunk that was read and checked: its payload, and its vector of CRCs where it has one."""
+    """A whole chunk that was read and checked: its payload, and its vector of CRCs if it has one."""
 
     payload: Buffer
     vector: bytes
 
     def copy_to(self, memory: memoryview) -> None:
-        """Lay it out as in its segment."""
+        """Write it as in its segment: payload, then vector."""
         end = len(self.payload)
         memory[:end] = self.payload
         memory[end : end + len(self.vector)] = self.vector
 
 
 class PinnedRange(NamedTuple):
-    """Whole granules of a chunk in the arena, checked: where they begin, the bytes, and the CRC32C of each.
+    """Checked whole granules of a chunk in the arena: their offset in the payload, the bytes, the CRC32C of each.
 
-    The bytes stay until `release`, which is called once.
+    The bytes stay valid until `release`, which is called once.
     """
 
     begin: int
@@ -75,7 +75,7 @@ class PinnedRange(NamedTuple):
 
 
 class Dram:
-    """The tier of one engine, or none.  Used on the loop."""
+    """The tier of one engine, if it has one.  Used on the loop."""
 
     def __init__(
         self,
@@ -92,14 +92,14 @@ class Dram:
         self._offload = offload
         self._queued: set[ChunkId] = set()
         self._held: dict[ChunkId, _Payload] = {}
-        """Of some that are queued, what was read of them."""
+        """Bytes already read of some of the queued chunks."""
         self._held_bytes = 0
         self.offered = 0
-        """Chunks that came in without another read of their segment."""
+        """Chunks brought in without another read of their segment."""
         self.client_reads = 0
-        """Reads that clients told of, a sample of those that they do without asking."""
+        """Reads that clients reported: a sample of those they do without a request."""
         self.client_hits = 0
-        """Those of them whose chunk is in the tier."""
+        """Reported reads whose chunk was in the tier."""
         self._wanted: trio.MemorySendChannel[ChunkId]
         self._wanted, self._wants = trio.open_memory_channel[ChunkId](DRAM_FILLS_QUEUED_MAX)
         if tier is not None:
@@ -108,9 +108,9 @@ class Dram:
     # --- reads -------------------------------------------------------------------------------------
 
     def note_read(self, chunk: ChunkId, stored_bytes: int, *, by_client: bool = False) -> bool:
-        """Somebody reads the chunk from its beginning; whether it is worth a place: `offer` it then, or `want` it.
+        """Count a read of the chunk's beginning.  Returns True if the chunk should be brought in: `offer` or `want` it.
 
-        `by_client`: a client has read it without asking, and tells.
+        `by_client` is set for a read that a client did without a request, and reported.
         """
         if self.tier is None:
             return False
@@ -120,14 +120,17 @@ class Dram:
         return self.tier.note_read(chunk, stored_bytes)
 
     def note_reads(self, chunks: Seq[ChunkId], grants: list[Grant], *, understood: bool) -> list[ChunkId]:
-        """As `note_read` for chunks that were asked for, those that are worth a place; where it is `understood`, grants
-        of the arena take the places of those of segments."""
+        """Call `note_read` for requested chunks; returns those worth bringing in.  With `understood`, replaces grants
+        of chunks in the tier by grants of the arena."""
         return [] if self.tier is None else self.tier.note_reads(chunks, grants, understood=understood)
 
     def note_located(
         self, chunks: list[bytes], find: Callable[[bytes], Found | None], *, understood: bool
     ) -> None:
-        """As `note_read` for chunks whose places `find` tells and the client has been told, none of them too short."""
+        """Call `note_read` for chunks whose places were sent to a client, and `want` those worth it.
+
+        None of them is too short for the tier.  `find` returns a chunk's place.
+        """
         tier = self.tier
         if tier is None:
             return
@@ -137,7 +140,7 @@ class Dram:
                 self.want(chunk)
 
     def want(self, chunk: ChunkId) -> None:
-        """Have a chunk that is worth it brought in, from its segment."""
+        """Queue a chunk to be brought in from its segment; does nothing when the queue is full."""
         if chunk in self._queued or chunk in self._quarantine:
             return
         try:
@@ -147,7 +150,7 @@ class Dram:
         self._queued.add(chunk)
 
     def offer(self, chunk: ChunkId, record: ChunkRecord, payload: Buffer, vector: bytes = b"") -> None:
-        """As `want`, with the whole chunk just read and checked; its memory is nobody's to change any more."""
+        """Bring in a chunk just read whole and checked, or queue it.  Nothing may change its memory any more."""
         assert len(payload) == record.stored_bytes
         tier, read = self.tier, _Payload(payload, vector)
         if tier is None or chunk in tier or chunk in self._queued:
@@ -155,18 +158,18 @@ class Dram:
         if len(payload) > _COPIED_AT_ONCE_BYTES or tier.needs_slab(chunk, record.extent_bytes) is not None:
             self.want(chunk)
             if chunk in self._queued and self._held_bytes + len(payload) <= DRAM_HELD_BYTES_MAX:
-                if len(payload) <= GRANULE_BYTES:  # a part of the memory of many
+                if len(payload) <= GRANULE_BYTES:  # a view of memory that many chunks share
                     read = _Payload(bytes(payload), vector)
                 self._held[chunk] = read
                 self._held_bytes += len(payload)
             return
-        slot = None if self._record(chunk) is None else tier.reserve(chunk, record.extent_bytes)
-        if slot is not None:
-            read.copy_to(tier.arena.memory(slot))
-            self.offered += tier.publish(slot, record.stored_bytes, record.crc)
+        cell = None if self._record(chunk) is None else tier.reserve(chunk, record.extent_bytes)
+        if cell is not None:
+            read.copy_to(tier.arena.memory(cell))
+            self.offered += tier.publish(cell, record.stored_bytes, record.crc)
 
     def small_at_once(self, chunk: ChunkId, record: ChunkRecord) -> bytes | None:
-        """The payload of a chunk of one granule, checked, when the arena has it; does not wait."""
+        """Return the checked payload of a chunk of one granule; None if the arena does not have it.  Does not wait."""
         tier = self.tier
         if tier is None or record.stored_bytes < DRAM_PAYLOAD_BYTES_MIN:
             return None
@@ -182,7 +185,10 @@ class Dram:
     async def read_range(
         self, chunk: ChunkId, record: ChunkRecord, offset: int, length: int
     ) -> PinnedRange | None:
-        """The granules that hold [offset, offset + length), checked; None when the arena does not have the chunk."""
+        """Return the checked granules that hold [offset, offset + length), or None if the disk has to serve them.
+
+        That is when the chunk is not in the arena or cannot be pinned, or its bytes do not match.
+        """
         tier = self.tier
         if tier is None or record.stored_bytes < DRAM_PAYLOAD_BYTES_MIN or tier.find(chunk) is None:
             return None
@@ -204,15 +210,15 @@ class Dram:
         return found
 
     def _mismatch(self, chunk: ChunkId) -> None:
-        """Memory that rots, or a bug: the disk is what counts."""
+        """Log and forget a chunk whose bytes do not match: bad memory, or a bug.  The disk's bytes count."""
         _log.error("dram_mismatch", chunk=id_text(chunk))
         if self.tier is not None:
             self.tier.forget(chunk)
 
-    # --- what comes and goes -------------------------------------------------------------------------
+    # --- filling and forgetting ----------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Bring in what is wanted, until cancelled."""
+        """Bring in queued chunks until cancelled."""
         async with trio.open_nursery() as nursery:
             for _ in range(DRAM_FILLERS):
                 nursery.start_soon(self._fill)
@@ -222,9 +228,9 @@ class Dram:
             read = self._held.pop(chunk, None)
             try:
                 await self._bring_in(chunk, read)
-            except LakeError as error:  # whoever reads the chunk itself finds out, and says so
+            except LakeError as error:  # a client that reads the chunk gets the error
                 _log.debug("dram_fill_failed", chunk=id_text(chunk), reason=error.message)
-            except (MemoryError, OSError) as error:  # the machine is short: the disk serves
+            except (MemoryError, OSError) as error:  # memory or descriptors are short: the disk serves
                 _log.warning("dram_fill_failed", chunk=id_text(chunk), reason=repr(error))
             finally:
                 self._queued.discard(chunk)
@@ -233,25 +239,25 @@ class Dram:
 
     async def _bring_in(self, chunk: ChunkId, read: _Payload | None) -> None:
         tier, record = self.tier, self._record(chunk)
-        assert tier is not None, "fills are asked for where there is a tier"
+        assert tier is not None, "only a tier queues fills"
         if record is None:
             return
         await self._grow_for(tier, chunk, record)
-        slot = tier.reserve(chunk, record.extent_bytes)
-        if slot is None:
+        cell = tier.reserve(chunk, record.extent_bytes)
+        if cell is None:
             return
         is_in = False
         try:
             if read is None:
-                await self._segments.reader.read_chunk(record, tier.arena.memory(slot))
+                await self._segments.reader.read_chunk(record, tier.arena.memory(cell))
             else:
-                await self._offload.run(read.copy_to, tier.arena.memory(slot))
+                await self._offload.run(read.copy_to, tier.arena.memory(cell))
             if self._record(chunk) is not None:
                 is_in = True
-                self.offered += tier.publish(slot, record.stored_bytes, record.crc) and read is not None
+                self.offered += tier.publish(cell, record.stored_bytes, record.crc) and read is not None
         finally:
             if not is_in:
-                tier.abandon(slot)
+                tier.abandon(cell)
 
     async def _grow_for(self, tier: DramTier, chunk: ChunkId, record: ChunkRecord) -> None:
         size = tier.needs_slab(chunk, record.extent_bytes)
@@ -272,13 +278,13 @@ class Dram:
             return find_chunk(view, chunk)
 
     def _joined(self, _: Sequence, notes: list[object]) -> None:
-        assert self.tier is not None, "observed where there is a tier"
+        assert self.tier is not None, "only a tier observes"
         for note in notes:
             if isinstance(note, ChunkFreed | ChunkQuarantined):
                 self.tier.forget(note.chunk)
 
     def statistics(self) -> dict[str, Any]:
-        """Figures for status; `limit_bytes` 0: there is no tier."""
+        """Figures for status; `limit_bytes` is 0 without a tier."""
         if self.tier is None:
             return {"limit_bytes": 0}
         return self.tier.statistics() | {
@@ -291,7 +297,7 @@ class Dram:
 def _checked_range(
     tier: DramTier, place: Placement, record: ChunkRecord, extent: memoryview, offset: int, length: int
 ) -> PinnedRange | None:
-    """The granules of a pinned place around a range, or None when they do not match the record."""
+    """Return the granules of a pinned place around a range, or None when they do not match the record."""
     payload = extent[: record.stored_bytes]
     release = partial(tier.unpin, place)
     if not record.vector_bytes:

@@ -1,4 +1,4 @@
-"""How large the DRAM tier may be, of the memory that there is (`engine.host.memory_limits`)."""
+"""The size of the DRAM tier, as a share of this process's memory (`engine.host.memory_limits`)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lakefs.limits import (
 
 
 def tier_bytes(asked: int | None, memory: int) -> tuple[int, str]:
-    """Bytes of the tier, in whole slabs, and a warning or "".  `asked` None: a small share.
+    """Return the tier's size in bytes, in whole slabs, and a warning or "".  `asked` None means a small share.
 
-    ConfigError for less than a slab.  More than three quarters of the memory are clamped to that, with the warning.
+    ConfigError for less than a slab.  More than three quarters of the memory is cut to that, with the warning.
     """
     if asked is None:
         share = min(memory // DRAM_SHARE, DRAM_BYTES_AUTO_MAX)

@@ -1,22 +1,22 @@
-"""The shared index's owner: the one writer of the table that clients read places of chunks from.
+"""The owner of the shared index: the only writer of the table in which clients look up places of chunks.
 
-    start   a table is made, or the kept one is taken again; behind it all records are walked and put in
-    life    each durable group's records go in and out, before its waiters run
-    growth  a table that is full, and sized by itself, is replaced by one of twice the size, filled behind
-    stop    a kept table gets the last sequence of the clean stop, after which nothing was written
+    start   makes a table, or takes the kept one again; a new one is then filled from all chunk records
+    life    puts and removes the entries of each durable group's records, before the group's waiters run
+    growth  replaces a full table, unless its size was configured, by one of twice the size, and fills that
+    stop    writes the sequence of the clean stop into the header of a kept table
 
-An entry tells the place in a segment, or that in the DRAM tier while the chunk is there.
+An entry holds the chunk's place in a segment, or its place in the DRAM tier while the chunk is in it.
 
 Rules kept here:
 - An entry is put when its record is durable, so an answer from the table needs no waiting.
-- An entry goes in the step in which the group that frees, moves or quarantines its chunk has become durable: before
-  whoever waits for that group punches the place.
-- Only what the record says of a raw chunk of the default domain goes in; what is not there is asked of the store.
-- `in_slabs` has the place in a segment of exactly those chunks whose entry tells the DRAM tier.  The engine's own
-  look-ups answer that one.  A kept table tells nothing of the tier after a clean stop.
-- A kept table is taken again when store, boot and sequence are those of the last clean stop, and every entry is
-  whole; else it is made anew.  While it is in use, its header says so.
-- Table full, memory short, files that cannot be used by themselves: counted or said, never an error of a request.
+- An entry is removed in the step in which the group that frees, moves or quarantines its chunk becomes durable: before
+  a task that waits for the group punches the place.
+- The table holds only raw chunks of the default domain, as their records say; other chunks are looked up in the store.
+- `in_slabs` has the place in a segment of exactly those chunks whose entry names the DRAM tier.  The engine's own
+  look-ups return that place.  After a clean stop no entry of a kept table names the tier.
+- A kept table is used again only if store, boot and sequence are those of the last clean stop and every entry is
+  whole; else a new one is made.  While it is in use, its header says so.
+- A full table, short memory or an unusable file is counted or logged; it never fails a request.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ NO_GRANT: Final = Grant(MEDIUM_NONE)
 WATCHED: Final = frozenset((Table.CHUNKS, Table.QUARANTINE))
 _NO_BIRTH: Final = Birth(0)
 GATHERED_FROM_BYTES: Final = 32 * MIB
-"""The processor's caches of addresses reach about as far with small pages."""
+"""Smaller tables stay on small pages: the processor's TLBs reach about that far with them."""
 GATHER_BYTES: Final = 16 * MIB
-"""In one call beside the loop: some 10 ms."""
+"""Bytes moved to huge pages in one call in a thread: some 10 ms."""
 _KEYS_END: Final = b"\xff"
 _PLAIN_KEY: Final = (b"\0\0", 255)
-"""Default domain, whole chunk."""
+"""Domain and kind bytes of a key: default domain, whole chunk."""
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -78,7 +78,7 @@ def _nowhere(_: bytes) -> Found | None:
 
 @dataclass
 class _Counts:
-    """Since the start."""
+    """Counts since the start."""
 
     refused: int = 0
     grown: int = 0
@@ -98,21 +98,21 @@ class SharedIndex:
     backing: Backing
     table: SharedTable
     is_growing: bool
-    """Whether its size is its own choice."""
+    """True if the table may grow: its size was not configured."""
     state: str = "filling"
     """`filling`, `ready`, `full`, or `partly filled` when the index could not be walked."""
     was_kept: bool = False
-    """Whether the table is that of the last clean stop."""
+    """True if the table of the last clean stop was taken again."""
     counts: _Counts = field(default_factory=_Counts)
     slab_place_of: Callable[[bytes], Found | None] = _nowhere
-    """Where a chunk is in the DRAM tier, as an entry tells it; None: nowhere."""
+    """Returns a chunk's place in the DRAM tier as an entry holds it, or None."""
     in_slabs: dict[bytes, Found] = field(default_factory=dict)
     _full: trio.Event = field(default_factory=trio.Event)
 
     # --- asking ------------------------------------------------------------------------------------
 
     def places_of(self, chunks: list[ChunkId]) -> list[Found | None]:
-        """Durable places in segments of those that are known here; not counted."""
+        """Return the durable place in a segment of each chunk, None for one that has no entry; not counted."""
         found = self.table.find_many(chunks)
         if self.in_slabs:
             in_slabs = self.in_slabs
@@ -120,7 +120,7 @@ class SharedIndex:
         return found
 
     def find_many(self, chunks: list[ChunkId]) -> list[Found | None]:
-        """As `places_of`, for clients."""
+        """Return `places_of` the chunks for clients: hits and misses are counted."""
         found = self.places_of(chunks)
         missed = found.count(None)
         self.counts.missed += missed
@@ -128,7 +128,7 @@ class SharedIndex:
         return found
 
     def grants(self, chunks: list[ChunkId]) -> tuple[list[Grant], list[int]]:
-        """Grants of what is known here to lie in segments, durably; and the indexes of all others."""
+        """Return grants of the chunks' places in segments, NO_GRANT for unknown ones, and the indexes of those."""
         grants = [
             NO_GRANT
             if place is None or place[0] != MEDIUM_SEGMENT
@@ -141,21 +141,21 @@ class SharedIndex:
         return grants, unknown
 
     def records(self, chunks: list[ChunkId]) -> list[ChunkRecord | None]:
-        """What the store's records say, of chunks known here to lie in segments, durably; see `record_at`."""
+        """Return each chunk's place in a segment as a record (see `record_at`), None for one without an entry."""
         return [
             None if place is None or place[0] != MEDIUM_SEGMENT else record_at(place)
             for place in self.places_of(chunks)
         ]
 
     def packed_grants(self, chunks: list[bytes], least_bytes: int, *, understood: bool) -> bytes | None:
-        """As `grants`, encoded; None when not all is known here, or a chunk has less than `least_bytes`.
+        """Return `grants` of the chunks, encoded; None if one has no entry or is shorter than `least_bytes`.
 
-        `understood`: of what is in the DRAM tier its place there is told.
+        With `understood`, a chunk in the DRAM tier gets its place there instead.
         """
         instead = None if understood or not self.in_slabs else list(map(self.in_slabs.get, chunks))
         try:
             packed = self.table.pack_grants(chunks, instead)
-        except ValueError:  # an id that is none
+        except ValueError:  # not a chunk id
             return None
         if packed is None or packed[1] < least_bytes:
             return None
@@ -185,7 +185,7 @@ class SharedIndex:
     # --- writing -----------------------------------------------------------------------------------
 
     def put(self, chunk: bytes, place: Found) -> bool:
-        """The chunk is at this place, durably; False when the table does not take it."""
+        """Put the chunk's durable place into the table; returns False if the table does not take it."""
         if self.table.put(chunk, *place):
             return True
         self.counts.refused += 1
@@ -195,38 +195,39 @@ class SharedIndex:
         return False
 
     def remove(self, chunk: bytes) -> None:
-        """The chunk is not at any place that the table could tell."""
+        """Remove the chunk's entry, if it has one."""
         self.in_slabs.pop(chunk, None)
         self.table.remove(chunk)
 
     def tell_slab(self, chunk: bytes) -> None:
-        """The chunk has come into the DRAM tier: its entry, if it has one, tells that."""
+        """Let the entry of a chunk that entered the DRAM tier, if it has one, name its cell."""
         place = self.in_slabs.get(chunk) or self.table.find(chunk)
         if place is not None and place[0] == MEDIUM_SEGMENT:
             self._tell(chunk, place)
 
     def tell_segment(self, chunk: bytes) -> None:
-        """The chunk leaves the DRAM tier: its entry tells its segment again."""
+        """Let the entry of a chunk that leaves the DRAM tier name its segment again."""
         place = self.in_slabs.pop(chunk, None)
         if place is not None:
             self.put(chunk, place)
 
     def _tell(self, chunk: bytes, place: Found) -> bool:
-        """The chunk is at this place of a segment, durably: its entry tells that, or where it is in the DRAM tier.
+        """Put an entry for a chunk at this durable place in a segment: that place, or its cell in the DRAM tier.
 
-        False when the table does not take it.
+        Returns False if the table does not take it.
         """
+        assert place[0] == MEDIUM_SEGMENT, "`in_slabs` keeps places in segments"
         slab_place = self.slab_place_of(chunk)
         if slab_place is None or slab_place[3:] != place[3:]:
             self.in_slabs.pop(chunk, None)
             return self.put(chunk, place)
         is_taken = self.put(chunk, slab_place)
         if is_taken:
-            self.in_slabs[chunk] = (*place[:3], slab_place[3], slab_place[4])  # numbers that are kept once
+            self.in_slabs[chunk] = (*place[:3], slab_place[3], slab_place[4])  # shares number objects
         return is_taken
 
     def records_durable(self, mutations: list[Mutation]) -> None:
-        """A group is durable: what it says of chunks is so now."""
+        """Apply a durable group's records of chunks and quarantine to the table."""
         for op, table, key, value in mutations:
             if table is Table.CHUNKS and op is not Op.DELETE:
                 self._put_record(key, value)
@@ -234,7 +235,7 @@ class SharedIndex:
                 self.remove(chunk_id_of_key(key))
 
     def _put_record(self, key: bytes, value: bytes) -> None:
-        """What the record says; nothing when the table cannot say it, or the chunk is damaged."""
+        """Put the record's place; removes the entry if the table cannot hold the place, or the chunk is damaged."""
         chunk = chunk_id_of_key(key)
         place = _place_in(key, value)
         if place is None or self.is_quarantined(chunk) or not self._tell(chunk, place):
@@ -255,7 +256,7 @@ class SharedIndex:
             await self._gather()
 
     async def _fill(self) -> None:
-        """Walk all chunk records; what changes meanwhile is put by its group."""
+        """Put all chunk records; a record that changes during the walk is put by its group."""
         pacing = Pacing(Writers(self.metadata))
         start = b""
         try:
@@ -276,7 +277,7 @@ class SharedIndex:
     def _fill_page(self, start: bytes) -> tuple[bytes, Sequence, bool]:
         """Put the next records, up to one that is not durable.
 
-        Where to go on, what to wait for, and whether there are no more.
+        Returns the key to continue at, the sequence to wait for, and True if there are no more.
         """
         durable = self.metadata.durable_sequence
         with self.metadata.view() as view:
@@ -288,18 +289,18 @@ class SharedIndex:
             return start, view.sequence, True
 
     async def _gather(self) -> None:
-        """Have a large table on huge pages, a piece at a time: a look at random then misses one cache less."""
+        """Move a large table to huge pages, a piece at a time: a random look-up then has one cache miss less."""
         if len(self.backing.memory) < GATHERED_FROM_BYTES or self.backing.on_huge_pages:
             return
         for begin in range(0, len(self.backing.memory), GATHER_BYTES):
             if self.is_growing and self._full.is_set():
-                return  # another one takes its place
+                return  # a larger table will replace this one
             if not await self.offload.run(self.backing.gather, begin, GATHER_BYTES):
                 return
         self.backing.on_huge_pages = True
 
     async def _grow(self) -> bool:
-        """Take a table of twice the size; the old one is emptied, so that its readers come and ask."""
+        """Take an empty table of twice the size; clears the old one, so that its readers ask the engine."""
         capacity = self.table.capacity * 2
         try:
             if capacity > capacity_allowed():
@@ -325,9 +326,9 @@ class SharedIndex:
     # --- kept tables -------------------------------------------------------------------------------
 
     def begin(self, clean_before: Sequence | None) -> None:
-        """Take what is kept, or an empty table; from now on the header says that it is in use.  Blocks.  DiskFailed.
+        """Take the kept table, or an empty one, and mark its header as in use.  Blocks.  DiskFailed.
 
-        `clean_before`: where the last boot stopped cleanly, if it did.
+        `clean_before` is the sequence of the last boot's clean stop, None if it did not stop cleanly.
         """
         reason = self._why_anew(clean_before)
         self.was_kept = not reason
@@ -338,7 +339,7 @@ class SharedIndex:
             self.backing.erase()
             self.table = SharedTable(
                 self.backing.memory, self.table.capacity
-            )  # the audit counted what is gone
+            )  # the audit counted entries that were erased
         self._write_header()
         if self.backing.is_kept:
             self.backing.mark_in_use()
@@ -353,7 +354,7 @@ class SharedIndex:
         )
 
     def _why_anew(self, clean_before: Sequence | None) -> str:
-        """Why the table is not the one of the last clean stop, whole; empty when it is."""
+        """Return why the table is not the whole one of the last clean stop; "" if it is."""
         if not self.backing.is_old:
             return "there was none"
         if clean_before is None:
@@ -371,9 +372,10 @@ class SharedIndex:
         return ""
 
     def keep(self, clean_sequence: Sequence) -> None:
-        """The store stops cleanly here: note it, for the next start.  Blocks."""
+        """Save a kept table with the sequence of the clean stop, for the next start.  Blocks."""
         for chunk in list(self.in_slabs):
             self.tell_segment(chunk)
+        assert not self.in_slabs, "a kept table names no cell of the DRAM tier"
         if self.state != "ready":
             return
         self._write_header(clean_sequence)
@@ -383,7 +385,7 @@ class SharedIndex:
             _log.warning("the shared index is not kept", reason=error.message)
 
     def close(self) -> None:
-        """Nobody asks any more, and readers are told that nothing keeps the table true."""
+        """Release the table, with a header that sends its readers to the engine.  No look-up may follow."""
         self.metadata.on_durable_records(frozenset(), None)
         del self.table
         self.backing.memory[: len(SUPERSEDED)] = SUPERSEDED
@@ -391,16 +393,16 @@ class SharedIndex:
 
 
 def record_at(place: Found) -> ChunkRecord:
-    """A place in a segment as a record, with a birth that none has.
+    """Return a place in a segment as a record, with a birth that no chunk has.
 
-    So it is not taken for the store's own: whoever finds other bytes at its place looks there again.
+    So it is never taken for the store's own record: a reader that finds other bytes there looks that up again.
     """
     _, segment, offset, stored_bytes, crc = place
     return ChunkRecord(_NO_BIRTH, SegmentId(segment), offset, stored_bytes, stored_bytes, crc)
 
 
 def capacity_allowed() -> int:
-    """The largest table within the memory's share."""
+    """Return the capacity of the largest table within the index's share of memory."""
     capacity, most = HOT_INDEX_SLOTS_MIN, memory_bytes() // HOT_INDEX_MEMORY_SHARE
     while table_bytes(2 * capacity) <= most:
         capacity *= 2
@@ -408,7 +410,7 @@ def capacity_allowed() -> int:
 
 
 def _place_in(key: bytes, value: bytes) -> Found | None:
-    """What a chunk record says, when a table can say it."""
+    """Return the place in a chunk record, or None if a table cannot hold it."""
     if (key[1:3], key[35]) != _PLAIN_KEY or len(value) != CHUNK_RECORD.size:
         return None
     version, codec, cipher, kind, _, _, segment, offset, stored, logical, crc = CHUNK_RECORD.unpack(value)

@@ -1,23 +1,22 @@
-"""Slabs: the engine's DRAM tier as a client sees it, memory that is mapped read-only and copied from.
+"""Slabs: the engine's DRAM tier as a client sees it, memory that it maps read-only and copies from.
 
-A slab is a sealed memfd of the engine, cut into slots; a slot holds one chunk's payload and, behind it, its vector of
-CRCs, as an extent of a segment does.  Each slot has a *generation*, a number in one more memfd: even while the slot
-holds what it was granted for, odd while the engine changes it, and never the same again.  A grant of
-`MEDIUM_DRAM` names slab, offset and generation.
+A slab is a sealed memfd of the engine, cut into cells.  A cell holds one chunk's payload and, behind it, the vector of
+CRCs, as an extent of a segment does.  Each cell has a *generation*, a number in one more memfd: even while the cell
+holds one chunk, odd while the engine changes it, never the same twice.  A grant of `MEDIUM_DRAM` names slab, offset
+and generation.
 
 Rules kept here:
-- Bytes are copied between two looks at the generation, and what is copied is then checked as any bytes are: the
-  generation saves work and finds what is stale early, correctness rests on the check.
-- What one read looks at, generations and slabs, is of one engine: both change in one step.
-- Only memory that its maker can neither shrink nor lend for writing is mapped (its seals are looked at): a mapping of
-  anything else might be a SIGBUS.
+- Bytes are copied between two reads of the generation, and the copy is then checked as any bytes are.  The generation
+  finds stale bytes early and saves work; correctness rests on the check.
+- Generations and slabs used by one read are of one engine: both are replaced in one step.
+- Only memory sealed against shrinking is mapped; a mapping of other memory could raise SIGBUS.
 - The mapping is read-only for good: the kernel refuses to make it, or the descriptor, writable.
 
-An entry of the shared index that tells a place here has slab and generation in one number
+An entry of the shared index that names a cell has slab and generation in one number
 (`lakefs.shared_index.table_format`).
 
-Where generations lie: that of the slot at `offset` of slab `n` is number `(n * slab_bytes + offset) // UNIT_BYTES`, 8
-bytes each, in the machine's order.  No two slots share one: each begins in a unit of its own.
+The generation of the cell at `offset` of slab `n` is number `(n * slab_bytes + offset) // UNIT_BYTES`, 8 bytes each, in
+the machine's byte order.  No two cells share one: each begins in a unit of its own.
 """
 
 from __future__ import annotations
@@ -37,25 +36,25 @@ from lakefs.wire.grants import Grant
 
 SLAB_BYTES: Final = 64 * MIB
 UNIT_BYTES: Final = 16 * KIB
-"""The shortest slot."""
+"""Bytes of the shortest cell."""
 GENERATION_BYTES: Final = 8
 F_SEAL_FUTURE_WRITE: Final = 0x10
 """Linux 5.1; Python has no name for it before 3.13."""
 SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE
-"""What the engine seals a slab with."""
+"""Seals that the engine puts on a slab."""
 _SEALS_NEEDED: Final = fcntl.F_SEAL_SHRINK
 
 
 def generation_number(slab: int, offset: int, slab_bytes: int) -> int:
-    """Which generation is that of the slot at `offset` of a slab."""
+    """Return the index of the generation of the cell at `offset` of a slab."""
     return (slab * slab_bytes + offset) // UNIT_BYTES
 
 
 class _Arena(NamedTuple):
-    """What is mapped of one engine."""
+    """The generations and slabs of one engine that are mapped."""
 
     file: tuple[int, int]
-    """Which file the generations are."""
+    """Device and inode of the generations' memfd: it identifies the engine."""
     slab_bytes: int
     generations: memoryview
     slabs: dict[int, memoryview]
@@ -70,19 +69,19 @@ class Slabs:
 
     @property
     def arena(self) -> _Arena | None:
-        """What is mapped, as it is now; None: nothing."""
+        """The current mappings; None when nothing is mapped."""
         return self._arena
 
     def missing(self, slabs: set[int]) -> list[int]:
-        """Those of `slabs` that are not mapped."""
+        """Return the slabs of `slabs` that are not mapped, ascending."""
         arena = self._arena
         return sorted(slab for slab in slabs if arena is None or slab not in arena.slabs)
 
     def add(self, slabs: Sequence[int], descriptors: Sequence[int], slab_bytes: int) -> None:
-        """Map what the engine sent: a descriptor for each slab, and behind them that of the generations.
+        """Map the descriptors that the engine sent: one for each slab, then the one of the generations.
 
-        All descriptors are taken over.  What is not sealed, or short, is left out, as if it had not been sent.  With
-        generations of another engine the slabs that were there are forgotten: they are that of the one before.
+        Closes all descriptors.  Memory that is not sealed or too short is left out.  When the generations are those of
+        another engine, the slabs mapped before are dropped: they belong to the engine before it.
         """
         held = list(zip(slabs, descriptors, strict=False))
         arena = _file_of(descriptors[len(held)]) if len(descriptors) > len(held) else None
@@ -101,21 +100,21 @@ class Slabs:
             self._arena = _Arena(arena, slab_bytes, generations[:size].cast("Q"), added | held_slabs)
 
     def is_current(self, grant: Grant) -> bool:
-        """Whether the slot still holds what the grant was given for; False when its slab is not mapped."""
+        """Return True if the cell still holds the granted chunk; False when its slab is not mapped."""
         arena = self._arena
         return arena is not None and _is_current(arena, grant)
 
     def view(self, grant: Grant, begin: int, length: int) -> memoryview:
-        """Bytes of the slot from `begin` on, as they are and will be: read-only.  StaleGrant.
+        """Return a read-only view of the cell's bytes from `begin` on.  StaleGrant.
 
-        They may become another chunk's at any time, unless the chunk is pinned: `is_current` afterwards tells.
+        Unless the chunk is pinned, they may become another chunk's at any time: call `is_current` after use.
         """
         return _view(self._arena, grant, begin, length)
 
     def copy(self, grant: Grant, begin: int, target: memoryview, behind: memoryview = NO_VECTOR) -> None:
-        """Fill `target` with the slot's bytes from `begin` on, and `behind` with what follows.
+        """Fill `target` with the cell's bytes from `begin` on, and `behind` with the bytes that follow.
 
-        StaleGrant when the slot was used anew meanwhile.
+        StaleGrant when the cell's generation is, or becomes during the copy, another than the grant's.
         """
         arena = self._arena
         found = _view(arena, grant, begin, len(target) + len(behind))
@@ -125,9 +124,9 @@ class Slabs:
             raise _stale(grant)
 
     def copy_place(self, place: int, offset: int, target: memoryview, behind: memoryview) -> bool:
-        """`copy` from a place that the shared index tells.
+        """Copy as `copy` does, from a place that an entry of the shared index names.
 
-        False when the slot holds something else by now, or is not mapped; then the memory may hold anything.
+        Returns False when the cell holds something else by now, or is not mapped; the memory may then hold anything.
         """
         arena, (slab, generation) = self._arena, unpack_place(place)
         if arena is None:
@@ -146,7 +145,7 @@ class Slabs:
         return generations[number] == generation
 
     def drop(self) -> None:
-        """Forget all slabs, as when the connection to their engine is lost; memory goes when nobody views it."""
+        """Drop all slabs, as when the connection to their engine is lost; unmapped when no view of them is left."""
         with self._lock:
             self._arena = None
 
@@ -164,7 +163,7 @@ def _is_current(arena: _Arena, grant: Grant) -> bool:
 
 
 def _view(arena: _Arena | None, grant: Grant, begin: int, length: int) -> memoryview:
-    """Bytes of the slot from `begin` on.  StaleGrant."""
+    """Return the cell's bytes from `begin` on.  StaleGrant."""
     if arena is None or not _is_current(arena, grant):
         raise _stale(grant)
     found = arena.slabs[grant.segment]
@@ -180,7 +179,7 @@ def _file_of(descriptor: int) -> tuple[int, int]:
 
 
 def _mapped(descriptor: int, size_min: int) -> memoryview | None:
-    """The memory of a descriptor, mapped read-only; None when it must not be or cannot be.  It is closed."""
+    """Map a descriptor read-only and close it; None when it is not sealed, too short, or cannot be mapped."""
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         size = os.fstat(descriptor).st_size
@@ -194,4 +193,4 @@ def _mapped(descriptor: int, size_min: int) -> memoryview | None:
 
 
 def _stale(grant: Grant) -> StaleGrant:
-    return StaleGrant(f"slot {grant.offset} of slab {grant.segment} holds something else by now")
+    return StaleGrant(f"cell {grant.offset} of slab {grant.segment} holds something else by now")

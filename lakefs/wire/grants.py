@@ -14,8 +14,7 @@ MEDIUM_SEGMENT: Final = 1
 MEDIUM_INLINE: Final = 2
 """Bytes are in this frame's body, at `offset`."""
 MEDIUM_DRAM: Final = 3
-"""Bytes are copied from the DRAM tier: `segment` is the slab, `epoch` the slot's generation
-(`lakefs.grants.dram_slabs`)."""
+"""Copied from the DRAM tier: `segment` is the slab, `epoch` the cell's generation (`lakefs.grants.dram_slabs`)."""
 MEDIA_DRAM: Final = 1
 """Bit of a request's `media`: the client understands grants of `MEDIUM_DRAM`."""
 

@@ -268,7 +268,7 @@ def test_a_chunk_that_is_freed_is_forgotten_before_gc_is_done() -> None:
     run(body)
 
 
-def test_a_reader_with_an_old_grant_falls_back_when_its_slot_was_given_up() -> None:
+def test_a_reader_with_an_old_grant_falls_back_when_its_cell_was_given_up() -> None:
     async def body(world: World) -> None:
         content = os.urandom(300 * KIB)
         chunk = await world.warm(content)

@@ -79,12 +79,12 @@ class Engine:
         size = self.tier.needs_slab(chunk, extent)
         if size is not None:
             self.tier.add_slab(self.tier.arena.make_slab_memory(), size)
-        slot = self.tier.reserve(chunk, extent)
-        if slot is not None:
-            memory = self.tier.arena.memory(slot)
+        cell = self.tier.reserve(chunk, extent)
+        if cell is not None:
+            memory = self.tier.arena.memory(cell)
             memory[:] = b"\xff" * len(memory)
             memory[: len(payload)] = payload
-            self.tier.publish(slot, len(payload), crc32c(payload))
+            self.tier.publish(cell, len(payload), crc32c(payload))
 
     def free(self, chunk: ChunkId) -> None:
         """The record goes, and is durably gone."""

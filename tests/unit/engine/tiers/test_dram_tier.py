@@ -15,7 +15,7 @@ from hypothesis.strategies import integers, sampled_from
 
 from engine.format.checksums import seal_payload
 from engine.format.extents import large_extent_bytes
-from engine.tiers.arena import SLOT_SIZES, Arena, Slot
+from engine.tiers.arena import CELL_SIZES, Arena, Cell
 from engine.tiers.dram_tier import DramTier, Placement
 from lakefs.content.verify import vector_bytes
 from lakefs.ids import ChunkId, data_chunk_id
@@ -41,28 +41,28 @@ def _tier(slabs: int = 2) -> Iterator[DramTier]:
     tier.close()
 
 
-def _reserved(tier: DramTier, chunk: ChunkId, length: int) -> Slot | None:
+def _reserved(tier: DramTier, chunk: ChunkId, length: int) -> Cell | None:
     size = tier.needs_slab(chunk, _extent(length))
     if size is not None:
         tier.add_slab(tier.arena.make_slab_memory(), size)
     return tier.reserve(chunk, _extent(length))
 
 
-def _fill(tier: DramTier, slot: Slot, payload: bytes) -> bool:
+def _fill(tier: DramTier, cell: Cell, payload: bytes) -> bool:
     area = memoryview(bytearray(large_extent_bytes(len(payload))))
     area[: len(payload)] = payload
     crc = seal_payload(area, len(payload))
-    tier.arena.memory(slot)[: _extent(len(payload))] = area[: _extent(len(payload))]
-    return tier.publish(slot, len(payload), crc)
+    tier.arena.memory(cell)[: _extent(len(payload))] = area[: _extent(len(payload))]
+    return tier.publish(cell, len(payload), crc)
 
 
 def _bring_in(tier: DramTier, payload: bytes, reads: int = 2) -> ChunkId:
     chunk = data_chunk_id(payload)
     for _ in range(reads):
         tier.note_read(chunk, len(payload))
-    slot = _reserved(tier, chunk, len(payload))
-    if slot is not None:
-        _fill(tier, slot, payload)
+    cell = _reserved(tier, chunk, len(payload))
+    if cell is not None:
+        _fill(tier, cell, payload)
     return chunk
 
 
@@ -75,7 +75,7 @@ class TierModel(RuleBasedStateMachine):
         self.tier.on_admitted.append(self._admitted)
         self.tier.on_demoted.append(self._demoted)
         self.told: set[ChunkId] = set()
-        self.filling: list[tuple[Slot, bytes, bool]] = []
+        self.filling: list[tuple[Cell, bytes, bool]] = []
         self.pins: list[tuple[Placement, bytes]] = []
         self.granted: list[tuple[Placement, bytes]] = []
         self.counted: Counter[str] = Counter()
@@ -99,25 +99,25 @@ class TierModel(RuleBasedStateMachine):
         for _ in range(times):
             worth_it = self.tier.note_read(chunk, length)
         if worth_it:
-            slot = _reserved(self.tier, chunk, length)
-            if slot is not None:
-                self.filling.append((slot, payload, False))
+            cell = _reserved(self.tier, chunk, length)
+            if cell is not None:
+                self.filling.append((cell, payload, False))
 
     @rule(which=integers(0, 10))
     @precondition(lambda self: self.filling)
     def fill(self, which: int) -> None:
         if self.filling:
-            slot, payload, _ = self.filling.pop(which % len(self.filling))
-            wanted = self.tier._filling.get(data_chunk_id(payload)) is slot
-            assert _fill(self.tier, slot, payload) is wanted
+            cell, payload, _ = self.filling.pop(which % len(self.filling))
+            wanted = self.tier._filling.get(data_chunk_id(payload)) is cell
+            assert _fill(self.tier, cell, payload) is wanted
             self.counted["fills"] += wanted
 
     @rule(which=integers(0, 10))
     def fail_to_fill(self, which: int) -> None:
         if self.filling:
-            slot, _, _ = self.filling.pop(which % len(self.filling))
-            self.tier.arena.memory(slot)[:4] = b"torn"
-            self.tier.abandon(slot)
+            cell, _, _ = self.filling.pop(which % len(self.filling))
+            self.tier.arena.memory(cell)[:4] = b"torn"
+            self.tier.abandon(cell)
 
     @rule(number=integers(0, 3), length=sampled_from(LENGTHS))
     def free(self, number: int, length: int) -> None:
@@ -155,20 +155,20 @@ class TierModel(RuleBasedStateMachine):
     @invariant()
     def it_is_within_its_limit_and_its_figures_add_up(self) -> None:
         figures = self.tier.statistics()
-        slots = list(self.tier.arena.taken_slots())
-        held = [slot for slot in slots if not slot.filling and not slot.forgotten]
+        cells = list(self.tier.arena.taken_cells())
+        held = [cell for cell in cells if not cell.filling and not cell.forgotten]
         assert figures["memory_bytes"] <= figures["limit_bytes"] == 2 * SLAB
         assert figures["pinned_bytes"] <= SLAB
         assert figures["chunks"] == len(held) == len(self.told) == len(self.tier)
-        assert figures["payload_bytes"] == sum(slot.stored_bytes for slot in held)
-        assert {slot.chunk for slot in held} == self.told
+        assert figures["payload_bytes"] == sum(cell.stored_bytes for cell in held)
+        assert {cell.chunk for cell in held} == self.told
         assert figures["fills"] == figures["chunks"] + figures["demotions"] + figures["forgotten"]
         assert {name: figures[name] for name in self.counted} == dict(self.counted)
         for slab in self.tier.arena.slabs.values():
-            taken = [slot for slot in slab.slots if slot is not None]
-            assert sorted(slab.free) == [index for index, slot in enumerate(slab.slots) if slot is None]
+            taken = [cell for cell in slab.cells if cell is not None]
+            assert sorted(slab.free) == [index for index, cell in enumerate(slab.cells) if cell is None]
             assert slab.taken == len(taken)
-            assert slab.busy == sum(slot.filling or slot.pins > 0 for slot in taken)
+            assert slab.busy == sum(cell.filling or cell.pins > 0 for cell in taken)
 
     def teardown(self) -> None:
         self.tier.close()
@@ -210,7 +210,7 @@ def test_a_scan_longer_than_the_tier_leaves_the_working_set_in() -> None:
         assert all(chunk in tier for chunk in working)
 
 
-def test_a_chunk_that_fits_no_slot_and_one_that_is_too_short_are_left_out() -> None:
+def test_a_chunk_that_fits_no_cell_and_one_that_is_too_short_are_left_out() -> None:
     with _tier() as tier:
         for length in (1 * KIB, 2 * MIB):
             chunk = data_chunk_id(_payload(1, length))
@@ -253,7 +253,7 @@ def test_the_hand_takes_what_was_read_longest_ago_of_those_that_it_looked_at() -
         chunks = [_bring_in(tier, _payload(number, 64 * KIB)) for number in range(16)]
         size = tier.arena.classes[1]
         for first in (0, 4):
-            with mock.patch.object(size, "slot_at", wraps=size.slot_at) as looked_at:
+            with mock.patch.object(size, "cell_at", wraps=size.cell_at) as looked_at:
                 victim = tier._next_victim(size)
             assert [call.args for call in looked_at.mock_calls] == [(first + at,) for at in range(4)]
             assert victim is not None
@@ -262,7 +262,7 @@ def test_the_hand_takes_what_was_read_longest_ago_of_those_that_it_looked_at() -
         assert sum(chunk not in tier for chunk in chunks) == 1
 
 
-def test_a_pinned_chunk_outlives_its_being_freed_and_its_slot_is_used_again_afterwards() -> None:
+def test_a_pinned_chunk_outlives_its_being_freed_and_its_cell_is_used_again_afterwards() -> None:
     with _tier(slabs=1) as tier:
         payload = _payload(1, 64 * KIB)
         chunk = _bring_in(tier, payload)
@@ -289,9 +289,9 @@ def test_at_most_half_of_the_arena_is_pinned() -> None:
         assert tier.statistics()["pinned_bytes"] == SLAB
 
 
-def test_sizes_of_slots_hold_payloads_of_chunks_with_their_vectors() -> None:
-    for length, slot_bytes in ((64 * KIB, 64 * KIB), (256 * KIB, 260 * KIB), (4 * MIB, 4 * MIB + 4 * KIB)):
-        assert min(size for size in SLOT_SIZES if size >= _extent(length)) == slot_bytes
+def test_sizes_of_cells_hold_payloads_of_chunks_with_their_vectors() -> None:
+    for length, cell_bytes in ((64 * KIB, 64 * KIB), (256 * KIB, 260 * KIB), (4 * MIB, 4 * MIB + 4 * KIB)):
+        assert min(size for size in CELL_SIZES if size >= _extent(length)) == cell_bytes
 
 
 def test_chunks_that_are_located_are_counted_as_each_by_itself() -> None:
@@ -306,7 +306,7 @@ def test_chunks_that_are_located_are_counted_as_each_by_itself() -> None:
             often = other.note_located(list(chunks), understood=understood)
             assert wanted == [chunk for chunk in often if other.may_fit(chunk, 64 * KIB)]
             assert one.statistics() == other.statistics()
-            for mine, yours in zip(one.arena.taken_slots(), other.arena.taken_slots(), strict=True):
+            for mine, yours in zip(one.arena.taken_cells(), other.arena.taken_cells(), strict=True):
                 assert (mine.chunk, mine.referenced, mine.used_at) == (
                     yours.chunk,
                     yours.referenced,
@@ -321,15 +321,15 @@ def test_places_take_little_of_the_engines_own_memory_and_free_ones_next_to_none
     arena = Arena(1, 64 * MIB)
     tier = DramTier(arena)
     memory, size = arena.make_slab_memory(), arena.classes[0]
-    chunks = [data_chunk_id(number.to_bytes(8)) for number in range(size.slots_per_slab)]
+    chunks = [data_chunk_id(number.to_bytes(8)) for number in range(size.cells_per_slab)]
     tracemalloc.start()
     try:
         tier.add_slab(memory, size)
         assert _traced_bytes() < 16 * len(chunks)
         for chunk in chunks:
-            while (slot := tier.reserve(chunk, size.slot_bytes)) is None:
+            while (cell := tier.reserve(chunk, size.cell_bytes)) is None:
                 tier.note_read(chunk, 4 * KIB)
-            assert tier.publish(slot, 4 * KIB, 2**31 + len(tier))
+            assert tier.publish(cell, 4 * KIB, 2**31 + len(tier))
         assert len(tier) == len(chunks)
         assert _traced_bytes() < 300 * len(chunks)
         for chunk in chunks:

@@ -192,17 +192,17 @@ def test_a_chunk_in_the_engines_memory_is_read_from_there_for_as_long_as_it_is_t
     piece = shelf.opened.pieces[1]
     grant = shelf.opened.grants[piece.chunk]
     arena = Arena(1, MIB)
-    slot_class = next(each for each in arena.classes if each.slot_bytes >= 256 * KIB)
-    arena.add_slab(arena.make_slab_memory(), slot_class)
-    slot = arena.take_free(slot_class, piece.chunk)
-    arena.begin_change(slot)
+    cell_class = next(each for each in arena.classes if each.cell_bytes >= 256 * KIB)
+    arena.add_slab(arena.make_slab_memory(), cell_class)
+    cell = arena.take_free(cell_class, piece.chunk)
+    arena.begin_change(cell)
     with shelf.path.open("r+b") as file:
         file.seek(grant.offset)
         extent = file.read(piece.length + 12)
-        arena.memory(slot)[: len(extent)] = extent
+        arena.memory(cell)[: len(extent)] = extent
         file.truncate(0)  # nothing is to be had there
-    place = (MEDIUM_DRAM, slot.slab, slot.offset, piece.length, piece.length, 0, grant.crc)
-    shelf.opened.grants[piece.chunk] = Grant(*place, arena.end_change(slot))
+    place = (MEDIUM_DRAM, cell.slab, cell.offset, piece.length, piece.length, 0, grant.crc)
+    shelf.opened.grants[piece.chunk] = Grant(*place, arena.end_change(cell))
     held = [os.dup(slab.memory.descriptor) for slab in arena.slabs.values()]
     shelf.descriptors.slabs.add(list(arena.slabs), [*held, os.dup(arena.generations_descriptor)], MIB)
     for begin, length in ((0, piece.length), (5, 10), (GRANULE_BYTES - 1, 2), (5, 10), (8192, 4096)):
@@ -211,7 +211,7 @@ def test_a_chunk_in_the_engines_memory_is_read_from_there_for_as_long_as_it_is_t
         assert found is not None
         assert bytes(found) == wanted
         assert shelf.read_waiting(piece.offset + begin, length) == wanted
-    arena.begin_change(slot)
+    arena.begin_change(cell)
     for number, length in enumerate((10, piece.length)):
         assert shelf.fell_back == number
         assert shelf.reader.read_nowait(piece.offset, length) is None

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from engine.tiers.arena import Arena, Slot
+from engine.tiers.arena import Arena, Cell
 from lakefs.errors import StaleGrant
 from lakefs.grants.dram_slabs import Slabs
 from lakefs.ids import data_chunk_id
@@ -30,8 +30,8 @@ def _arena() -> Iterator[Arena]:
     arena.close()
 
 
-def _grant(slot: Slot, generation: int, length: int = 64 * KIB) -> Grant:
-    return Grant(MEDIUM_DRAM, slot.slab, slot.offset, length, length, 0, 0, generation)
+def _grant(cell: Cell, generation: int, length: int = 64 * KIB) -> Grant:
+    return Grant(MEDIUM_DRAM, cell.slab, cell.offset, length, length, 0, 0, generation)
 
 
 def _reader(arena: Arena) -> Slabs:
@@ -41,37 +41,37 @@ def _reader(arena: Arena) -> Slabs:
     return slabs
 
 
-def _fill(arena: Arena, slot: Slot, content: bytes) -> int:
-    arena.begin_change(slot)
-    arena.memory(slot)[: len(content)] = content
-    return arena.end_change(slot)
+def _fill(arena: Arena, cell: Cell, content: bytes) -> int:
+    arena.begin_change(cell)
+    arena.memory(cell)[: len(content)] = content
+    return arena.end_change(cell)
 
 
-def test_a_reader_copies_what_it_was_granted_and_nothing_once_the_slot_is_used_anew() -> None:
+def test_a_reader_copies_what_it_was_granted_and_nothing_once_the_cell_is_used_anew() -> None:
     with _arena() as arena:
         slabs = _reader(arena)
-        slot = arena.take_free(arena.classes[1], CHUNK)
-        generation = _fill(arena, slot, b"first" * 1000)
+        cell = arena.take_free(arena.classes[1], CHUNK)
+        generation = _fill(arena, cell, b"first" * 1000)
         target = memoryview(bytearray(10))
-        slabs.copy(_grant(slot, generation), 5, target)
+        slabs.copy(_grant(cell, generation), 5, target)
         assert bytes(target) == b"firstfirst"
-        assert bytes(slabs.view(_grant(slot, generation), 0, 5)) == b"first"
-        arena.begin_change(slot)
+        assert bytes(slabs.view(_grant(cell, generation), 0, 5)) == b"first"
+        arena.begin_change(cell)
         with pytest.raises(StaleGrant):
-            slabs.copy(_grant(slot, generation), 0, target)
-        _fill(arena, slot, b"other" * 1000)
+            slabs.copy(_grant(cell, generation), 0, target)
+        _fill(arena, cell, b"other" * 1000)
         with pytest.raises(StaleGrant):
-            slabs.copy(_grant(slot, generation), 0, target)
+            slabs.copy(_grant(cell, generation), 0, target)
 
 
-def test_any_part_of_a_slot_can_be_copied() -> None:
+def test_any_part_of_a_cell_can_be_copied() -> None:
     with _arena() as arena:
         slabs = _reader(arena)
         arena.begin_recut(arena.slabs[0])
         arena.recut(arena.slabs[0], arena.classes[2])
-        slot = arena.take_free(arena.classes[2], CHUNK)
+        cell = arena.take_free(arena.classes[2], CHUNK)
         content = os.urandom(256 * KIB)
-        grant = _grant(slot, _fill(arena, slot, content), len(content))
+        grant = _grant(cell, _fill(arena, cell, content), len(content))
         long, short = memoryview(bytearray(256 * KIB)), memoryview(bytearray(100))
         slabs.copy(grant, 0, long)
         slabs.copy(grant, 1000, short)
@@ -81,8 +81,8 @@ def test_any_part_of_a_slot_can_be_copied() -> None:
 
 def test_what_a_reader_sees_is_read_only_for_good() -> None:
     with _arena() as arena:
-        slot = arena.take_free(arena.classes[1], CHUNK)
-        view = _reader(arena).view(_grant(slot, _fill(arena, slot, b"first")), 0, 5)
+        cell = arena.take_free(arena.classes[1], CHUNK)
+        view = _reader(arena).view(_grant(cell, _fill(arena, cell, b"first")), 0, 5)
         assert view.readonly
         with pytest.raises(TypeError):
             view[0] = 1
@@ -91,30 +91,30 @@ def test_what_a_reader_sees_is_read_only_for_good() -> None:
 def test_grants_that_point_outside_of_what_is_mapped_are_stale() -> None:
     with _arena() as arena:
         slabs = _reader(arena)
-        slot = arena.take_free(arena.classes[1], CHUNK)
-        generation = _fill(arena, slot, b"first")
+        cell = arena.take_free(arena.classes[1], CHUNK)
+        generation = _fill(arena, cell, b"first")
         target = memoryview(bytearray(64 * KIB))
         for grant in (
             Grant(MEDIUM_DRAM, 1, 0, 10, 10, 0, 0, generation),
             Grant(MEDIUM_DRAM, 0, 1 << 40, 10, 10, 0, 0, generation),
-            Grant(MEDIUM_DRAM, 0, slot.offset, 10, 10, 0, 0, generation + 2),
+            Grant(MEDIUM_DRAM, 0, cell.offset, 10, 10, 0, 0, generation + 2),
         ):
             with pytest.raises(StaleGrant):
                 slabs.copy(grant, 0, target)
         with pytest.raises(StaleGrant):
-            slabs.copy(_grant(slot, generation), SLAB, target)
+            slabs.copy(_grant(cell, generation), SLAB, target)
         slabs.drop()
         with pytest.raises(StaleGrant):
-            slabs.copy(_grant(slot, generation), 0, target)
+            slabs.copy(_grant(cell, generation), 0, target)
 
 
 def test_grants_of_another_engine_mean_nothing_in_the_slabs_of_the_one_before() -> None:
     with _arena() as before, _arena() as arena:
         slabs = _reader(before)
-        old, slot = before.take_free(before.classes[1], CHUNK), arena.take_free(arena.classes[1], CHUNK)
+        old, cell = before.take_free(before.classes[1], CHUNK), arena.take_free(arena.classes[1], CHUNK)
         _fill(before, old, b"first")
-        grant = _grant(slot, _fill(arena, slot, b"other"))
-        assert (old.slab, old.offset) == (slot.slab, slot.offset)
+        grant = _grant(cell, _fill(arena, cell, b"other"))
+        assert (old.slab, old.offset) == (cell.slab, cell.offset)
         target = memoryview(bytearray(5))
         with pytest.raises(StaleGrant):
             slabs.copy(grant, 0, target)
@@ -152,21 +152,21 @@ from lakefs.errors import StaleGrant
 from lakefs.ids import data_chunk_id
 from lakefs.grants.dram_slabs import Slabs, generation_number
 from lakefs.wire.grants import MEDIUM_DRAM, Grant
-slab, generations, slab_bytes, slot_bytes = map(int, sys.argv[1:])
+slab, generations, slab_bytes, cell_bytes = map(int, sys.argv[1:])
 slabs = Slabs()
 numbers = os.dup(generations)
 slabs.add([0], [slab, generations], slab_bytes)
-target = memoryview(bytearray(slot_bytes))
+target = memoryview(bytearray(cell_bytes))
 good = stale = 0
 while good + stale < 1000 or good < 50:
-    offset = slot_bytes * ((good + stale) % 4)
+    offset = cell_bytes * ((good + stale) % 4)
     at = 8 * generation_number(0, offset, slab_bytes)
     generation = struct.unpack("=Q", os.pread(numbers, 8, at))[0]
     if generation % 2:
         stale += 1
         continue
     try:
-        slabs.copy(Grant(MEDIUM_DRAM, 0, offset, slot_bytes, slot_bytes, 0, 0, generation), 0, target)
+        slabs.copy(Grant(MEDIUM_DRAM, 0, offset, cell_bytes, cell_bytes, 0, 0, generation), 0, target)
     except StaleGrant:
         stale += 1
         continue
@@ -177,20 +177,20 @@ print(good, stale)
 """
 
 
-def test_a_reader_in_another_process_never_takes_torn_or_foreign_bytes_while_slots_are_used_anew() -> None:
+def test_a_reader_in_another_process_never_takes_torn_or_foreign_bytes_while_cells_are_used_anew() -> None:
     with _arena() as arena:
-        slots = [arena.take_free(arena.classes[1], CHUNK) for _ in range(4)]
-        for slot in slots:
-            _fill(arena, slot, (arena.generation(slot) + 1).to_bytes(8, "little") * (8 * KIB))
+        cells = [arena.take_free(arena.classes[1], CHUNK) for _ in range(4)]
+        for cell in cells:
+            _fill(arena, cell, (arena.generation(cell) + 1).to_bytes(8, "little") * (8 * KIB))
         fds = [arena.slabs[0].memory.descriptor, arena.generations_descriptor]
         argv = [sys.executable, "-c", _READER, *map(str, fds), str(SLAB), str(64 * KIB)]
         with subprocess.Popen(argv, pass_fds=fds, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
             turn = 0
             while reader.poll() is None:
                 turn += 1
-                slot = slots[turn % 4]
-                following = arena.generation(slot) + 2
-                generation = _fill(arena, slot, following.to_bytes(8, "little") * (8 * KIB))
+                cell = cells[turn % 4]
+                following = arena.generation(cell) + 2
+                generation = _fill(arena, cell, following.to_bytes(8, "little") * (8 * KIB))
                 assert generation == following
             out, err = reader.communicate()
         assert reader.returncode == 0, err.decode()
