@@ -70,11 +70,11 @@ class MountOptions:
     entry_timeout_s: float = 60.0
     staging_bytes: int = 64 * GIB
     engine_wait_s: float = ENGINE_WAIT_S
-    """How long operations wait for a lost engine before they fail with EIO."""
+    """Longest time that operations wait for a lost engine before they fail with EIO."""
     engine_silence_s: float = ENGINE_SILENCE_S
-    """How long an engine may send nothing, not even a keep-alive, before it counts as lost."""
+    """Longest time that an engine may send nothing, not even a keep-alive, before it counts as lost."""
     stop_wait_s: float = STOP_WAIT_S
-    """How long the mount may take to end; files not stored by then stay in the staging folder."""
+    """Longest time that the mount may take to end; files not stored by then stay in the staging folder."""
     source: str = "lake"
     """Source shown in the table of mounts."""
     kernel_options: frozenset[str] = frozenset()
@@ -297,7 +297,7 @@ def _why_not(said: list[str], options: MountOptions) -> LakeError:
     reason = said[-1] if said else "no reason given"
     if "not owned by user" in text or "no write access" in text:
         return PermissionDenied(
-            f"mount point {place} must belong to who mounts: {reason}", subject=str(place)
+            f"mount point {place} must belong to the user who mounts: {reason}", subject=str(place)
         )
     if "not permitted" in text or "ermission denied" in text:
         return PermissionDenied(

@@ -106,7 +106,7 @@ class Lookups:
     # --- by inode ------------------------------------------------------------------------------------
 
     async def refresh(self, inode: Inode) -> None:
-        """Ask for attributes that are not fresh.  An open file whose name was removed keeps its own and loses its name."""
+        """Ask for attributes that are not fresh.  An open file keeps them if its name was removed."""
         mount, is_root = self._mount, inode is self._table.root
         if (is_root and not self._table.bucket) or (inode.parent is None and not is_root):
             return
@@ -129,7 +129,7 @@ class Lookups:
             self.adopt(inode.parent, inode.name, found, asked_at)
 
     async def stat_of(self, inode: Inode) -> ObjectStat:
-        """Return the store's record of the inode's name; written bytes are stored first.  ESTALE if the name is gone."""
+        """Return the store's record of the inode's name, after storing written bytes.  ESTALE if the name is gone."""
         if inode.is_pending or inode.is_dirty:
             if inode.file is None:
                 raise FUSEError(errno.ESTALE)
@@ -161,6 +161,6 @@ class Lookups:
         return inode
 
     def gone(self, inode: Inode) -> FUSEError:
-        """Detach an inode whose name is gone; return the error to raise, which makes the kernel look the name up anew."""
+        """Detach an inode whose name is gone; return the error to raise, so that the kernel looks the name up anew."""
         self._table.detach(inode)
         return FUSEError(errno.ESTALE)

@@ -109,7 +109,7 @@ class FolderHandle:
                 self._known.add(name)
 
     def _note_whole(self, pages: _Pages) -> None:
-        """Note that the table has all names of the folder, unless some were made or removed elsewhere during the reading."""
+        """Note that the table has all names of the folder, unless other clients changed some during the reading."""
         folder, table = self.folder, self._mount.table
         if (
             folder.names_changed_at >= pages.begun_at

@@ -81,7 +81,7 @@ class Watcher:
                 return
             except LakeError as error:
                 _log.warning(
-                    "changes of a bucket are not told for the moment", bucket=bucket, error=error.message
+                    "changes of a bucket are not seen for the moment", bucket=bucket, error=error.message
                 )
             finally:
                 self._mount.watched.discard(bucket)
@@ -119,7 +119,7 @@ class Watcher:
         self._table.detach(child, is_removed=is_removed)
 
     def _place(self, bucket: str, key: str) -> tuple[Inode, str] | None:
-        """Return the folder of a key, and the component in it ("" for the bucket's own); None if it is not known here."""
+        """Return the folder of a key, and the component in it ("" for the bucket's own); None if it is unknown."""
         at: Inode | None = self._table.root
         if not self._table.bucket:
             at = self._table.root.children.get(bucket)

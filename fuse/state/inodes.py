@@ -123,7 +123,7 @@ class Inode:
     xattrs: dict[str, bytes] | None = None
     """None: not known; else as fresh as the attributes."""
     is_complete: bool = False
-    """True for a folder with all its names in `children`: made here, nothing forgotten, nothing added from elsewhere."""
+    """True for a folder with all names in `children`: made here, nothing forgotten, nothing added from elsewhere."""
     listed_at: float = EXPIRED
     """Time of the request for all names of a folder, which `children` has; EXPIRED as soon as one may be missing."""
 
@@ -193,7 +193,7 @@ class InodeTable:
     # --- names in the store --------------------------------------------------------------------------
 
     def name_of(self, inode: Inode) -> Name:
-        """Return bucket and key; a folder's key ends in `/`, the bucket's own is empty.  KeyNotFound if it has no name."""
+        """Return bucket and key; a folder's key ends in `/`, a bucket's is empty.  KeyNotFound if it has no name."""
         parts: list[str] = []
         at = inode
         while at.parent is not None:

@@ -47,7 +47,7 @@ M = TypeVar("M", bound=Message)
 Change = PutObjects | DeleteNames | Rename | MakeFolder | MakeSymlink | RemoveFolder | SetAttributes
 _GATHER_S = 0.02
 UNWATCHED_TIMEOUT_S = 1.0
-"""How long the kernel may cache entries and attributes of a bucket without a watch."""
+"""Longest time that the kernel may cache entries and attributes of a bucket without a watch."""
 
 
 async def _no_pages(_: Inode) -> None:
@@ -129,7 +129,7 @@ class Mount:
         return self.engine.hello.boot_id
 
     async def sync(self, inode: Inode) -> None:
-        """Make all visible changes durable.  DiskFailed if the engine restarted, and a change of `inode` may be lost."""
+        """Make all visible changes durable.  DiskFailed if the engine restarted: a change of `inode` may be lost."""
         boots = self.unsettled.take(inode.number)
         async with self.settling():
             await self.ask_sync()
@@ -218,7 +218,7 @@ class Mount:
         inode.changed_at = inode.confirmed_at = trio.current_time()
 
     async def change_again(self, request: Change, done: Callable[[LakeError], Awaitable[bool]]) -> int:
-        """Like `change`, but sent again if the engine was lost before it answered; returns the time of the change, in ns.
+        """Like `change`, but sent again if the engine was lost before it answered.  Returns the time of change in ns.
 
         `done` returns True if the error of the second request means that the first was done.
         """

@@ -16,7 +16,7 @@ from fuse.state.inodes import OBJECT, Attributes
 
 
 def without_set_id(attributes: Attributes, ctx: RequestContext, mode: int | None = None) -> int:
-    """Return the mode (of the file, or the one given) after this caller changed its content; unchanged if not a file."""
+    """Return the mode (the file's, or the one given) after this caller changed the content; unchanged if not a file."""
     mode = attributes.mode if mode is None else mode
     if attributes.kind != OBJECT or ctx.uid == 0 or not mode & (stat.S_ISUID | stat.S_ISGID):
         return mode
