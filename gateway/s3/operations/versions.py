@@ -37,14 +37,14 @@ _ID: Final = re.compile(r"null|[0-9a-f]{16}")
 
 
 def asked_version(call: Call) -> str:
-    """The version that a request is about, "" for what the key is bound to.  S3Error for what is no id."""
+    """Return the version that a request names, "" for the one that the key is bound to.  S3Error if it is no id."""
     if PARAMETER not in call.target.parameters:
         return ""
     return checked_version(call.parameter(PARAMETER))
 
 
 def checked_version(version: str) -> str:
-    """A version's id as clients give it.  S3Error."""
+    """Check a version's id as clients send it, and return it.  S3Error."""
     if not version:
         raise invalid_argument("Version id cannot be the empty string", PARAMETER, version)
     if not _ID.fullmatch(version):
@@ -53,12 +53,12 @@ def checked_version(version: str) -> str:
 
 
 def version_headers(stat: ObjectStat, name: bytes = VERSION_HEADER) -> list[tuple[bytes, bytes]]:
-    """The id of a version; nothing in a bucket that never kept any."""
+    """Return the header with the id of a version; none in a bucket that never kept versions."""
     return [(name, stat.version.encode())] if stat.version else []
 
 
 def refuse_marker(stat: ObjectStat) -> None:
-    """S3Error MethodNotAllowed for a delete marker that was named by its id."""
+    """Raise S3Error MethodNotAllowed for a delete marker that was named by its id."""
     if stat.is_marker:
         raise S3Error(
             405,
@@ -74,7 +74,7 @@ def refuse_marker(stat: ObjectStat) -> None:
 
 
 async def asked_stat(call: Call) -> ObjectStat:
-    """The stat of the version that a request is about.  S3Error also for a delete marker."""
+    """Return the stat of the version that a request names.  S3Error also for a delete marker."""
     stat = await call.ask_one(StatNames([(call.bucket, call.key)], versions=[asked_version(call)]))
     refuse_marker(stat)
     return stat
@@ -84,14 +84,14 @@ async def asked_stat(call: Call) -> ObjectStat:
 
 
 async def get_bucket_versioning(call: Call) -> Response:
-    """Enabled, Suspended, or nothing for a bucket that never kept versions."""
+    """Return Enabled, Suspended, or nothing for a bucket that never kept versions."""
     (bucket,) = (await call.ask(BucketList(call.bucket), Buckets)).buckets
     status = element("Status", bucket.versioning.capitalize()) if bucket.versioning else ""
     return xml_response(document("VersioningConfiguration", status))
 
 
 async def put_bucket_versioning(call: Call) -> Response:
-    """Durable on return.  MFA delete is not offered."""
+    """Set the versioning of a bucket.  Durable on return.  MFA delete is not offered."""
     status = await read_proven_xml(call, read_versioning)
     if not status:
         raise S3Error(
@@ -106,7 +106,7 @@ async def put_bucket_versioning(call: Call) -> Response:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a list is asked for."""
+    """Parameters of one list request."""
 
     prefix: str
     key_marker: str
@@ -117,7 +117,7 @@ class _Asked:
 
 
 async def list_object_versions(call: Call) -> Response:
-    """A page of versions and delete markers, from the newest of each key."""
+    """Return a page of versions and delete markers, newest first for each key."""
     asked = _asked(call)
     if asked.delimiter in STORE_DELIMITERS:
         page = await _listed(
@@ -176,7 +176,7 @@ async def _listed(
 
 
 async def _rolled_up(call: Call, asked: _Asked) -> ListedVersions:
-    """As `_listed` for a delimiter that the store does not know: every version is looked at."""
+    """Like `_listed`, for a delimiter that the store does not know: reads every version."""
     begin, behind = len(asked.prefix), asked.key_marker.encode()
     entries: list[VersionEntry] = []
     after, after_version = asked.key_marker, asked.version_marker
