@@ -116,7 +116,7 @@ class OpenFile:
                     await self._commit(durable=self._mount.options.sync)
             except LakeError as error:
                 if not self.handles:
-                    self._give_up(error)
+                    self._leave_staged(error)
             finally:
                 if not self.handles:  # not opened again during the commit
                     self.abandon()
@@ -127,7 +127,7 @@ class OpenFile:
         Harmless when called twice.
         """
         if self.is_dirty and self.inode.parent is not None:
-            self._give_up(_ended(self.inode.name))
+            self._leave_staged(_ended(self.inode.name))
         self._close()
 
     async def discard(self) -> None:
@@ -147,7 +147,7 @@ class OpenFile:
         if reader is not None:
             self._mount.give_back(reader.opened.lease)
 
-    def _give_up(self, error: LakeError) -> None:
+    def _leave_staged(self, error: LakeError) -> None:
         self._end_behind()
         staged, self._staged = self._staged, None
         self.is_dirty = False
@@ -271,7 +271,7 @@ class OpenFile:
             _check_size(self.inode, offset + len(data))
             staged = await self._staging()
             staged.write(offset, data)
-            self._written(staged)
+            self._note_change(staged)
             self._store_behind(staged, offset, offset + len(data))
 
     async def truncate(self, size: int) -> None:
@@ -280,13 +280,13 @@ class OpenFile:
             _check_size(self.inode, size)
             staged = await self._staging()
             staged.truncate(size)
-            self._written(staged)
+            self._note_change(staged)
             if not size:
                 self._end_behind()
             elif self._behind is not None:
                 self._behind.changed(size, BLOB_BYTES_MAX)
 
-    def _written(self, staged: StagedFile) -> None:
+    def _note_change(self, staged: StagedFile) -> None:
         self.is_dirty = True
         attributes = self.inode.attributes
         attributes.size_bytes = staged.size

@@ -336,7 +336,7 @@ class LakeOperations(pyfuse3.Operations):
         await file.release()
 
     async def release_all(self, within_s: float) -> None:
-        """Close what is open when the mount has ended; files not stored within `within_s` stay staged."""
+        """Close all open files when the mount has ended; files not stored within `within_s` stay staged."""
         files = [handle.file for handle in self._files.values()]
         self._files.clear()
         with trio.move_on_after(within_s) as limit:
@@ -370,10 +370,7 @@ class LakeOperations(pyfuse3.Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        """Set length, mode, owner, times.
-
-        A call without any of them means that content changes, or that the owner is set to itself.
-        """
+        """Set length, mode, owner, times.  A call without any: content changes, or the owner is set to itself."""
         known = self._lookups.inode(inode)
         if fields.update_size:
             await self._drop_set_id(known, ctx)

@@ -42,7 +42,7 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
     """
     staging = StagingFolder(options.staging, options.staging_bytes)
     try:
-        _tell_leftovers(staging)
+        _log_leftovers(staging)
         async with (
             ThreadOffload(_THREADS, "lake-mount") as offload,
             connect_reconnecting(
@@ -54,7 +54,7 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
             table = InodeTable(owner.bare_folder(_ROOT_MODE, now_ns()), options.bucket)
             async with trio.open_nursery() as nursery:
                 mount = Mount(lake, engine, offload, staging, table, owner, options, nursery)
-                await _look_at_root(mount)
+                await _check_root(mount)
                 nursery.start_soon(Watcher(mount, engine).run)
                 nursery.start_soon(mount.give_leases_back)
                 nursery.start_soon(mount.settle)
@@ -71,12 +71,12 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
                         await operations.release_all(max(0.0, mount.end_by - trio.current_time()))
                 nursery.cancel_scope.cancel()
             await lake.aclose()
-            _tell_unstored(mount)
+            _raise_unstored(mount)
     finally:
         staging.close()
 
 
-def _tell_leftovers(staging: StagingFolder) -> None:
+def _log_leftovers(staging: StagingFolder) -> None:
     """Log the first files that earlier mounts could not store, their number, and the command that lists all."""
     leftovers = staging.leftovers()
     for leftover in leftovers[:_LEFTOVERS_NAMED]:
@@ -93,7 +93,7 @@ def _tell_leftovers(staging: StagingFolder) -> None:
         )
 
 
-def _tell_unstored(mount: Mount) -> None:
+def _raise_unstored(mount: Mount) -> None:
     """Raise the error that kept files from being stored when the mount ended; its class sets the exit code."""
     if mount.unstored_error is None:
         return
@@ -108,7 +108,7 @@ def _command(staging: StagingFolder) -> str:
     return f"lake staged ls --staging {shlex.quote(str(staging.path))}"
 
 
-async def _look_at_root(mount: Mount) -> None:
+async def _check_root(mount: Mount) -> None:
     """Check that the bucket exists when one bucket is the root, and take its attributes.  Raises BucketNotFound."""
     bucket = mount.options.bucket
     if not bucket:

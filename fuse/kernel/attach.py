@@ -230,10 +230,10 @@ def _start_session(operations: pyfuse3.Operations, options: MountOptions) -> Non
     """Mount.  Text that libfuse and fusermount3 write to stderr becomes the error, or is logged."""
     said: list[str] = []
     try:
-        with _stderr_caught(said):
+        with _stderr_lines(said):
             pyfuse3.init(operations, str(options.mount_point), _session_options(options))
     except RuntimeError as error:
-        raise _why_not(said, options) from error
+        raise _mount_error(said, options) from error
     for line in said:
         _log.warning("libfuse said", line=line)
 
@@ -253,7 +253,7 @@ def _session_options(options: MountOptions) -> set[str]:
 
 
 @contextmanager
-def _stderr_caught(lines: list[str]) -> Iterator[None]:
+def _stderr_lines(lines: list[str]) -> Iterator[None]:
     """Collect the lines written to descriptor 2 in the block, by C code and child processes too."""
     sys.stderr.flush()
     kept = os.dup(2)
@@ -269,7 +269,7 @@ def _stderr_caught(lines: list[str]) -> Iterator[None]:
         lines.extend(line for line in text.splitlines() if line.strip())
 
 
-def _why_not(said: list[str], options: MountOptions) -> LakeError:
+def _mount_error(said: list[str], options: MountOptions) -> LakeError:
     """Return the error that the last words of libfuse and fusermount3 mean."""
     place, text = options.mount_point, "\n".join(said)
     if "device not found" in text:

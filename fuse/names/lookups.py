@@ -54,15 +54,15 @@ class Lookups:
             return None, True
         for _ in range(_LOOKUPS_MAX):
             asked_at = trio.current_time()
-            found = await self._asked(parent, name, asked_at)
+            found = await self._asked_store(parent, name, asked_at)
             if parent.names_changed_at < asked_at:
                 return found, True
             if found is not None:
                 self._table.forget(found.number, 0)
-        found = await self._asked(parent, name, trio.current_time())
+        found = await self._asked_store(parent, name, trio.current_time())
         return found, False  # names change all the time: the answer may be out of date
 
-    async def _asked(self, parent: Inode, name: str, asked_at: float) -> Inode | None:
+    async def _asked_store(self, parent: Inode, name: str, asked_at: float) -> Inode | None:
         try:
             found = await self._look_up(parent, name)
         except (KeyNotFound, BucketNotFound, InvalidName):

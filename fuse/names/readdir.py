@@ -55,7 +55,7 @@ class FolderHandle:
         if not self._reply_dots(token, start):
             return
         position = max(0, start - _DOTS)
-        while await self._has(position):
+        while await self._has_entry(position):
             if self._reply_names(token, position):
                 return
             position = len(self._names)  # all of these were removed
@@ -78,7 +78,7 @@ class FolderHandle:
         for _, inode in self._names:
             inode.lookups += 1
 
-    async def _has(self, position: int) -> bool:
+    async def _has_entry(self, position: int) -> bool:
         pages = self._pages
         while pages is not None and position >= len(self._names) and not pages.is_last:
             await self._read(pages)
@@ -188,7 +188,7 @@ class _Pages:
         mount, folder = self._mount, self._folder
         pending = _pending(folder)
         self.asked_at = trio.current_time()
-        found = await (self._buckets() if mount.table.holds_buckets(folder) else self._some())
+        found = await (self._buckets() if mount.table.holds_buckets(folder) else self._next_names())
         if self.is_last:
             # A file that was stored during the request may be missing on the store's page.
             here: dict[str, Found] = {
@@ -206,7 +206,7 @@ class _Pages:
             name: stat for name, stat in zip(names, stats, strict=True) if not isinstance(stat, LakeError)
         }
 
-    async def _some(self) -> dict[str, Found]:
+    async def _next_names(self) -> dict[str, Found]:
         found: dict[str, Found] = {}
         bucket, prefix = name = self._mount.table.name_of(self._folder)
         self.name = self.name or name

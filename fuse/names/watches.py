@@ -47,12 +47,12 @@ class Watcher:
         self._has_doubt = trio.Event()
         self._epoch = engine.epoch
         self._send, self._receive = trio.open_memory_channel[str](_WAITING_MAX)
-        mount.want_watch = self._want
+        mount.want_watch = self._request_watch
         mount.table.on_lost = _invalidate_entry
         mount.forget_attributes = _invalidate_attributes
         mount.forget_pages = _invalidate_pages
 
-    def _want(self, bucket: str) -> None:
+    def _request_watch(self, bucket: str) -> None:
         if bucket in self._begun or len(self._begun) >= _BUCKETS_MAX:
             return
         try:
@@ -86,7 +86,7 @@ class Watcher:
             finally:
                 self._mount.watched.discard(bucket)
             await trio.sleep(_RETRY_S)
-            await self._hold_again()
+            await self._renew_leases()
 
     # --- events --------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Watcher:
             _renew_names(parent)
             _invalidate_entry(parent, name)
 
-    def _lose(self, parent: Inode, child: Inode, *, is_removed: bool = False) -> None:
+    def _detach(self, parent: Inode, child: Inode, *, is_removed: bool = False) -> None:
         _renew_names(parent)
         self._table.detach(child, is_removed=is_removed)
 
@@ -130,7 +130,7 @@ class Watcher:
             at = None if at is None else at.children.get(folder)
         return None if at is None else (at, name)
 
-    # --- what may be out of date ---------------------------------------------------------------------
+    # --- inodes that may be out of date --------------------------------------------------------------
 
     def _doubt(self, inode: Inode, *, is_removed: bool = False) -> None:
         self._doubtful[inode] = is_removed or self._doubtful.get(inode, False)
@@ -169,15 +169,17 @@ class Watcher:
             if inode.is_newer_than(asked_at):
                 self._doubt(inode, is_removed=is_removed)
             elif isinstance(found, ObjectStat):
-                self._news(parent, inode, found, asked_at)
+                self._apply_difference(parent, inode, found, asked_at)
             elif isinstance(found, (KeyNotFound, BucketNotFound)) and parent is not None:
-                self._lose(parent, inode, is_removed=is_removed)
+                self._detach(parent, inode, is_removed=is_removed)
 
-    def _news(self, parent: Inode | None, inode: Inode, found: ObjectStat, asked_at: float) -> None:
+    def _apply_difference(
+        self, parent: Inode | None, inode: Inode, found: ObjectStat, asked_at: float
+    ) -> None:
         shown = self._mount.owner.shown(found)
         is_other = found.node != inode.node or (not inode.is_folder and shown.blob != inode.attributes.blob)
         if is_other and parent is not None:
-            self._lose(parent, inode)
+            self._detach(parent, inode)
             return
         inode.confirmed_at = asked_at
         before = inode.attributes
@@ -197,7 +199,7 @@ class Watcher:
             if number % 1000 == 999:
                 await trio.lowlevel.checkpoint()
 
-    async def _hold_again(self) -> None:
+    async def _renew_leases(self) -> None:
         """Lease the content of open files again after a new connection, where the names still have it."""
         if self._engine.epoch == self._epoch:
             return

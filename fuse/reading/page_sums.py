@@ -7,7 +7,7 @@ is checked alone: from the CRC before the run, its bytes must lead to the CRC be
 Rules kept here:
 - CRCs are kept only of bytes that matched the store's checksum.  No bytes are kept, and nothing counts as good
   because it was good before: a reader checks the bytes that it has read.
-- A chunk is named by its content, so its CRCs stay true wherever it lies and whoever opens it.
+- A chunk is named by its content, so its CRCs stay true at any place and for any opener.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PageSums:
     def learn(self, chunk: ChunkId, number: int, granule: memoryview, crc: int) -> bool:
         """Check a whole granule against the store's checksum and keep its CRCs; False, keeping none, if it differs."""
         pages = (granule[at : at + PAGE_BYTES] for at in range(0, len(granule), PAGE_BYTES))
-        sums = array("I", accumulate(pages, _go_on, initial=_START))
+        sums = array("I", accumulate(pages, _extended, initial=_START))
         if sums[-1] != crc:
             return False
         self._sums[chunk, number] = sums
@@ -47,5 +47,5 @@ class PageSums:
         return self._sums.get((chunk, number))
 
 
-def _go_on(crc: int, page: memoryview) -> int:
+def _extended(crc: int, page: memoryview) -> int:
     return crc32c(page, crc)

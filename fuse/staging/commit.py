@@ -109,7 +109,7 @@ def plan_cuts(pieces: Sequence[Piece], written: RangeSet, base_bytes: int, size:
         cuts.append(Store(piece.offset, piece.length) if touched else Keep(piece))
     begin = _end_of(cuts)
     if begin < size:
-        while cuts and _goes_along(cuts[-1], size - begin):
+        while cuts and _is_cut_with_tail(cuts[-1], size - begin):
             begin = cuts.pop().offset
         cuts += (Store(begin + offset, length) for offset, length in iter_extents(fixed_cuts(size - begin)))
     if size <= SMALL_PAYLOAD_BYTES and any(isinstance(cut, Store) for cut in cuts):
@@ -121,7 +121,7 @@ def _end_of(cuts: Sequence[Cut]) -> int:
     return cuts[-1].offset + cuts[-1].length if cuts else 0
 
 
-def _goes_along(cut: Cut, tail_bytes: int) -> bool:
+def _is_cut_with_tail(cut: Cut, tail_bytes: int) -> bool:
     """Return True if a chunk is cut anew with the tail behind it: it must be stored anyway, or is short beside it."""
     return cut.length < CHUNK_BYTES and (isinstance(cut, Store) or cut.length < 2 * tail_bytes)
 
@@ -250,7 +250,7 @@ class _StagedPut:
     # --- small and unchanged -------------------------------------------------------------------------
 
     def _put_object(self) -> Steps[Stored]:
-        payload = yield from self._put_together(0, self._staged.size)
+        payload = yield from self._assembled(0, self._staged.size)
         self._verify_unchanged()
         request = PutObjects([len(payload)], [self._change], durable=self._durable)
         stat = only_result((yield from send(request, body=[payload])))
@@ -342,7 +342,7 @@ class _StagedPut:
             return Send(request), note_stored(upload, lengths)
         payloads: list[memoryview] = []
         for store in stores:
-            payload = yield from self._put_together(store.offset, store.length)
+            payload = yield from self._assembled(store.offset, store.length)
             payloads.append(payload)
         if self._lake.network:
             return offer_payloads(upload, payloads, pipeline)
@@ -367,7 +367,7 @@ class _StagedPut:
         self._source = reply.message.source
         return True
 
-    def _put_together(self, offset: int, length: int) -> Steps[memoryview]:
+    def _assembled(self, offset: int, length: int) -> Steps[memoryview]:
         """Return bytes of the content, assembled from spans of any kind."""
         content = memoryview(bytearray(length))
         of_base = [span for span in self._staged.spans(offset, length) if span.kind is Kind.BASE]

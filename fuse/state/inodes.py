@@ -297,7 +297,7 @@ class InodeTable:
         if inode is not parent and self.is_below(
             parent, inode
         ):  # only if out of date: the store refuses such a move
-            self.detach(self._on_way(parent, inode))
+            self.detach(self._child_on_path(parent, inode))
         self._place(inode, parent, name)
         for folder in _folders_from(inode):
             folder.listed_at = EXPIRED  # it may have been listed by a name that it no longer had
@@ -354,7 +354,7 @@ class InodeTable:
                 return
             inode = parent
 
-    def _on_way(self, inode: Inode, folder: Inode) -> Inode:
+    def _child_on_path(self, inode: Inode, folder: Inode) -> Inode:
         """Return the child of `folder` on the path to `inode`, which is below it."""
         at = inode
         while at.parent is not None and at.parent is not folder:

@@ -25,7 +25,7 @@ META: Final = b"x-amz-meta-"
 """In a list: every header with this prefix."""
 _SHOWN_BYTES: Final = 64
 
-# The signature's own, the SDK's name and S3's, the payer (nobody pays here), and the owner, which is checked.
+# The signature's own, the SDK's name and S3's, the payer (no one pays here), and the owner, which is checked.
 _ALWAYS: Final = frozenset(
     (
         b"x-amz-api-version",

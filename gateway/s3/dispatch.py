@@ -97,11 +97,11 @@ class S3Service:
         """Return the answer to a request.  HttpRefusal if its body breaks HTTP."""
         request_id = self._new_id()
         try:
-            response = await self._done(request)
+            response = await self._dispatched(request)
         except S3Error as error:
             response = self._refusal(request, error, request_id)
         except LakeError as error:
-            response = self._refusal(request, self._told(error, request_id), request_id)
+            response = self._refusal(request, self._translated(error, request_id), request_id)
         except HttpRefusal:
             raise
         except Exception:  # noqa: BLE001 - a bug, met by one request
@@ -128,7 +128,7 @@ class S3Service:
             code=refusal.code,
         )
 
-    async def _done(self, request: Request) -> Response:
+    async def _dispatched(self, request: Request) -> Response:
         head = request.head
         if self._keys.are_old:
             await self._keys.refresh()
@@ -149,11 +149,11 @@ class S3Service:
         check_headers(target.operation, headers)
         return await operation(Call(request, target, headers, signature, self._lakes, self._options.region))
 
-    def _told(self, error: LakeError, request_id: str) -> S3Error:
-        told = from_lake(error)
-        if told.status >= 500:
+    def _translated(self, error: LakeError, request_id: str) -> S3Error:
+        translated = from_lake(error)
+        if translated.status >= 500:
             _log.error("s3_request_failed", request_id=request_id, error=error.message, subject=error.subject)
-        return told
+        return translated
 
     def _refusal(self, request: Request, error: S3Error, request_id: str) -> Response:
         headers = [

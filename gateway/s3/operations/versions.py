@@ -105,7 +105,7 @@ async def put_bucket_versioning(call: Call) -> Response:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _ListParameters:
     """Parameters of one list request."""
 
     prefix: str
@@ -118,7 +118,7 @@ class _Asked:
 
 async def list_object_versions(call: Call) -> Response:
     """Return a page of versions and delete markers, newest first for each key."""
-    asked = _asked(call)
+    asked = _list_parameters(call)
     if asked.delimiter in STORE_DELIMITERS:
         page = await _listed(
             call, asked, asked.key_marker, asked.version_marker, asked.delimiter, asked.limit
@@ -147,7 +147,7 @@ async def list_object_versions(call: Call) -> Response:
     return xml_response(document("ListVersionsResult", "".join(fields)))
 
 
-def _asked(call: Call) -> _Asked:
+def _list_parameters(call: Call) -> _ListParameters:
     shown = shown_names(call)
     key_marker, version_marker = call.parameter("key-marker"), call.parameter("version-id-marker")
     if version_marker and not key_marker:
@@ -158,7 +158,7 @@ def _asked(call: Call) -> _Asked:
         )
     if version_marker and not _ID.fullmatch(version_marker):
         raise invalid_argument("Invalid version id specified", "version-id-marker", version_marker[:64])
-    return _Asked(
+    return _ListParameters(
         call.parameter("prefix"),
         key_marker,
         version_marker,
@@ -169,13 +169,13 @@ def _asked(call: Call) -> _Asked:
 
 
 async def _listed(
-    call: Call, asked: _Asked, after: str, after_version: str, delimiter: str, limit: int
+    call: Call, asked: _ListParameters, after: str, after_version: str, delimiter: str, limit: int
 ) -> ListedVersions:
     request = ListVersions(call.bucket, asked.prefix, after, after_version, delimiter, max(1, limit))
     return await call.ask(request, ListedVersions)
 
 
-async def _rolled_up(call: Call, asked: _Asked) -> ListedVersions:
+async def _rolled_up(call: Call, asked: _ListParameters) -> ListedVersions:
     """Like `_listed`, for a delimiter that the store does not know: reads every version."""
     begin, behind = len(asked.prefix), asked.key_marker.encode()
     entries: list[VersionEntry] = []
@@ -202,13 +202,13 @@ def _entry(entry: VersionEntry, shown: Callable[[str], str]) -> str:
     key = shown(entry.key)
     if entry.is_prefix:
         return f"<CommonPrefixes>{element('Prefix', key)}</CommonPrefixes>"
-    said = (
+    fields = (
         f"{element('Key', key)}{element('VersionId', entry.version)}{element('IsLatest', entry.is_latest)}"
         f"<LastModified>{iso_time(entry.mtime_ns)}</LastModified>"
     )
     if entry.is_marker:
-        return f"<DeleteMarker>{said}{OWNER}</DeleteMarker>"
+        return f"<DeleteMarker>{fields}{OWNER}</DeleteMarker>"
     return (
-        f"<Version>{said}<ETag>&quot;{entry.etag}&quot;</ETag><Size>{entry.size_bytes}</Size>{OWNER}"
+        f"<Version>{fields}<ETag>&quot;{entry.etag}&quot;</ETag><Size>{entry.size_bytes}</Size>{OWNER}"
         "<StorageClass>STANDARD</StorageClass></Version>"
     )
