@@ -425,7 +425,7 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
-        """Names of the extended attributes."""
+        """Return the names of the extended attributes."""
         names = await self._xattrs.names(self._lookups.inode(inode), for_root=ctx.uid == 0)
         return [XAttrNameT(name) for name in names]
 
@@ -482,10 +482,6 @@ def _may_read(flags: int) -> bool:
 def _component(name: bytes) -> str:
     if len(name) > COMPONENT_BYTES_MAX:
         raise FUSEError(errno.ENAMETOOLONG)
-    return _text(name)
-
-
-def _text(name: bytes) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError:

@@ -170,7 +170,7 @@ async def _leave(loop: _Loop, entry: MountEntry, wait_s: float) -> None:
 
 
 async def _take_away(entry: MountEntry, wait_s: float) -> bool:
-    """Unmount this mount if it is still there at its place.  Returns True if the kernel may not have ended the session:
+    """Unmount this mount if it is still mounted.  Returns True if the kernel may not have ended the session:
     it was unmounted lazily, or another mount lies over it."""
     place = entry.mount_point
     now = mount_at(place)

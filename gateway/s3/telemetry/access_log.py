@@ -1,8 +1,7 @@
 """The access log: one line of JSON for each request, or one of N; answers with a status of 500 and more always.
 
 Rules kept here:
-- Access key ids are logged, secrets and signatures never.  Of the query nothing is logged: fields are from the parsed
-  target.
+- Access key ids are logged; secrets, signatures and queries never.
 - All input from clients is escaped by JSON and cut to a length, so a line is one line, of at most some 8 KiB.
 - Lines gather in memory and are written once a second, or when there are many, in a thread, with O_APPEND and whole:
   several processes may share a file.  Lines that a slow or full disk does not take are dropped and counted; no request
