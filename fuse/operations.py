@@ -420,7 +420,7 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """The value of an extended attribute."""
+        """Return the value of an extended attribute."""
         return await self._xattrs.value(self._lookups.inode(inode), name)
 
     @answering

@@ -139,7 +139,7 @@ class Inode:
         return self.listed_at > EXPIRED
 
     def doubt_names(self) -> None:
-        """A name in this folder may be missing in `children`."""
+        """Note that a name in this folder may be missing in `children`."""
         self.is_complete = False
         self.listed_at = EXPIRED
 
