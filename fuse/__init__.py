@@ -1,1 +1,1 @@
-"""The mount: operations of the kernel, what is open, and one mount put together."""
+"""The mount: operations for the kernel, open files, inodes, staging, and the service that runs one mount."""

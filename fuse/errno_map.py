@@ -1,11 +1,10 @@
 """The one table from the errors of `lakefs.errors` to errno, for the mount.
 
-Every leaf of the tree has a row.  Whatever is not of the tree is a bug of ours: EIO, and loud in the log of
-whoever called.  The mount translates here, once, at its edge; a raw error that escapes a FUSE handler could take
-the whole mount down.
+Every leaf of the tree has a row.  Any other exception is a bug: EIO, and the caller logs it.  The mount translates
+here, once, at its edge; a raw error that escapes a FUSE handler could take the whole mount down.
 
-Applications act on errno, so the choice favours what they do with it: EAGAIN is never used (a blocking call must
-not see it), and damage is EIO, as a disk would report it.
+Applications act on errno, so the choice favours their use of it: EAGAIN is never used (a blocking call must not
+see it), and damage is EIO, as a disk would report it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ ERRNO_BY_ERROR: Final[Mapping[type[errors.LakeError], int]] = MappingProxyType(
         # The file at the name is no longer the one that was opened.
         errors.PreconditionFailed: errno.ESTALE,
         errors.PermissionDenied: errno.EACCES,
-        # Staged bytes changed while they were stored: nothing was stored under the name.
+        # Staged bytes changed during the store: nothing was stored under the name.
         errors.SourceChanged: errno.EIO,
         errors.RequestTooLarge: errno.E2BIG,
         errors.ConfigError: errno.EINVAL,
@@ -44,7 +43,7 @@ ERRNO_BY_ERROR: Final[Mapping[type[errors.LakeError], int]] = MappingProxyType(
         errors.KeyDeleted: errno.ENOENT,
         errors.VersionNotFound: errno.ENOENT,
         errors.VersionIsMarker: errno.EINVAL,
-        # It was waited for; ENOTCONN would say that the mount itself has died.
+        # The mount has waited for the engine; ENOTCONN would mean that the mount itself has died.
         errors.EngineUnreachable: errno.EIO,
         errors.EngineBusy: errno.EBUSY,
         errors.DeadlineExceeded: errno.ETIMEDOUT,
@@ -73,9 +72,9 @@ _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 
 
 def errno_of(error: BaseException) -> int:
-    """The errno that tells of `error`; EIO for anything that is not of the tree.
+    """Return the errno for `error`; EIO for anything outside the tree.
 
-    That the mount is out of descriptors is told as such, whatever it was needed for.
+    An error caused by a lack of descriptors keeps that errno (EMFILE, ENFILE), whatever the descriptor was for.
     """
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in _NO_DESCRIPTORS:

@@ -1,14 +1,14 @@
-"""What is open of one inode: its stored content, what was written and is not stored yet, and the commit between them.
+"""One open file: its stored content, written bytes that are not stored yet, and the commit between them.
 
     open        the stored content is opened and held (a lease), so that it stays readable whole, whatever happens
-    write       goes to the staging file, over the stored content; nobody else sees it
-    commit      at close, fsync and release: one atomic change of the name; then others see it whole
-    release     of the last handle: the staging file and the lease go
+    write       writes to the staging file, over the stored content; other clients do not see it
+    commit      at close, fsync and release: one atomic change of the name; then others see all of it
+    release     of the last handle: removes the staging file and gives the lease back
 
 Rules kept here:
 - All handles of an inode on this mount see the same content at once, as on a local file system.
-- The first commit of a file gives it its node; later ones keep it, unless the name was bound to another meanwhile:
-  then the last close wins, whole.
+- The first commit of a file gives it its node.  Later commits keep it, unless the name was bound to another node
+  since the last one: then the last close wins, whole.
 - A file without a name (unlinked, or replaced here) commits nothing.
 - A failed commit keeps the staged bytes; the next close or fsync tries again, and after the last handle they stay in
   the staging folder, named in the log.
@@ -59,7 +59,7 @@ class OpenFile:
         self.readers = 0
         """Handles that may read."""
         self.is_dirty = False
-        """Whether something is written, or the name new, that the store does not have."""
+        """True if bytes were written, or the name is new, and the store does not have that."""
         self._mount = mount
         self._lock = trio.Lock()
         self._reader: BlobReader | None = None
@@ -67,21 +67,21 @@ class OpenFile:
         self._behind: WriteBehind | None = None
         self._behind_is_idle = trio.Event()
         self._behind_is_idle.set()
-        self._is_new = False  # nothing of it is in the store, but perhaps an empty file
-        self._stat: ObjectStat | None = None  # as opened, for what a file system has not
+        self._is_new = False  # the store has nothing of it, or an empty file
+        self._stat: ObjectStat | None = None  # as opened, for fields that a file system has not
         self._visible_since = (
-            b""  # boot of the engine that has the last commit visible, and not known to be durable
+            b""  # boot of the engine in which the last commit is visible but not known to be durable
         )
 
     # --- handles -------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """One more handle.  KeyNotFound or PreconditionFailed when the name has other content by now.
+        """Add a handle.  KeyNotFound or PreconditionFailed if the name has other content by now.
 
-        The stored content is opened for the first one; for others it is compared, so that what was closed elsewhere
-        before this open is seen by it.
+        The first handle opens the stored content.  Later ones compare it with the name, so that an open sees every
+        version that was closed elsewhere before it.
         """
-        self.handles += 1  # before the wait: nobody closes the file meanwhile
+        self.handles += 1  # before the wait: no other task closes the file during it
         try:
             async with self._lock:
                 await self._open()
@@ -91,7 +91,7 @@ class OpenFile:
 
     async def _open(self) -> None:
         if self.inode.parent is None:
-            await self._stored()  # it goes on with what it has open
+            await self._stored()  # a file without a name keeps its open content
         elif self.inode.is_pending or self.is_dirty:
             return
         elif self._reader is None:
@@ -100,13 +100,13 @@ class OpenFile:
             await self._compare_stored()
 
     def open_new(self) -> None:
-        """A handle of a file that this mount has just made, empty."""
+        """Add a handle of a file that this mount has just made, empty."""
         self.handles += 1
         self.is_dirty = self.inode.is_pending
         self._is_new = True
 
     async def release(self) -> None:
-        """One handle less; with the last one what late writes left is stored, and all is given back."""
+        """Remove a handle.  The last one stores what is still unstored, and gives everything back."""
         self.handles -= 1
         async with self._lock:
             if self.handles:
@@ -116,22 +116,22 @@ class OpenFile:
                     await self._commit(durable=self._mount.options.sync)
             except LakeError as error:
                 if not self.handles:
-                    self._give_up(error)
+                    self._leave_staged(error)
             finally:
-                if not self.handles:  # nobody opened it meanwhile
+                if not self.handles:  # not opened again during the commit
                     self.abandon()
 
     def abandon(self) -> None:
-        """Close the file.  What was not stored, since the mount ends and waits no longer, stays in the staging folder.
+        """Close the file without waiting, as the mount ends.  Unstored bytes stay in the staging folder.
 
-        Harmless a second time.
+        Harmless when called twice.
         """
         if self.is_dirty and self.inode.parent is not None:
-            self._give_up(_ended(self.inode.name))
+            self._leave_staged(_ended(self.inode.name))
         self._close()
 
     async def discard(self) -> None:
-        """A file that was never opened is given up."""
+        """Close a file that has no handle."""
         async with self._lock:
             if not self.handles:
                 self._close()
@@ -147,7 +147,7 @@ class OpenFile:
         if reader is not None:
             self._mount.give_back(reader.opened.lease)
 
-    def _give_up(self, error: LakeError) -> None:
+    def _leave_staged(self, error: LakeError) -> None:
         self._end_behind()
         staged, self._staged = self._staged, None
         self.is_dirty = False
@@ -157,7 +157,7 @@ class OpenFile:
             return
         try:
             staged.keep_for_recovery()
-        except LakeError as failure:  # it is kept all the same, but may not outlive a power cut
+        except LakeError as failure:  # the file is kept, but may not survive a power cut
             _log.error("staged bytes could not be synced", name=self.inode.name, error=failure.message)
         _log.error(
             "what was written could not be stored and stays in the staging folder",
@@ -171,7 +171,7 @@ class OpenFile:
         size_bytes = self.inode.attributes.size_bytes
         opened = await self._opened_object(lease=size_bytes >= SMALL_PAYLOAD_BYTES)
         if not opened.lease and len(opened.inline) != len(opened.pieces):
-            opened = await self._opened_object(lease=True)  # its content did not come along
+            opened = await self._opened_object(lease=True)  # its content was not in the answer
         if opened.stat.node != self.inode.node or opened.stat.blob != self.inode.attributes.blob:
             self._take_newer(opened)
         self._stat = opened.stat
@@ -180,10 +180,10 @@ class OpenFile:
         self._is_new = False
 
     def _take_newer(self, opened: Opened) -> None:
-        """What is there was stored since the name was looked up.  PreconditionFailed when the inode was ever open.
+        """Take content stored since the name was looked up.  PreconditionFailed if the inode was open before.
 
-        Nobody has seen a byte of an inode that was not: it goes on as the newer content.  So a name that others
-        overwrite all the time can be opened: the kernel looks it up anew once, not again and again.
+        No reader has seen a byte of an inode that was never open, so it takes the newer content.  So a name that others
+        keep overwriting can be opened: the kernel looks it up once more, not again and again.
         """
         mount, inode, stat = self._mount, self.inode, opened.stat
         known = mount.table.by_node(stat.node)
@@ -212,11 +212,11 @@ class OpenFile:
             raise _replaced(name)
 
     def note(self, stat: ObjectStat) -> None:
-        """The name's record has changed, its content has not."""
+        """Take a changed record of the name; its content is the same."""
         self._stat = stat
 
     async def renew_lease(self) -> None:
-        """After the connection was lost: hold the content again, where the name still has it."""
+        """Hold the content again after the connection was lost, if the name still has it."""
         async with self._lock:
             reader = self._reader
             if reader is None or not reader.opened.lease or self.inode.parent is None:
@@ -230,13 +230,13 @@ class OpenFile:
     # --- reading and writing -------------------------------------------------------------------------
 
     def read_nowait(self, offset: int, length: int) -> Buffer | None:
-        """As `read`, when it is stored and in memory; else None."""
+        """Like `read`, if the content is stored and in memory; else None."""
         if self._staged is None and self._reader is not None:
             return self._reader.read_nowait(offset, length)
         return None
 
     async def read(self, offset: int, length: int) -> Buffer:
-        """Bytes as this mount sees them now, fewer at the end; good until the caller's next checkpoint."""
+        """Return bytes as this mount sees them now, fewer at the end; valid until the caller's next checkpoint."""
         if self._staged is None and self._reader is not None:
             return await self._reader.read(offset, length)
         async with self._lock:
@@ -251,7 +251,7 @@ class OpenFile:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _read_stored(self, offset: int, length: int) -> bytes:
-        """A copy."""
+        """Return a copy of stored bytes."""
         stored = await self._stored()
         return b"" if stored is None else bytes(await stored.read(offset, length))
 
@@ -260,7 +260,7 @@ class OpenFile:
         return BlobReader(mount.driver, mount.offload, mount.read_buffers, opened)
 
     async def _stored(self) -> BlobReader | None:
-        """The stored content; None for a new file.  KeyNotFound, PreconditionFailed when it is not to be had."""
+        """Return the stored content; None for a new file.  KeyNotFound, PreconditionFailed if it cannot be opened."""
         if self._reader is None and not self._is_new:
             await self._open_stored()
         return self._reader
@@ -271,22 +271,22 @@ class OpenFile:
             _check_size(self.inode, offset + len(data))
             staged = await self._staging()
             staged.write(offset, data)
-            self._written(staged)
+            self._note_change(staged)
             self._store_behind(staged, offset, offset + len(data))
 
     async def truncate(self, size: int) -> None:
-        """Give the file another length.  StoreFull; OSError EFBIG."""
+        """Change the file's length.  StoreFull; OSError EFBIG."""
         async with self._lock:
             _check_size(self.inode, size)
             staged = await self._staging()
             staged.truncate(size)
-            self._written(staged)
+            self._note_change(staged)
             if not size:
                 self._end_behind()
             elif self._behind is not None:
                 self._behind.changed(size, BLOB_BYTES_MAX)
 
-    def _written(self, staged: StagedFile) -> None:
+    def _note_change(self, staged: StagedFile) -> None:
         self.is_dirty = True
         attributes = self.inode.attributes
         attributes.size_bytes = staged.size
@@ -294,7 +294,7 @@ class OpenFile:
         self._mount.touch(self.inode)
 
     def _store_behind(self, staged: StagedFile, offset: int, end: int) -> None:
-        """Have what is complete of a long new file stored, while more is written."""
+        """Start storing the complete parts of a long new file, while more is written."""
         if self._behind is None:
             if staged.size < BEGIN_BYTES or staged.base_bytes:
                 return
@@ -312,7 +312,7 @@ class OpenFile:
             _log.info(
                 "write-behind ended; the rest is stored at close", name=self.inode.name, error=error.message
             )
-        except Exception:  # noqa: BLE001 - a bug of it must not end the mount: the close needs nothing of it
+        except Exception:  # noqa: BLE001 - a bug in it must not end the mount: the close does not depend on it
             _log.exception("write-behind failed; the rest is stored at close", name=self.inode.name)
         finally:
             idle.set()
@@ -344,7 +344,7 @@ class OpenFile:
         return self._staged
 
     def _note_name(self, staged: StagedFile) -> None:
-        """It may have been renamed since it was last stored, or a folder above it."""
+        """Update the staged file's name: it, or a folder above it, may have been renamed since the last store."""
         if self.inode.parent is not None and staged.name != (
             name := str(self._mount.table.name_of(self.inode))
         ):
@@ -353,7 +353,7 @@ class OpenFile:
     # --- storing -------------------------------------------------------------------------------------
 
     async def commit(self, *, durable: bool) -> None:
-        """Store what was written, if anything was; visible to all on return, and durable when that is asked for."""
+        """Store written bytes, if any.  Visible to all on return; durable too if `durable`."""
         async with self._lock:
             if self.is_dirty:
                 await self._commit(durable=durable)
@@ -363,7 +363,7 @@ class OpenFile:
                 await self._sync()
 
     async def _sync(self) -> None:
-        """Make an earlier commit durable.  DiskFailed when the engine that had it visible is gone, and it with that."""
+        """Make an earlier commit durable.  DiskFailed if the engine restarted and the commit was lost with it."""
         mount = self._mount
         await mount.ask_sync()
         if self._visible_since != mount.engine_boot() and self.inode.parent is not None:
@@ -387,7 +387,7 @@ class OpenFile:
         if not durable:
             self._mount.note_visible(self.inode.parent)
         inode, attributes = self.inode, self.inode.attributes
-        if attributes.mtime_ns == 0:  # in new content that means now
+        if attributes.mtime_ns == 0:  # with new content, 0 means now
             bucket, key = self._mount.table.name_of(inode)
             atime_ns = attributes.atime_ns or 0
             request = SetAttributes(bucket, key, mtime_ns=0, atime_ns=atime_ns, durable=durable)
@@ -397,7 +397,7 @@ class OpenFile:
         attributes.blob = stat.blob
         attributes.size_bytes = stat.size_bytes
         attributes.ctime_ns = stat.ctime_ns or attributes.ctime_ns
-        inode.cached_blob = stat.blob  # what the kernel has cached is what was written
+        inode.cached_blob = stat.blob  # the kernel's cached pages are the written ones
         self._mount.touch(inode)
         self._stat = stat
         self.is_dirty = False
@@ -406,9 +406,9 @@ class OpenFile:
 
     @asynccontextmanager
     async def at_rest(self, *, stored: bool = False) -> AsyncIterator[None]:
-        """Nothing is committed in the block, which may take the name away: what is stored is open, and stays readable.
+        """Keep the file from being committed in the block, which may remove its name; its content stays readable.
 
-        With `stored` what was written is committed first.
+        With `stored`, written bytes are committed first.
         """
         async with self._lock:
             if stored and self.is_dirty:
@@ -417,19 +417,19 @@ class OpenFile:
             yield
 
     async def _hold(self) -> None:
-        """The file goes on being open: open what it has stored.  Should that fail, its next use tells."""
+        """Open the stored content of a file that stays open.  If that fails, its next use raises the error."""
         with suppress(LakeError):
             await self._stored()
 
     def _reader_of(self, stat: ObjectStat, content: memoryview) -> BlobReader:
-        """A reader of what was just stored, all of it at hand: it needs neither a place nor a lease."""
+        """Return a reader of content just stored, all of it in memory: it needs neither a place nor a lease."""
         chunk = ChunkId(stat.blob)
         pieces = [Piece(chunk, 0, len(content))] if len(content) else []
         opened = Opened(Name(stat.bucket, stat.key), stat, 0, pieces, {}, {chunk: bytes(content)})
         return self._new_reader(opened)
 
     def _take_as_stored(self, base: Base, reader: BlobReader | None) -> None:
-        """What was staged is read from the store from now on; without a reader it is opened when it is next needed."""
+        """Read staged content from the store from now on; without `reader` it is opened when next needed."""
         assert self._staged is not None
         before, self._reader = self._reader, reader
         self._is_new = False
@@ -460,11 +460,11 @@ class OpenFile:
                 )
             except EngineUnreachable:
                 if attempt == _COMMIT_ATTEMPTS - 1:
-                    raise  # a commit that was done, and is done again, changes nothing
+                    raise  # committing the same content twice is harmless
             except (PreconditionFailed, KeyNotFound):
                 if not keep_node or attempt == _COMMIT_ATTEMPTS - 1:
                     raise
-                keep_node = 0  # the name is another's by now, or gone: the last close wins
+                keep_node = 0  # the name was removed or bound to another node: the last close wins
         raise AssertionError("the loop returns or raises")
 
 

@@ -1,11 +1,11 @@
-"""What the kernel asks, one method for each operation: names, attributes, folders, handles.
+"""The operations that the kernel calls, one method each: names, attributes, folders, handles.
 
-A method finds its inodes, does one thing to the store or to an open file, and brings the table up to date in one step
-without `await` behind it.  What can be answered from what is known, and is fresh, is not asked.
+A method finds its inodes, does one thing to the store or to an open file, and then updates the table in one step,
+without `await`.  It asks the engine for nothing that is known and fresh.
 
 Rules kept here:
-- Only `FUSEError` leaves a method: the table `fuse.errno_map` gives each error its errno, and an unexpected one fails
-  its own operation with EIO and is loud in the log.  (Anything else would take the whole mount down.)
+- Only `FUSEError` leaves a method: the table `fuse.errno_map` gives each error its errno.  An unexpected error fails
+  its own operation with EIO and is logged.  (Anything else would take the whole mount down.)
 - Each method that gives the kernel an entry counts one look-up of its inode.
 - Changes of names are visible to all when they are answered, and durable within a second; fsync waits for that.
 """
@@ -65,7 +65,7 @@ _BLOCK: Final = 4096
 
 
 class _Handle(NamedTuple):
-    """What the kernel has open."""
+    """One handle that the kernel has open."""
 
     file: OpenFile
     flags: int
@@ -75,7 +75,7 @@ class _Handle(NamedTuple):
 def answering(
     method: Callable[Concatenate[LakeOperations, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[LakeOperations, P], Coroutine[Any, Any, R]]:
-    """Translate what a method raises."""
+    """Translate the errors of a method to FUSEError."""
 
     @functools.wraps(method)
     async def answered(self: LakeOperations, /, *args: P.args, **options: P.kwargs) -> R:
@@ -114,11 +114,11 @@ class LakeOperations(pyfuse3.Operations):
         self._statfs: StatvfsData | None = None
         self._statfs_until = 0.0
 
-    # --- looking -------------------------------------------------------------------------------------
+    # --- looking up ----------------------------------------------------------------------------------
 
     @answering
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
-        """The inode of a name; that there is none may be remembered, too."""
+        """Return the entry of a name.  The kernel may also remember that the name does not exist."""
         parent = self._lookups.inode(parent_inode)
         self._lookups.watch(parent)
         inode, is_reliable = await self._lookups.look(parent, _component(name))
@@ -134,14 +134,14 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        """Attributes, asked anew when they are not fresh."""
+        """Return the attributes; they are asked anew if they are not fresh."""
         known = self._lookups.inode(inode)
         await self._lookups.refresh(known)
         return self._entry(known)
 
     @answering
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
-        """Where a symlink points."""
+        """Return the target of a symlink."""
         link = self._lookups.inode(inode)
         if link.attributes.kind != SYMLINK:
             raise FUSEError(errno.EINVAL)
@@ -151,7 +151,7 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        """Room of the store's disk; asked once a second at most."""
+        """Return the room of the store's disk; asked once a second at most."""
         now = trio.current_time()
         if self._statfs is None or now >= self._statfs_until:
             answer = await self._mount.ask(Status(), StatusReply)
@@ -161,14 +161,14 @@ class LakeOperations(pyfuse3.Operations):
         return self._statfs
 
     async def access(self, inode: InodeT, mode: ModeT, ctx: RequestContext) -> bool:
-        """The kernel decides by mode and owner (`default_permissions`)."""
+        """Return True: the kernel checks mode and owner itself (`default_permissions`)."""
         return True
 
     # --- folders -------------------------------------------------------------------------------------
 
     @answering
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        """Begin to read a folder."""
+        """Open a folder for reading."""
         folder = self._lookups.inode(inode)
         handle = self._handle()
         self._folders[handle] = FolderHandle(self._mount, self._lookups, folder)
@@ -177,37 +177,37 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
-        """Entries behind a position, with their attributes, as many as fit."""
+        """Send the entries behind a position, with their attributes, as many as fit."""
         await self._folders[fh].reply(token, start_id)
 
     @answering
     async def releasedir(self, fh: FileHandleT) -> None:
-        """The reading has ended."""
+        """Close a folder."""
         self._folders.pop(fh).close()
 
     @answering
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        """What was changed before is durable on return."""
+        """Make earlier changes in the folder durable."""
         await self._mount.sync(self._folders[fh].folder)
 
     @answering
     async def mkdir(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
     ) -> EntryAttributes:
-        """A folder that stays when it is empty; in the list of buckets, a bucket."""
+        """Make a folder, which stays when it is empty; in the list of buckets, make a bucket."""
         parent = self._lookups.inode(parent_inode)
         return self._known(await self._changes.make_folder(parent, _component(name), mode, ctx))
 
     @answering
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
-        """An empty folder, or bucket."""
+        """Remove an empty folder, or bucket."""
         await self._changes.remove_folder(self._lookups.inode(parent_inode), _component(name))
 
     # --- names ---------------------------------------------------------------------------------------
 
     @answering
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
-        """Remove a file or symlink; what is open of it goes on."""
+        """Remove a file or symlink; open handles keep its content."""
         await self._changes.unlink(self._lookups.inode(parent_inode), _component(name))
 
     @answering
@@ -220,7 +220,7 @@ class LakeOperations(pyfuse3.Operations):
         flags: FlagT,
         ctx: RequestContext,
     ) -> None:
-        """Give a file or folder another name; a file there is replaced, and so is an empty folder."""
+        """Rename a file or folder; a file or an empty folder at the new name is replaced."""
         source, target = self._lookups.inode(parent_inode_old), self._lookups.inode(parent_inode_new)
         await self._changes.rename(source, _component(name_old), target, _component(name_new), flags)
 
@@ -228,7 +228,7 @@ class LakeOperations(pyfuse3.Operations):
     async def symlink(
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
-        """A name that points elsewhere."""
+        """Make a symlink."""
         parent = self._lookups.inode(parent_inode)
         return self._known(await self._changes.make_symlink(parent, _component(name), bytes(target), ctx))
 
@@ -236,14 +236,14 @@ class LakeOperations(pyfuse3.Operations):
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
-        """Hard links are not offered: EPERM, as link(2) has it."""
+        """Raise EPERM, as link(2) has it: hard links are not offered."""
         raise FUSEError(errno.EPERM)
 
     @answering
     async def mknod(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
-        """An empty file; devices, pipes and sockets are not offered: EPERM, as mknod(2) has it."""
+        """Make an empty file; devices, pipes and sockets are not offered: EPERM, as mknod(2) has it."""
         if not modes.S_ISREG(mode):
             raise FUSEError(errno.EPERM)
         parent = self._lookups.inode(parent_inode)
@@ -253,7 +253,7 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        """A handle of a file.  ESTALE when the name has other content by now: the kernel looks it up anew."""
+        """Open a file.  ESTALE if the name has other content by now: the kernel looks it up anew."""
         known = self._lookups.inode(inode)
         if known.is_folder:
             raise FUSEError(errno.EISDIR)
@@ -281,7 +281,7 @@ class LakeOperations(pyfuse3.Operations):
     async def create(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        """A new file and a handle of it.  With O_EXCL its name is made at once; else it comes with the first commit."""
+        """Make a file and open it.  With O_EXCL its name is made at once; else by the first commit."""
         parent, component = self._lookups.inode(parent_inode), _component(name)
         present = parent.children.get(component)
         if present is not None and not flags & os.O_EXCL and not present.is_folder:
@@ -296,47 +296,47 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        """Bytes of a file, sent before anything else runs in the loop: they need not outlive that."""
+        """Return bytes of a file.  They are sent before anything else runs in the loop and need not live longer."""
         file = self._files[fh].file
         return file.read_nowait(off, size) or await file.read(off, size)  # type: ignore[return-value]
 
     @answering
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        """Bytes into a file; others see them when it is closed, other handles of this mount at once."""
+        """Write bytes; other handles of this mount see them at once, other clients after close."""
         file, flags, opener = self._files[fh]
         await self._drop_set_id(file.inode, opener)
         await file.write(off, buf)
         if file.readers and not _may_read(flags):
             await self._mount.forget_pages(
                 file.inode
-            )  # a reader may have asked for some before this was written
+            )  # a reader may have cached pages of it before this write
         return len(buf)
 
     @answering
     async def flush(self, fh: FileHandleT) -> None:
-        """close(2): what was written is stored, and visible to all; an error is close's."""
+        """Store written bytes at close(2), visible to all; an error is close's."""
         file, flags, _ = self._files[fh]
         if flags & (_WRITING | os.O_TRUNC) or file.inode.is_pending:
             await file.commit(durable=self._mount.options.sync)
 
     @answering
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
-        """What was written is stored and durable on return."""
+        """Store written bytes and make them durable."""
         file = self._files[fh].file
         await file.commit(durable=True)
-        if self._mount.unsettled.concerns(file.inode.number):  # its name, or attributes
+        if self._mount.unsettled.concerns(file.inode.number):  # its name or attributes
             await self._mount.sync(file.inode)
 
     @answering
     async def release(self, fh: FileHandleT) -> None:
-        """The handle is gone; nobody hears of an error any more but the log."""
+        """Close a handle; an error is only logged."""
         file, flags, _ = self._files.pop(fh)
         if _may_read(flags):
             file.readers -= 1
         await file.release()
 
     async def release_all(self, within_s: float) -> None:
-        """The mount is gone: what is still open is stored and given back; what is not in time, stays staged."""
+        """Close all open files when the mount has ended; files not stored within `within_s` stay staged."""
         files = [handle.file for handle in self._files.values()]
         self._files.clear()
         with trio.move_on_after(within_s) as limit:
@@ -355,7 +355,7 @@ class LakeOperations(pyfuse3.Operations):
                 file.abandon()
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        """The kernel forgets inodes."""
+        """Subtract the kernel's look-ups of inodes that it forgets."""
         for number, count in inode_list:
             self._table.forget(number, count)
 
@@ -370,7 +370,7 @@ class LakeOperations(pyfuse3.Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        """Length, mode, owner, times.  Without any of them the caller changes content, or the owner to what it is."""
+        """Set length, mode, owner, times.  A call without any: content changes, or the owner is set to itself."""
         known = self._lookups.inode(inode)
         if fields.update_size:
             await self._drop_set_id(known, ctx)
@@ -380,7 +380,7 @@ class LakeOperations(pyfuse3.Operations):
         mode = attr.st_mode & 0o7777
         if (
             fields.update_size or ctx.uid != known.attributes.uid
-        ):  # the kernel clears bits for who may not chmod
+        ):  # the kernel clears bits for a caller that may not chmod
             mode = without_set_id(known.attributes, ctx, mode)
         wanted = SetAttributes(
             "",
@@ -398,7 +398,7 @@ class LakeOperations(pyfuse3.Operations):
         return self._entry(known)
 
     async def _drop_set_id(self, inode: Inode, ctx: RequestContext) -> None:
-        """Content changes in a way in which the kernel leaves the set-id bits to the mount."""
+        """Clear the set-id bits where a change of content needs it and the kernel leaves it to the mount."""
         mode = without_set_id(inode.attributes, ctx)
         if mode != inode.attributes.mode:
             await self._changes.set_attributes(inode, SetAttributes("", "", mode=mode, durable=False))
@@ -420,12 +420,12 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """The value of an extended attribute."""
+        """Return the value of an extended attribute."""
         return await self._xattrs.value(self._lookups.inode(inode), name)
 
     @answering
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
-        """Names of the extended attributes."""
+        """Return the names of the extended attributes."""
         names = await self._xattrs.names(self._lookups.inode(inode), for_root=ctx.uid == 0)
         return [XAttrNameT(name) for name in names]
 
@@ -439,14 +439,14 @@ class LakeOperations(pyfuse3.Operations):
         """Remove an extended attribute."""
         await self._xattrs.remove(self._lookups.inode(inode), name)
 
-    # --- below ---------------------------------------------------------------------------------------
+    # --- shared --------------------------------------------------------------------------------------
 
     def _entry(self, inode: Inode) -> EntryAttributes:
         entry_timeout_s, attribute_timeout_s = self._mount.timeouts(self._mount.bucket_of(inode))
         return to_entry(inode, entry_timeout_s, attribute_timeout_s)
 
     def _known(self, inode: Inode) -> EntryAttributes:
-        """The entry, which the kernel now knows once more."""
+        """Return the entry, and count one more look-up by the kernel."""
         inode.lookups += 1
         return self._entry(inode)
 
@@ -471,9 +471,9 @@ class LakeOperations(pyfuse3.Operations):
 
 
 def _may_read(flags: int) -> bool:
-    """Whether the handle's reads and mappings are served by the kernel's page cache.
+    """Return True if the kernel's page cache serves the handle's reads and mappings.
 
-    A handle that only writes leaves it alone: what a program writes to a long file is seldom read soon, and the
+    A handle that only writes bypasses it: a program seldom reads soon what it writes to a long file, and caching the
     pages would cost as much as all the rest.  No mapping is lost: a shared one needs a handle that reads.
     """
     return flags & os.O_ACCMODE != os.O_WRONLY
@@ -482,10 +482,6 @@ def _may_read(flags: int) -> bool:
 def _component(name: bytes) -> str:
     if len(name) > COMPONENT_BYTES_MAX:
         raise FUSEError(errno.ENAMETOOLONG)
-    return _text(name)
-
-
-def _text(name: bytes) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """One mount, put together: the connection to the engine, the inodes, the staging folder, the watches, the kernel.
 
-The mount is a client like any other.  It waits for a lost engine, and goes on with what is open; it lives until it is
-cancelled or unmounted.
+The mount is a client like any other.  When the engine is lost it waits for it, then continues with the files that
+are open.  It lives until it is cancelled or unmounted.
 """
 
 from __future__ import annotations
@@ -35,10 +35,14 @@ _LEFTOVERS_NAMED: Final = 20
 
 
 async def serve_mount(address: str, token: str, options: MountOptions, ready: Callable[[str], None]) -> None:
-    """Mount, say so, and serve until cancelled or unmounted.  Errors of connecting, of the mount point, of staging."""
+    """Mount, call `ready`, and serve until cancelled or unmounted.
+
+    Raises the errors of connecting, of the mount point and of the staging folder; at the end, the error that kept
+    files from being stored.
+    """
     staging = StagingFolder(options.staging, options.staging_bytes)
     try:
-        _tell_leftovers(staging)
+        _log_leftovers(staging)
         async with (
             ThreadOffload(_THREADS, "lake-mount") as offload,
             connect_reconnecting(
@@ -50,7 +54,7 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
             table = InodeTable(owner.bare_folder(_ROOT_MODE, now_ns()), options.bucket)
             async with trio.open_nursery() as nursery:
                 mount = Mount(driver, engine, offload, staging, table, owner, options, nursery)
-                await _look_at_root(mount)
+                await _check_root(mount)
                 nursery.start_soon(Watcher(mount, engine).run)
                 nursery.start_soon(mount.give_leases_back)
                 nursery.start_soon(mount.settle)
@@ -67,13 +71,13 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
                         await operations.release_all(max(0.0, mount.end_by - trio.current_time()))
                 nursery.cancel_scope.cancel()
             await driver.aclose()
-            _tell_unstored(mount)
+            _raise_unstored(mount)
     finally:
         staging.close()
 
 
-def _tell_leftovers(staging: StagingFolder) -> None:
-    """Name what earlier mounts could not store, the first of many, and the command for the rest."""
+def _log_leftovers(staging: StagingFolder) -> None:
+    """Log the first files that earlier mounts could not store, their number, and the command that lists all."""
     leftovers = staging.leftovers()
     for leftover in leftovers[:_LEFTOVERS_NAMED]:
         _log.warning(
@@ -89,8 +93,8 @@ def _tell_leftovers(staging: StagingFolder) -> None:
         )
 
 
-def _tell_unstored(mount: Mount) -> None:
-    """Raise what kept files from being stored when the mount ended, in its own class: the exit code says so."""
+def _raise_unstored(mount: Mount) -> None:
+    """Raise the error that kept files from being stored when the mount ended; its class sets the exit code."""
     if mount.unstored_error is None:
         return
     files = "1 file" if mount.unstored_count == 1 else f"{mount.unstored_count} files"
@@ -104,8 +108,8 @@ def _command(staging: StagingFolder) -> str:
     return f"lake staged ls --staging {shlex.quote(str(staging.path))}"
 
 
-async def _look_at_root(mount: Mount) -> None:
-    """With one bucket as the root: that bucket has to be there.  BucketNotFound."""
+async def _check_root(mount: Mount) -> None:
+    """Check that the bucket exists when one bucket is the root, and take its attributes.  Raises BucketNotFound."""
     bucket = mount.options.bucket
     if not bucket:
         return

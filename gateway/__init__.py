@@ -1,1 +1,1 @@
-"""The gateway: faces over HTTP.  It holds no storage logic and imports no engine."""
+"""The gateway: S3 and the admin port over HTTP.  It holds no storage logic and imports no engine."""

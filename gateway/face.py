@@ -1,6 +1,6 @@
-"""S3 at one address, from one store: what `lake serve` and `lake gateway` both start, reload and end.
+"""S3 at one address, from one store: started, reloaded and ended by both `lake serve` and `lake gateway`.
 
-It knows settings and a store (`Lakes`), and neither the engine nor the command line.
+It uses settings and a store (`Lakes`), and neither the engine nor the command line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class S3Face:
     """Serves S3 to clients."""
 
     def __init__(self, lakes: Lakes, config: Config) -> None:
-        """ConfigError: the certificate cannot be used; LocalFileError: the access log."""
+        """Raises ConfigError if the certificate cannot be used, LocalFileError for the access log."""
         service = S3Service(lakes, S3Options(config.s3_region, config.s3_domains))
         self._log: AccessLog | None = None
         if config.s3_access_log != "off":
@@ -45,7 +45,7 @@ class S3Face:
     async def serve(
         self, listener: Listener, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Until cancelled or drained; closes the listener.  Started with the URL for clients."""
+        """Serve until cancelled or drained; closes the listener.  Started with the URL for clients."""
         scheme = "http"
         if self._certificates is not None:
             scheme, listener = "https", TlsListener(listener, self._certificates)
@@ -67,19 +67,19 @@ class S3Face:
         self, listener: Listener, all_of_it: trio.CancelScope, *, task_status: trio.TaskStatus[str]
     ) -> None:
         await self._server.serve(listener, task_status=task_status)
-        all_of_it.cancel()  # drained: the log writes its rest
+        all_of_it.cancel()  # drained: the log writes its remaining lines
 
     def counts(self) -> tuple[Snapshot, Connections]:
-        """What went through, and who is there."""
+        """Return the counts of traffic, and those of the present connections."""
         lost = self._log.lost if self._log is not None else 0
         return self._traffic.snapshot(self._server, lost), connections_of(self._server)
 
     async def drain(self, timeout_s: float) -> None:
-        """Accept no more, let answers under way be finished for at most that long, and end the rest."""
+        """Accept no more, let answers under way finish for at most `timeout_s`, and end the rest."""
         await self._server.drain(timeout_s)
 
     def reload(self) -> None:
-        """Read the certificate again, and go on in a new file of the access log."""
+        """Read the certificate again, and continue in a new file of the access log."""
         if self._log is not None:
             self._log.reopen()
         if self._certificates is not None:
@@ -87,14 +87,14 @@ class S3Face:
 
 
 def certificates_of(config: Config) -> Certificates | None:
-    """The certificate that the settings name; None for none.  ConfigError."""
+    """Load the certificate that the settings name; None if they name none.  ConfigError."""
     if config.s3_tls_cert is None or config.s3_tls_key is None:
         return None
     return Certificates(config.s3_tls_cert, config.s3_tls_key)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address; a name that is no number is believed when it says so."""
+    """Return True if only this machine can reach an address; of names, only `localhost` counts as such."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -102,7 +102,7 @@ def is_loopback(host: str) -> bool:
 
 
 async def listen_s3(address: Address, port_use: PortUse, hint: str) -> Listener:
-    """A listener for S3 clients.  AddressInUse that ends with the hint, PermissionDenied, InvalidArgument."""
+    """Listen for S3 clients.  AddressInUse that ends with the hint, PermissionDenied, InvalidArgument."""
     try:
         return await TrioNetwork(port_use=port_use).listen(f"tcp://{address}")
     except AddressInUse as error:
@@ -110,7 +110,7 @@ async def listen_s3(address: Address, port_use: PortUse, hint: str) -> Listener:
 
 
 def port_taken(address: Address, hint: str) -> AddressInUse:
-    """What to do about a taken port."""
+    """Return the error for a taken port; its message says what to do."""
     return AddressInUse(
         f"S3 port {address} is taken; stop what listens there, choose another with --s3 HOST:PORT, or {hint}",
         subject=str(address),

@@ -1,1 +1,1 @@
-"""Mounting and unmounting: mount points, the table of mounts, libfuse."""
+"""Mounting and unmounting: mount points, the kernel's table of mounts, libfuse."""

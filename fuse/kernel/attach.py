@@ -1,19 +1,19 @@
-"""A mount, from the first look at its place until the kernel has forgotten it.
+"""One mount, from the check of its place until the kernel has forgotten it.
 
-`mounted` makes it, serves it while the block runs, and takes it away, whatever the reason to leave:
-- the block was left or cancelled (SIGTERM): unmounted while requests are still answered, since unmounting can need
-  answers; lazily when it is in use, and the log says so; then no request is taken any more, and those under way end;
+`mounted` mounts, serves while the block runs, and unmounts, whatever ends the block:
+- the block was left or cancelled (SIGTERM): the mount is removed while requests are still answered, since unmounting
+  can need answers; lazily when it is in use, and the log says so.  Then no request is taken, and those under way end;
 - it was unmounted from outside, its connection was aborted, or `MountOptions.stop` was set: the block is cancelled,
-  and what stands behind it goes on, with all that the caller has around it still alive;
-- the loop failed: as the first, and the failure is raised (in an exception group).
+  and the code behind it runs with all that the caller has around it still alive;
+- the loop failed: as in the first case, and the failure is raised (in an exception group).
 
 Rules kept here:
-- One mount a process: libfuse's session is a global of pyfuse3.
-- Nothing here, on the loop's thread, touches a path below the mount point: it would wait for itself.
+- One mount per process: libfuse's session is a global of pyfuse3.
+- No code here touches a path below the mount point on the loop's thread: it would wait for itself.
 - When `mounted` has returned no handler runs and no call of pyfuse3 may be made: its session is gone.
 
-Not here: operations, staged writes.  A RELEASE that was under way when the mount was taken away may never arrive:
-whoever owns the operations treats every handle that is still open as released.
+Not here: operations, staged writes.  A RELEASE that was under way when the mount was removed may never arrive: the
+owner of the operations treats every handle that is still open as released.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from lakefs.errors import EngineBusy, InvalidArgument, LakeError, LocalFileError
 from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S, GIB
 
 STOP_WAIT_S: Final = 75.0
-"""From the signal to the end, all told; the unit's TimeoutStopSec is longer."""
+"""Longest time from the signal to the end of the process; the unit's TimeoutStopSec is longer."""
 UNMOUNT_WAIT_S: Final = 25.0
-"""An unmount writes back mapped pages through the mount; after this, or a third of the whole, it is made lazily."""
+"""Unmounting writes mapped pages back through the mount.  After this, or a third of the stop time, it is lazy."""
 DRAIN_WAIT_S: Final = 20.0
-"""Requests under way when the mount ends; after this, or a third of the whole, they are cancelled and fail with
-ENOTCONN."""
+"""Time for requests under way when the mount ends; after this, or a third of the stop time, they are cancelled
+and fail with ENOTCONN."""
 FIRST_ANSWER_WAIT_S: Final = 30.0
 READ_AHEAD_FOLDER: Final = Path("/sys/class/bdi")
 MAX_TASKS: Final = 256
@@ -52,11 +52,11 @@ _log: Final = structlog.get_logger()
 
 @dataclass(frozen=True)
 class MountOptions:
-    """What a mount was asked to be.  `mount_point` is a real path, see `fuse.kernel.mount_table.real_path`."""
+    """Options of a mount.  `mount_point` is a real path, see `fuse.kernel.mount_table.real_path`."""
 
     mount_point: Path
     staging: Path
-    """Folder for what is written and not stored yet; this mount's alone."""
+    """Folder for written bytes that are not stored yet; used by this mount alone."""
     bucket: str = ""
     """Show this bucket as the root; empty: all buckets, as folders."""
     read_only: bool = False
@@ -70,27 +70,27 @@ class MountOptions:
     entry_timeout_s: float = 60.0
     staging_bytes: int = 64 * GIB
     engine_wait_s: float = ENGINE_WAIT_S
-    """How long operations wait for an engine that was lost, before they fail with EIO."""
+    """Longest time that operations wait for a lost engine before they fail with EIO."""
     engine_silence_s: float = ENGINE_SILENCE_S
-    """How long an engine may answer nothing, not even that it lives, before it counts as lost."""
+    """Longest time that an engine may send nothing, not even a keep-alive, before it counts as lost."""
     stop_wait_s: float = STOP_WAIT_S
-    """How long the mount may take to end; what is not stored by then stays in the staging folder."""
+    """Longest time that the mount may take to end; files not stored by then stay in the staging folder."""
     source: str = "lake"
-    """What the table of mounts shows as the source."""
+    """Source shown in the table of mounts."""
     kernel_options: frozenset[str] = frozenset()
-    """Passed on as they are: noexec, noatime, nodiratime, dirsync."""
+    """Passed on unchanged: noexec, noatime, nodiratime, dirsync."""
     debug: bool = False
     """libfuse prints every request."""
     stop: trio.Event = field(default_factory=trio.Event, compare=False)
-    """Set to end the mount in order; cancelling ends what stores the last writes, too."""
+    """Set to end the mount in order; cancelling also ends the task that stores the last writes."""
 
 
 @asynccontextmanager
 async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> AsyncIterator[None]:
-    """Mount, serve `operations` while the block runs, unmount.  The kernel has had its first answer at the start.
+    """Mount, serve `operations` while the block runs, unmount.  The kernel has its first answer when the block starts.
 
-    The block is cancelled when no request comes any more, since the mount was taken away from outside.  The leave is
-    shielded from cancellation and bounded.  Raises what `check_mount_point` raises, PermissionDenied,
+    The block is cancelled when the mount is removed from outside: no request arrives any more.  Unmounting is shielded
+    from cancellation and bounded in time.  Raises the errors of `check_mount_point`, PermissionDenied,
     InvalidArgument, LocalFileError.
     """
     place = options.mount_point
@@ -121,14 +121,14 @@ async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> Asyn
 
 @dataclass
 class _Loop:
-    """pyfuse3's loop, out of reach of cancellation from outside: it answers until the mount is gone."""
+    """pyfuse3's loop, shielded from cancellation from outside: it answers until the mount is gone."""
 
     ended: trio.Event = field(default_factory=trio.Event)
     scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope(shield=True))
     block: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     async def run(self) -> None:
-        """Until the session is over; what escaped a handler is raised."""
+        """Run until the session is over; an exception that escaped a handler is raised."""
         try:
             with self.scope:
                 await pyfuse3.main(max_tasks=MAX_TASKS)
@@ -137,19 +137,19 @@ class _Loop:
             self.block.cancel()
 
     async def end_block_at(self, stop: trio.Event) -> None:
-        """Cancel the block when the event is set."""
+        """Cancel the block when `stop` is set."""
         await stop.wait()
         self.block.cancel()
 
     async def has_ended(self, within_s: float) -> bool:
-        """Wait at most that long for the end."""
+        """Wait at most `within_s` for the end; return True if it has ended."""
         with trio.move_on_after(within_s):
             await self.ended.wait()
         return self.ended.is_set()
 
 
 async def _leave(loop: _Loop, entry: MountEntry, wait_s: float) -> None:
-    """Take the mount away and end the loop, each within `wait_s` at most."""
+    """Remove the mount and end the loop, each within `wait_s` at most."""
     drain_s = min(DRAIN_WAIT_S, wait_s)
     if not loop.ended.is_set():
         _log.info("unmounting", mount_point=str(entry.mount_point))
@@ -160,7 +160,7 @@ async def _leave(loop: _Loop, entry: MountEntry, wait_s: float) -> None:
         lazy = True
     if loop.ended.is_set():
         return
-    # Unless it was lazy the kernel has ended the session itself, and the loop hears of it.
+    # Unless the unmount was lazy the kernel has ended the session itself, and the loop sees that.
     if lazy or not await loop.has_ended(drain_s / 4):
         pyfuse3.terminate()
     if not await loop.has_ended(drain_s * 3 / 4):
@@ -170,7 +170,8 @@ async def _leave(loop: _Loop, entry: MountEntry, wait_s: float) -> None:
 
 
 async def _take_away(entry: MountEntry, wait_s: float) -> bool:
-    """Unmount what is still mounted of this mount; whether it was done lazily."""
+    """Unmount this mount if it is still mounted.  Returns True if the kernel may not have ended the session:
+    it was unmounted lazily, or another mount lies over it."""
     place = entry.mount_point
     now = mount_at(place)
     if now is None or now.device != entry.device:
@@ -201,7 +202,7 @@ def _unmount_lazily(place: Path) -> None:
 
 
 async def _wait_first_answer(place: Path) -> None:
-    """Until the root's attributes have come: the kernel's first handshake is over, too."""
+    """Wait until the root's attributes were answered: the kernel's first handshake is then over, too."""
     try:
         with trio.fail_after(FIRST_ANSWER_WAIT_S):
             await trio.to_thread.run_sync(os.stat, place, abandon_on_cancel=True)
@@ -211,7 +212,7 @@ async def _wait_first_answer(place: Path) -> None:
 
 
 def _raise_read_ahead(device: str, read_ahead_kib: int) -> None:
-    """Only after the handshake, which sets what the kernel thought of first."""
+    """Write the read-ahead size.  Only after the handshake, which sets the kernel's own first value."""
     setting = READ_AHEAD_FOLDER / device / "read_ahead_kb"
     try:
         setting.write_text(f"{read_ahead_kib}\n")
@@ -226,13 +227,13 @@ def _raise_read_ahead(device: str, read_ahead_kib: int) -> None:
 
 
 def _start_session(operations: pyfuse3.Operations, options: MountOptions) -> None:
-    """Mount.  What libfuse and fusermount3 say on stderr becomes the error."""
+    """Mount.  Text that libfuse and fusermount3 write to stderr becomes the error, or is logged."""
     said: list[str] = []
     try:
-        with _stderr_caught(said):
+        with _stderr_lines(said):
             pyfuse3.init(operations, str(options.mount_point), _session_options(options))
     except RuntimeError as error:
-        raise _why_not(said, options) from error
+        raise _mount_error(said, options) from error
     for line in said:
         _log.warning("libfuse said", line=line)
 
@@ -252,8 +253,8 @@ def _session_options(options: MountOptions) -> set[str]:
 
 
 @contextmanager
-def _stderr_caught(lines: list[str]) -> Iterator[None]:
-    """What is written to descriptor 2 in the block, by C code and child processes too, line by line."""
+def _stderr_lines(lines: list[str]) -> Iterator[None]:
+    """Collect the lines written to descriptor 2 in the block, by C code and child processes too."""
     sys.stderr.flush()
     kept = os.dup(2)
     caught = os.memfd_create("said", os.MFD_CLOEXEC)
@@ -268,8 +269,8 @@ def _stderr_caught(lines: list[str]) -> Iterator[None]:
         lines.extend(line for line in text.splitlines() if line.strip())
 
 
-def _why_not(said: list[str], options: MountOptions) -> LakeError:
-    """The error that the last words of libfuse and fusermount3 mean."""
+def _mount_error(said: list[str], options: MountOptions) -> LakeError:
+    """Return the error that the last words of libfuse and fusermount3 mean."""
     place, text = options.mount_point, "\n".join(said)
     if "device not found" in text:
         return LocalFileError(
@@ -296,7 +297,7 @@ def _why_not(said: list[str], options: MountOptions) -> LakeError:
     reason = said[-1] if said else "no reason given"
     if "not owned by user" in text or "no write access" in text:
         return PermissionDenied(
-            f"mount point {place} must belong to who mounts: {reason}", subject=str(place)
+            f"mount point {place} must belong to the user who mounts: {reason}", subject=str(place)
         )
     if "not permitted" in text or "ermission denied" in text:
         return PermissionDenied(

@@ -1,10 +1,10 @@
-"""Is this a place to mount at?  And: one mount process for one mount point.
+"""Checks of a mount point, and a lock: one mount process for one mount point.
 
 Rules kept here:
-- Nothing is mounted over a mount, whoever's it is.  The one exception is a dead mount of ours (its process was
-  killed): it is taken away, and the log says so.
-- A mount process holds the lock of its mount point from before it looks until it has ended, so two that start at
-  once do not stack, and one that is still storing what was written is waited for.
+- Nothing is mounted over a mount, whatever its type.  The one exception is a dead lake mount (its process was
+  killed): it is removed, and the log says so.
+- A mount process holds the lock of its mount point from before its first check until it has ended.  So two that start
+  at once do not stack, and a new one waits for an old one that still stores written files.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from lakefs.errors import (
 )
 
 LOCK_WAIT_S: Final = 90.0
-"""A mount that ends stores what was written first; as long as its unit gives it."""
+"""Longest wait for a lock.  A mount that ends first stores written files; this is as long as its unit lets it."""
 _LOCK_POLL_S: Final = 0.05
 _DEAD_MOUNTS_MAX: Final = 64
-"""Dead mounts stacked at one place; each is one restart that went wrong."""
+"""Most dead mounts removed at one place; each is one restart that went wrong."""
 _log: Final = structlog.get_logger()
 
 
 def check_mount_point(path: Path, *, may_hold_files: bool = False) -> None:
-    """Raise unless something can be mounted at `path` (a real one).  Blocking, at most some seconds.
+    """Raise unless something can be mounted at `path` (a real path).  Blocks, at most some seconds.
 
-    AlreadyExists: a mount is there.  LocalFileError: nothing is there.  NotAFolder.  FolderNotEmpty unless
-    `may_hold_files`.  PermissionDenied: it may not be looked at.
+    AlreadyExists: a mount exists at `path`.  LocalFileError: `path` does not exist.  NotAFolder.  FolderNotEmpty unless
+    `may_hold_files`.  PermissionDenied: `path` may not be read.
     """
     for _ in range(_DEAD_MOUNTS_MAX):
         entry = mount_at(path)
@@ -56,7 +56,7 @@ def check_mount_point(path: Path, *, may_hold_files: bool = False) -> None:
 
 
 def _refuse_living(entry: MountEntry) -> None:
-    """Raise AlreadyExists unless the mount is a dead one of ours."""
+    """Raise AlreadyExists unless the mount is a dead lake mount."""
     path = entry.mount_point
     alive = None if entry.type == "autofs" else answers(path)
     ours = entry.type == LAKE_TYPE
@@ -96,7 +96,7 @@ def _check_folder(path: Path, may_hold_files: bool) -> None:
 
 
 class MountLock:
-    """The lock of one mount point, in a file that stays; freed by the kernel when its process ends, however."""
+    """The lock of one mount point, on a file that stays; the kernel frees it when its process ends in any way."""
 
     def __init__(self, file: Path) -> None:
         try:
@@ -106,7 +106,7 @@ class MountLock:
             raise LocalFileError(f"{file}: {error.strerror}", subject=str(file)) from error
 
     def take(self, mount_point: Path) -> None:
-        """Wait until the lock is ours.  AlreadyExists at once when its holder serves, or at the end of the wait."""
+        """Wait for the lock and take it.  AlreadyExists at once if its holder serves, or at the end of the wait."""
 
         def check_holder() -> None:
             if (entry := mount_at(mount_point)) is not None:
@@ -121,7 +121,7 @@ class MountLock:
         os.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
 
     def wait_free(self, mount_point: Path) -> None:
-        """Wait until nobody has the lock: what was written through the mount is stored.  DeadlineExceeded."""
+        """Wait until no process has the lock: all that was written through the mount is stored.  DeadlineExceeded."""
         if not self._wait(lambda: None):
             raise DeadlineExceeded(
                 f"{mount_point} is unmounted, but its process still stores what was written;"
@@ -143,7 +143,7 @@ class MountLock:
                 return True
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         os.close(self._descriptor)
 
     def __enter__(self) -> Self:

@@ -1,10 +1,10 @@
-"""The kernel's table of mounts as this process sees it, and taking a mount out of it.
+"""The kernel's table of mounts as this process sees it, and unmounting.
 
 Rules kept here:
 - The table is read from `/proc/self/mountinfo`, never by asking a file system: a mount that does not answer must
-  not hang whoever looks at it.
-- Only `answers` touches a mount, from a thread of its own that nobody waits for longer than the limit.
-- Unmounting never kills the connection: who has files open keeps them until the process behind the mount ends.
+  not hang its observer.
+- Only `answers` touches a mount, from a thread of its own that is waited for no longer than the limit.
+- Unmounting never kills the connection: open files stay usable until the process behind the mount ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NOT_CONNECTED: Final = (errno.ENOTCONN, errno.ECONNABORTED)
 
 @dataclass(frozen=True)
 class MountEntry:
-    """One mount: the device number as `MAJOR:MINOR`, where it is, its type and its source."""
+    """One mount: its device number as `MAJOR:MINOR`, mount point, type and source."""
 
     device: str
     mount_point: Path
@@ -43,13 +43,13 @@ class MountEntry:
 
 
 def mount_at(path: Path) -> MountEntry | None:
-    """The uppermost mount at exactly that path (a real one, see `real_path`), or None."""
+    """Return the uppermost mount at exactly that path (a real one, see `real_path`), or None."""
     found = [entry for entry in all_mounts() if entry.mount_point == path]
     return found[-1] if found else None
 
 
 def all_mounts() -> list[MountEntry]:
-    """Every mount that this process sees, in the order in which they were made."""
+    """Return every mount that this process sees, in the order in which they were made."""
     try:
         lines = MOUNT_TABLE.read_bytes().splitlines()
     except OSError as error:
@@ -69,19 +69,19 @@ def _plain(field: bytes) -> str:
 
 
 def real_path(path: Path) -> Path:
-    """The path without links.  What lies at it is not asked when it is a mount: that may be one that hangs."""
+    """Return the path without links.  A mount at the path itself is not touched: it may hang."""
     absolute = Path(os.path.abspath(path))
     likely = Path(os.path.realpath(absolute.parent)) / absolute.name
     return likely if mount_at(likely) else Path(os.path.realpath(likely))
 
 
 def answers(path: Path) -> bool | None:
-    """Whether what is mounted at the path has a living process behind it; None: it said nothing for a while."""
+    """Return True if the mount at `path` has a living process behind it; None if it does not answer in time."""
     found: list[bool] = []
 
     def ask() -> None:
         try:
-            os.statvfs(path)  # never answered from what the kernel remembers
+            os.statvfs(path)  # never answered from the kernel's cache
         except OSError as error:
             found.append(error.errno not in _NOT_CONNECTED)
         else:
@@ -94,9 +94,9 @@ def answers(path: Path) -> bool | None:
 
 
 def unmount(path: Path, *, lazy: bool) -> None:
-    """Take the uppermost mount at `path` out of the tree.  Blocking: may wait for the process behind the mount.
+    """Remove the uppermost mount at `path`.  Blocks: may wait for the process behind the mount.
 
-    `lazy`: at once, even when files in it are open.  EngineBusy when it is in use (never when lazy),
+    `lazy`: at once, even when files in it are open.  Raises EngineBusy if it is in use (never when lazy),
     PermissionDenied, LocalFileError.
     """
     number = _umount2(path, _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0))
@@ -115,14 +115,15 @@ def unmount(path: Path, *, lazy: bool) -> None:
 
 
 def _umount2(path: Path, flags: int) -> int:
-    """The system call; its errno, 0 when it is done."""
+    """Call umount2(2); return its errno, 0 on success."""
     call = ctypes.CDLL(None, use_errno=True).umount2
     call.argtypes = (ctypes.c_char_p, ctypes.c_int)
     return ctypes.get_errno() if call(os.fsencode(path), flags) else 0
 
 
 def _fusermount(path: Path, lazy: bool) -> int:
-    """What those who are not root unmount their own mounts with; an errno, as well as its words allow."""
+    """Unmount with fusermount3, as users who are not root unmount their own mounts.  Returns an errno, guessed from
+    its output; 0 on success."""
     if shutil.which("fusermount3") is None:
         raise LocalFileError("fusermount3 is missing: install the package fuse3", subject="fusermount3")
     command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(path)]

@@ -1,1 +1,1 @@
-"""Names in a mount: look-ups, changes, folders, extended attributes, watches."""
+"""Names in a mount: look-ups, changes, folder listings, extended attributes, watches."""

@@ -1,8 +1,8 @@
-"""Changes of names and attributes: one request to the store each, and the table in the same step as its answer.
+"""Changes of names and attributes: one request to the store each; the table changes in the same step as its answer.
 
-Answered when they are visible to all; durable within a second, or with the next fsync.  A folder that loses its last
-name stays.  Times are those that the store noted, so that they are the same after a remount and elsewhere; of what is
-not stored yet they are this mount's, and the store takes them over.
+A change is answered when it is visible to all; it is durable within a second, or with the next fsync.  A folder that
+loses its last name stays.  Times are the store's, so that they are the same after a remount and elsewhere.  Times of
+a file that is not stored yet are this mount's, and the store takes them over.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from lakefs.wire.messages import (
 
 
 class Changes:
-    """Changes the store, and the table with it."""
+    """Changes names and attributes in the store, and the table with them."""
 
     def __init__(self, mount: Mount, lookups: Lookups) -> None:
         self._mount = mount
@@ -51,7 +51,7 @@ class Changes:
     # --- folders -------------------------------------------------------------------------------------
 
     async def make_folder(self, parent: Inode, name: str, mode: int, ctx: RequestContext) -> Inode:
-        """A folder that stays when it is empty; in the list of buckets, a bucket.  EEXIST."""
+        """Make a folder, which stays when it is empty; in the list of buckets, make a bucket.  EEXIST."""
         if self._table.holds_buckets(parent):
             await self._mount.ask(BucketCreate(name), Buckets)
             (found,) = await self._mount.stat([Name(name, "")])
@@ -75,7 +75,7 @@ class Changes:
         return made
 
     async def remove_folder(self, parent: Inode, name: str) -> None:
-        """An empty folder, or bucket.  ENOTDIR, ENOTEMPTY, ENOENT."""
+        """Remove an empty folder, or bucket.  ENOTDIR, ENOTEMPTY, ENOENT."""
         present = parent.children.get(name)
         if present is not None:
             _check_empty(present)
@@ -94,7 +94,7 @@ class Changes:
     async def make_file(
         self, parent: Inode, name: str, mode: int, ctx: RequestContext, *, exclusive: bool
     ) -> Inode:
-        """A new, empty file: with `exclusive` its name is made at once (EEXIST), else by its first commit."""
+        """Make an empty file: with `exclusive` its name is made at once (EEXIST), else by its first commit."""
         if self._table.holds_buckets(parent):
             raise FUSEError(errno.EPERM)
         bucket, key = self._lookups.key(parent, name)
@@ -116,7 +116,7 @@ class Changes:
         return self._made(parent, name, found)
 
     async def make_symlink(self, parent: Inode, name: str, target: bytes, ctx: RequestContext) -> Inode:
-        """A name that points elsewhere.  EEXIST."""
+        """Make a symlink.  EEXIST."""
         if self._table.holds_buckets(parent):
             raise FUSEError(errno.EPERM)
         _check_free(parent, name)
@@ -125,7 +125,7 @@ class Changes:
         return self._made(parent, name, await self._mount.change(request))
 
     async def unlink(self, parent: Inode, name: str) -> None:
-        """Remove a file or symlink; what is open of it goes on.  EISDIR, ENOENT."""
+        """Remove a file or symlink; open handles keep its content.  EISDIR, ENOENT."""
         present = parent.children.get(name)
         if self._table.holds_buckets(parent) or (present is not None and present.is_folder):
             raise FUSEError(errno.EISDIR)
@@ -140,7 +140,7 @@ class Changes:
             self._removed(parent, name, changed_ns)
 
     async def rename(self, source: Inode, old: str, target: Inode, new: str, flags: int) -> None:
-        """Give a file or folder another name; a file there is replaced, and so is an empty folder."""
+        """Rename a file or folder; a file or an empty folder at the new name is replaced."""
         if flags & ~RENAME_NOREPLACE:
             raise FUSEError(errno.EINVAL)
         if self._table.holds_buckets(source) or self._table.holds_buckets(target):
@@ -175,11 +175,11 @@ class Changes:
     # --- attributes ----------------------------------------------------------------------------------
 
     async def set_attributes(self, inode: Inode, wanted: SetAttributes) -> None:
-        """Mode, owner, times; `wanted` without its name.  ESTALE when the name is gone."""
+        """Set mode, owner, times; `wanted` has no name in it.  ESTALE if the inode's name is gone."""
         is_root, changed_ns = inode is self._table.root, 0
         if is_root and not self._table.bucket:
             raise FUSEError(errno.EPERM)
-        if (inode.parent is not None or is_root) and not inode.is_dirty:  # else it goes with the commit
+        if (inode.parent is not None or is_root) and not inode.is_dirty:  # else the commit stores it
             bucket, key = self._table.name_of(inode)
             try:
                 with _busy([inode]):
@@ -201,7 +201,7 @@ class Changes:
         self._mount.touch(inode)
 
     async def set_xattr(self, inode: Inode, name: str, value: bytes | None) -> None:
-        """Set an extended attribute, or remove it.  KeyNotFound when it is not there."""
+        """Set an extended attribute, or remove it.  KeyNotFound if an attribute to remove does not exist."""
         if inode.file is not None and inode.file.is_dirty:
             await inode.file.commit(durable=False)
         bucket, key = self._table.name_of(inode)
@@ -239,7 +239,7 @@ class Changes:
 
 @asynccontextmanager
 async def _at_rest(inodes: Sequence[Inode | None], *, stored: Inode | None = None) -> AsyncIterator[None]:
-    """What is open of the inodes commits nothing in the block; what was written to one of them is stored before."""
+    """Keep open files of the inodes from being committed in the block; `stored` is committed before."""
     async with AsyncExitStack() as stack:
         open_ones = [inode for inode in inodes if inode is not None and inode.file is not None]
         for inode in sorted(open_ones, key=lambda inode: inode.number):
@@ -251,7 +251,7 @@ async def _at_rest(inodes: Sequence[Inode | None], *, stored: Inode | None = Non
 
 @contextmanager
 def _busy(inodes: Sequence[Inode | None]) -> Iterator[None]:
-    """What the store says of the inodes in the block may be of before or after the change."""
+    """Mark the inodes as changing: an answer about them in the block may be older or newer than the change."""
     chosen = [inode for inode in inodes if inode is not None]
     for inode in chosen:
         inode.busy += 1
@@ -272,7 +272,8 @@ async def _never(error: LakeError) -> bool:
 
 
 def _new_attributes(parent: Inode, mode: int, ctx: RequestContext, kind: int = OBJECT) -> ObjectAttributes:
-    """Of what a caller makes in a folder; in one with the set-group-id bit it gets that group, and a folder the bit."""
+    """Attributes of a new name in a folder.  In a folder with the set-group-id bit it gets that group; a folder also
+    gets the bit."""
     mode, gid = mode & 0o7777 & ~ctx.umask, ctx.gid
     if parent.attributes.mode & modes.S_ISGID:
         gid = parent.attributes.gid

@@ -1,7 +1,7 @@
-"""Names and inodes: what the store has of a name, and bringing the table up to date with it.
+"""Look-ups: asks the store about names and inodes, and updates the table with the answers.
 
-What is known and fresh is not asked.  An answer that the store gave before this mount, or another, changed the same
-names does not overwrite what is known since: see `InodeTable.adopt` and `Inode.names_changed_at`.
+Nothing known and fresh is asked again.  An answer that the store gave before this mount, or another, changed the same
+names does not overwrite newer knowledge: see `InodeTable.adopt` and `Inode.names_changed_at`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from lakefs.names import Name
 from lakefs.wire.messages import ListEntry, ObjectStat
 
 _LOOKUPS_MAX: Final = 3
-"""Times that a name is looked up while names of its folder change."""
+"""Most look-ups of one name while names of its folder keep changing."""
 
 
 class Lookups:
-    """Finds inodes.  Nothing here counts a look-up of the kernel's."""
+    """Finds inodes.  It never counts a look-up by the kernel."""
 
     def __init__(self, mount: Mount) -> None:
         self._mount = mount
         self._table = mount.table
 
     def inode(self, number: int) -> Inode:
-        """The inode of a number.  ESTALE when it is not known (any more)."""
+        """Return the inode with this number.  ESTALE if it is not known (any more)."""
         try:
             return self._table.of(number)
         except KeyError:
             raise FUSEError(errno.ESTALE) from None
 
     def watch(self, inode: Inode) -> None:
-        """Ask for the changes of the inode's bucket to be told."""
+        """Ask for a watch on the inode's bucket."""
         bucket = self._mount.bucket_of(inode)
         if bucket and bucket not in self._mount.watched:
             self._mount.want_watch(bucket)
@@ -46,7 +46,7 @@ class Lookups:
     # --- by name -------------------------------------------------------------------------------------
 
     async def look(self, parent: Inode, name: str) -> tuple[Inode | None, bool]:
-        """The inode of a name, None when there is none; and whether the kernel may rely on that for a while."""
+        """Return the inode of a name, or None; and True if the kernel may rely on the answer for a while."""
         present = parent.children.get(name)
         if present is not None and (present.is_pending or self._mount.is_fresh(present)):
             return present, True
@@ -54,15 +54,15 @@ class Lookups:
             return None, True
         for _ in range(_LOOKUPS_MAX):
             asked_at = trio.current_time()
-            found = await self._asked(parent, name, asked_at)
+            found = await self._asked_store(parent, name, asked_at)
             if parent.names_changed_at < asked_at:
                 return found, True
             if found is not None:
                 self._table.forget(found.number, 0)
-        found = await self._asked(parent, name, trio.current_time())
-        return found, False  # names change all the time: this may be of before
+        found = await self._asked_store(parent, name, trio.current_time())
+        return found, False  # names change all the time: the answer may be out of date
 
-    async def _asked(self, parent: Inode, name: str, asked_at: float) -> Inode | None:
+    async def _asked_store(self, parent: Inode, name: str, asked_at: float) -> Inode | None:
         try:
             found = await self._look_up(parent, name)
         except (KeyNotFound, BucketNotFound, InvalidName):
@@ -75,7 +75,7 @@ class Lookups:
         return self.adopt(parent, name, found, asked_at)
 
     async def _look_up(self, parent: Inode, name: str) -> ObjectStat:
-        """What the store has of a name: the folder of that name, else the object or symlink.  KeyNotFound."""
+        """Return the store's record of a name: of the folder, else of the object or symlink.  KeyNotFound."""
         table = self._table
         if table.holds_buckets(parent):
             names = [Name(name, "")]
@@ -90,14 +90,14 @@ class Lookups:
         raise refusal
 
     async def require(self, parent: Inode, name: str) -> Inode:
-        """The inode of a name.  ENOENT."""
+        """Return the inode of a name.  ENOENT."""
         inode, _ = await self.look(parent, name)
         if inode is None:
             raise FUSEError(errno.ENOENT)
         return inode
 
     def key(self, parent: Inode, name: str, *, folder: bool = False) -> tuple[str, str]:
-        """Bucket and key of a name in a folder.  ENAMETOOLONG."""
+        """Return bucket and key of a name in a folder.  ENAMETOOLONG."""
         found = self._table.child_name(parent, name, folder=folder)
         if len(found.key.encode()) > KEY_BYTES_MAX:
             raise FUSEError(errno.ENAMETOOLONG)
@@ -106,7 +106,7 @@ class Lookups:
     # --- by inode ------------------------------------------------------------------------------------
 
     async def refresh(self, inode: Inode) -> None:
-        """Have attributes of a moment ago.  What was replaced elsewhere keeps those it had, without a name."""
+        """Ask for attributes that are not fresh.  An open file keeps them if its name was removed."""
         mount, is_root = self._mount, inode is self._table.root
         if (is_root and not self._table.bucket) or (inode.parent is None and not is_root):
             return
@@ -129,7 +129,7 @@ class Lookups:
             self.adopt(inode.parent, inode.name, found, asked_at)
 
     async def stat_of(self, inode: Inode) -> ObjectStat:
-        """What the store says of the inode's name now; what was written is stored first.  ESTALE when it is gone."""
+        """Return the store's record of the inode's name, after storing written bytes.  ESTALE if the name is gone."""
         if inode.is_pending or inode.is_dirty:
             if inode.file is None:
                 raise FUSEError(errno.ESTALE)
@@ -142,7 +142,7 @@ class Lookups:
         return found
 
     async def xattrs(self, inode: Inode) -> dict[str, bytes]:
-        """The extended attributes."""
+        """Return the extended attributes."""
         if inode.is_pending:
             return {}
         if inode.xattrs is None or not (inode.is_dirty or self._mount.is_fresh(inode)):
@@ -152,7 +152,7 @@ class Lookups:
     # --- the table -----------------------------------------------------------------------------------
 
     def adopt(self, parent: Inode, name: str, found: ObjectStat | ListEntry, asked_at: float) -> Inode:
-        """The inode of what the store had under a name when it was asked."""
+        """Return the inode for a record of a name that the store sent in answer to a request of `asked_at`."""
         shown = self._mount.owner.shown(found)
         inode = self._table.adopt(parent, name, found.node, shown, asked_at)
         if isinstance(found, ObjectStat) and inode.node == found.node:
@@ -161,6 +161,6 @@ class Lookups:
         return inode
 
     def gone(self, inode: Inode) -> FUSEError:
-        """What to answer when the name of an inode is not there any more: the kernel looks it up anew."""
+        """Detach an inode whose name is gone; return the error to raise, so that the kernel looks the name up anew."""
         self._table.detach(inode)
         return FUSEError(errno.ESTALE)

@@ -1,11 +1,11 @@
 """Folders as the kernel reads them: names with their attributes.
 
-What is listed is what the table has of the names that were there when the reading began, or came with its pages.
+A reading lists the names that the table had when it began, or the names of the store's pages.
 A folder that was read whole is not asked for again while the table has all its names (`Inode.listed_at`), its bucket's
-watch lives, and the kernel might still rely on the names itself.  Else its names come in pages of the store.  A page
-names folders without their attributes, so they are looked up, all of a page in one request; files that were created
-here and are not stored yet are listed behind.  What a path cannot say (empty components, `.`, `..`) and what is too
-long for a path is left out; where object `a` and folder `a/` coexist the folder is shown.
+watch lives, and the kernel might still rely on the names itself.  Else the store is asked, page by page.  A page
+names folders without their attributes, so they are looked up, all of a page in one request.  Files that were created
+here and are not stored yet are listed last.  Names that cannot be in a path (empty components, `.`, `..`), and those
+too long for one, are left out; where object `a` and folder `a/` both exist the folder is shown.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from lakefs.wire.messages import BucketList, Buckets, Listed, ListEntry, ListNam
 
 COMPONENT_BYTES_MAX: Final = 255
 _TOGETHER_MAX: Final = 20_000
-"""Names looked at together, so that an object and the folder of its name meet."""
+"""Names gathered before any is listed, so that an object and the folder of its name meet."""
 _ADOPTED_MAX: Final = 1000
-"""Names put into the table in one step."""
+"""Most names put into the table in one step."""
 _DOTS: Final = 2
-"""Positions of `.` and `..`, in front of the names."""
+"""Number of positions used by `.` and `..`, in front of the names."""
 
 Found = ObjectStat | ListEntry | Inode
 
@@ -46,22 +46,22 @@ class FolderHandle:
         self._names: list[tuple[str, Inode]] = []
         self._known: set[str] = set()
         self._pages: _Pages | None = None
-        """Where more names come from; None when they were all in the table."""
+        """The source of more names; None if they were all in the table."""
 
     async def reply(self, token: ReaddirToken, start: int) -> None:
-        """Entries behind a position, as many as fit; none at the end.  0 begins anew."""
+        """Send the entries behind a position, as many as fit; none at the end.  0 starts again."""
         if start == 0:
             self._begin()
         if not self._reply_dots(token, start):
             return
         position = max(0, start - _DOTS)
-        while await self._has(position):
+        while await self._has_entry(position):
             if self._reply_names(token, position):
                 return
-            position = len(self._names)  # all of these are gone
+            position = len(self._names)  # all of these were removed
 
     def close(self) -> None:
-        """The reading has ended: nothing is held any more."""
+        """End the reading: release the held inodes."""
         for _, inode in self._names:
             self._mount.table.release(inode)
         self._names, self._known = [], set()
@@ -78,7 +78,7 @@ class FolderHandle:
         for _, inode in self._names:
             inode.lookups += 1
 
-    async def _has(self, position: int) -> bool:
+    async def _has_entry(self, position: int) -> bool:
         pages = self._pages
         while pages is not None and position >= len(self._names) and not pages.is_last:
             await self._read(pages)
@@ -89,9 +89,9 @@ class FolderHandle:
         return False
 
     async def _read(self, pages: _Pages) -> None:
-        """More names, which the table has from now on.
+        """Read more names and put them into the table.
 
-        No change of this mount's comes between: the kernel lets nobody change a folder while it waits for its names.
+        No change by this mount can happen in between: the kernel locks a folder against changes while it reads it.
         """
         folder = self.folder
         for number, (name, found) in enumerate((await pages.read()).items()):
@@ -109,7 +109,7 @@ class FolderHandle:
                 self._known.add(name)
 
     def _note_whole(self, pages: _Pages) -> None:
-        """The folder was read to its end: the table has all names, unless some came or went elsewhere meanwhile."""
+        """Note that the table has all names of the folder, unless other clients changed some during the reading."""
         folder, table = self.folder, self._mount.table
         if (
             folder.names_changed_at >= pages.begun_at
@@ -117,7 +117,7 @@ class FolderHandle:
         ):
             return
         if not table.is_below(folder, table.root) or table.name_of(folder) != pages.name:
-            return  # what was read may have been another folder's
+            return  # the names read may belong to another folder
         children = folder.children
         if all(name in children or _is_gone(inode) for name, inode in self._names) and all(
             name in self._known or child.is_pending or child.is_newer_than(pages.begun_at)
@@ -137,7 +137,7 @@ class FolderHandle:
         return True
 
     def _reply_names(self, token: ReaddirToken, start: int) -> bool:
-        """Whether anything was listed, or would have been with more room."""
+        """Send names from a position on; True if any was sent, or would have been with more room."""
         mount, children = self._mount, self.folder.children
         timeouts_s = mount.timeouts(mount.bucket_of(self.folder))
         holds_buckets = mount.table.holds_buckets(self.folder)
@@ -151,13 +151,13 @@ class FolderHandle:
             if inode is None:
                 if _is_gone(held):
                     continue
-                inode = held  # something else may have the name by now
+                inode = held  # another inode may have the name by now
             if holds_buckets:
                 timeouts_s = mount.timeouts(name)
             if inode.parent is not None and (inode.confirmed_at >= fresh_since or inode.node == 0):
                 entry = to_entry(inode, *timeouts_s)
             else:
-                entry = to_entry(inode, 0, 0)  # it may be of before
+                entry = to_entry(inode, 0, 0)  # its attributes may be out of date
             if not pyfuse3.readdir_reply(token, FileNameT(name.encode()), entry, position + _DOTS + 1):
                 return True
             inode.lookups += 1
@@ -166,31 +166,31 @@ class FolderHandle:
 
 
 def _is_gone(inode: Inode) -> bool:
-    """Of an inode that is not where it was: whether its name is gone for sure, moved or removed here."""
+    """Return True if an inode, missing at its place, has surely lost that name: moved or removed here."""
     return inode.parent is not None or inode.is_removed
 
 
 class _Pages:
-    """A folder's names as the store has them."""
+    """Reads a folder's names from the store."""
 
     def __init__(self, mount: Mount, folder: Inode) -> None:
         self._mount = mount
         self._folder = folder
         self._after = ""
         self.name: Name | None = None
-        """What the store was asked for first; the folder may get another name meanwhile."""
+        """Name of the folder in the first request; the folder may be renamed later."""
         self.is_last = False
         self.begun_at = trio.current_time()
         self.asked_at = self.begun_at
 
     async def read(self) -> dict[str, Found]:
-        """More names, at least one unless it is the last time."""
+        """Return more names, at least one unless these are the last."""
         mount, folder = self._mount, self._folder
         pending = _pending(folder)
         self.asked_at = trio.current_time()
-        found = await (self._buckets() if mount.table.holds_buckets(folder) else self._some())
+        found = await (self._buckets() if mount.table.holds_buckets(folder) else self._next_names())
         if self.is_last:
-            # One that was stored meanwhile may be missing on the store's page.
+            # A file that was stored during the request may be missing on the store's page.
             here: dict[str, Found] = {
                 name: child for name, child in pending.items() if child.parent is folder
             }
@@ -206,7 +206,7 @@ class _Pages:
             name: stat for name, stat in zip(names, stats, strict=True) if not isinstance(stat, LakeError)
         }
 
-    async def _some(self) -> dict[str, Found]:
+    async def _next_names(self) -> dict[str, Found]:
         found: dict[str, Found] = {}
         bucket, prefix = name = self._mount.table.name_of(self._folder)
         self.name = self.name or name
@@ -241,5 +241,5 @@ def _add(found: dict[str, Found], name: str, item: ObjectStat | ListEntry) -> No
 
 
 def _is_component(name: str) -> bool:
-    """Whether a path can have this component."""
+    """Return True if a path can have this component."""
     return name not in ("", ".", "..") and "/" not in name and len(name.encode()) <= COMPONENT_BYTES_MAX

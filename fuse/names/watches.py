@@ -1,11 +1,12 @@
-"""Changes made elsewhere: each bucket that is looked into is watched, and what the kernel keeps of it is taken back.
+"""Watches: changes made elsewhere.  Each bucket that is looked into is watched, and the kernel's caches are updated.
 
-An event comes late, when this mount may have changed the same name since.  So it only raises a doubt: the names that it
-touches are compared with the store, many in one request, and only news are handed on.  What this mount changes itself
-is not told.  While a bucket is watched the kernel may rely on entries and attributes for long, else for a second.
+An event arrives late: this mount may have changed the same name since.  So it only raises a doubt: the names that it
+touches are compared with the store, many in one request, and only differences are passed on.  Changes by this mount
+itself send no events.  While a bucket is watched the kernel may rely on entries and attributes for long, else for a
+second.
 
-After the connection was lost, or the watch did not keep up, everything of the bucket is out of date at once, and the
-content of what is open is held anew.
+After the connection was lost, or the watch did not keep up, everything known of the bucket is out of date at once, and
+open files lease their content again.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ class Watcher:
         self._engine = engine
         self._begun: set[str] = set()
         self._doubtful: dict[Inode, bool] = {}
-        """What is to be compared with the store, and whether its name is said to be removed."""
+        """Inodes to compare with the store; the value is True if an event says that the name was removed."""
         self._has_doubt = trio.Event()
         self._epoch = engine.epoch
         self._send, self._receive = trio.open_memory_channel[str](_WAITING_MAX)
-        mount.want_watch = self._want
+        mount.want_watch = self._request_watch
         mount.table.on_lost = _invalidate_entry
         mount.forget_attributes = _invalidate_attributes
         mount.forget_pages = _invalidate_pages
 
-    def _want(self, bucket: str) -> None:
+    def _request_watch(self, bucket: str) -> None:
         if bucket in self._begun or len(self._begun) >= _BUCKETS_MAX:
             return
         try:
@@ -61,7 +62,7 @@ class Watcher:
         self._begun.add(bucket)
 
     async def run(self) -> None:
-        """Watch what is asked for, until cancelled."""
+        """Watch the buckets that are asked for, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._ask_about_doubtful)
             async for bucket in self._receive:
@@ -80,17 +81,17 @@ class Watcher:
                 return
             except LakeError as error:
                 _log.warning(
-                    "changes of a bucket are not told for the moment", bucket=bucket, error=error.message
+                    "changes of a bucket are not seen for the moment", bucket=bucket, error=error.message
                 )
             finally:
                 self._mount.watched.discard(bucket)
             await trio.sleep(_RETRY_S)
-            await self._hold_again()
+            await self._renew_leases()
 
     # --- events --------------------------------------------------------------------------------------
 
     async def _apply(self, event: WatchEvent) -> None:
-        """An event may be older than what this mount has done since: it only says what to compare with the store."""
+        """Doubt the names of an event.  It may be older than changes by this mount, so the store is asked."""
         if event.kind == "resync":
             await self._expire(event.bucket)
             return
@@ -103,7 +104,7 @@ class Watcher:
         if place is None:
             return
         parent, name = place
-        self._doubt(parent)  # its times follow its names
+        self._doubt(parent)  # a folder's times change with its names
         if not name:
             return
         child = parent.children.get(name)
@@ -113,12 +114,12 @@ class Watcher:
             _renew_names(parent)
             _invalidate_entry(parent, name)
 
-    def _lose(self, parent: Inode, child: Inode, *, is_removed: bool = False) -> None:
+    def _detach(self, parent: Inode, child: Inode, *, is_removed: bool = False) -> None:
         _renew_names(parent)
         self._table.detach(child, is_removed=is_removed)
 
     def _place(self, bucket: str, key: str) -> tuple[Inode, str] | None:
-        """The folder of a key, and the component in it ("" for the bucket's own); None when it is not known here."""
+        """Return the folder of a key, and the component in it ("" for the bucket's own); None if it is unknown."""
         at: Inode | None = self._table.root
         if not self._table.bucket:
             at = self._table.root.children.get(bucket)
@@ -129,7 +130,7 @@ class Watcher:
             at = None if at is None else at.children.get(folder)
         return None if at is None else (at, name)
 
-    # --- what may be out of date ---------------------------------------------------------------------
+    # --- inodes that may be out of date --------------------------------------------------------------
 
     def _doubt(self, inode: Inode, *, is_removed: bool = False) -> None:
         self._doubtful[inode] = is_removed or self._doubtful.get(inode, False)
@@ -168,15 +169,17 @@ class Watcher:
             if inode.is_newer_than(asked_at):
                 self._doubt(inode, is_removed=is_removed)
             elif isinstance(found, ObjectStat):
-                self._news(parent, inode, found, asked_at)
+                self._apply_difference(parent, inode, found, asked_at)
             elif isinstance(found, (KeyNotFound, BucketNotFound)) and parent is not None:
-                self._lose(parent, inode, is_removed=is_removed)
+                self._detach(parent, inode, is_removed=is_removed)
 
-    def _news(self, parent: Inode | None, inode: Inode, found: ObjectStat, asked_at: float) -> None:
+    def _apply_difference(
+        self, parent: Inode | None, inode: Inode, found: ObjectStat, asked_at: float
+    ) -> None:
         shown = self._mount.owner.shown(found)
         is_other = found.node != inode.node or (not inode.is_folder and shown.blob != inode.attributes.blob)
         if is_other and parent is not None:
-            self._lose(parent, inode)
+            self._detach(parent, inode)
             return
         inode.confirmed_at = asked_at
         before = inode.attributes
@@ -186,7 +189,7 @@ class Watcher:
             _invalidate_attributes(inode)
 
     async def _expire(self, bucket: str) -> None:
-        """Everything known of the bucket is asked anew when it is next used."""
+        """Mark everything known of the bucket as out of date: it is asked anew when it is next used."""
         for number, inode in enumerate(self._table):
             if self._mount.bucket_of(inode) == bucket:
                 inode.confirmed_at = EXPIRED
@@ -196,8 +199,8 @@ class Watcher:
             if number % 1000 == 999:
                 await trio.lowlevel.checkpoint()
 
-    async def _hold_again(self) -> None:
-        """After another connection was made: hold the content of what is open, as far as the names still have it."""
+    async def _renew_leases(self) -> None:
+        """Lease the content of open files again after a new connection, where the names still have it."""
         if self._engine.epoch == self._epoch:
             return
         self._epoch = self._engine.epoch
@@ -215,14 +218,15 @@ def _renew_names(folder: Inode) -> None:
 
 
 def _invalidate_entry(parent: Inode, name: str, removed: int = 0) -> None:
-    """Have the kernel forget a name; who watches an inode that was `removed` with inotify is told."""
+    """Make the kernel forget a name; inotify watchers of the inode `removed` are notified."""
     pyfuse3.invalidate_entry_async(
         InodeT(parent.number), FileNameT(name.encode()), deleted=InodeT(removed), ignore_enoent=True
     )
 
 
 async def _invalidate_pages(inode: Inode) -> None:
-    """In a thread of its own: it waits for reads under way, which wait for those of the offload."""
+    """Make the kernel forget cached pages.  In a thread of its own, not of the offload: it waits for reads under way,
+    which wait for those threads."""
     await trio.to_thread.run_sync(_invalidate_content, inode.number)
 
 

@@ -1,8 +1,8 @@
-"""Extended attributes: which names are kept, and what comes of asking for the others.
+"""Extended attributes: which names are stored, and the answers for the others.
 
-Kept are `user.`, `trusted.` and `security.`; who may read and write them the kernel decides.  Not kept are ACLs, which
-are answered as on a file that has none, and file capabilities, which a mount does not honour and the kernel asks for
-before each write.
+Stored are `user.`, `trusted.` and `security.`; the kernel decides who may read and write them.  Not stored are ACLs,
+which are answered as on a file that has none, and file capabilities, which a mount does not honour and the kernel asks
+for before each write.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _ACLS: Final = b"system.posix_acl_"
 
 
 class ExtendedAttributes:
-    """Those of all inodes of a mount.  Every method raises FUSEError for names that are not kept."""
+    """Extended attributes of all inodes of a mount.  Every method raises FUSEError for names that are not stored."""
 
     def __init__(self, lookups: Lookups, changes: Changes) -> None:
         self._lookups = lookups
         self._changes = changes
 
     async def value(self, inode: Inode, name: bytes) -> bytes:
-        """The value of one."""
+        """Return the value of an attribute."""
         if name == _CAPABILITIES or name.startswith(_ACLS):
             raise FUSEError(ENOATTR)
         value = (await self._lookups.xattrs(inode)).get(_kept(name))
@@ -39,18 +39,18 @@ class ExtendedAttributes:
         return value
 
     async def names(self, inode: Inode, *, for_root: bool) -> list[bytes]:
-        """Names of all; those that only root may read for root only."""
+        """Return the names of all attributes; `trusted.` names only for root."""
         names = [name.encode() for name in await self._lookups.xattrs(inode)]
         return [name for name in names if for_root or not name.startswith(b"trusted.")]
 
     async def set(self, inode: Inode, name: bytes, value: bytes) -> None:
-        """Set one; durable as names are."""
+        """Set an attribute; durable as changes of names are."""
         if name == _CAPABILITIES:
             raise FUSEError(errno.ENOTSUP)
         await self._changes.set_xattr(inode, _kept(name), value)
 
     async def remove(self, inode: Inode, name: bytes) -> None:
-        """Remove one."""
+        """Remove an attribute."""
         if name == _CAPABILITIES:
             raise FUSEError(ENOATTR)
         try:
@@ -60,7 +60,7 @@ class ExtendedAttributes:
 
 
 def _kept(name: bytes) -> str:
-    """The name as the store has it.  ENOTSUP, EINVAL, EILSEQ."""
+    """Return the name as the store has it.  ENOTSUP, EINVAL, EILSEQ."""
     kind = next((kind for kind in _KINDS if name.startswith(kind)), None)
     if kind is None:
         raise FUSEError(errno.ENOTSUP)

@@ -1,1 +1,1 @@
-"""Ranges for the kernel, each granule checked."""
+"""Reads for the kernel: byte ranges of stored objects, each granule checked."""

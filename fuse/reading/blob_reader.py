@@ -1,19 +1,18 @@
-"""Ranges of one opened object for the kernel: from the page cache at once, else in a thread, each granule checked.
+"""Byte ranges of one opened object for the kernel: from the page cache in the loop, else in a thread; each is checked.
 
-What is in the page cache of the segments' files is read in the loop (`RWF_NOWAIT`: a copy, no wait); a thread's round
-trip would cost more than the copy.  What is not, is read in a thread, as many requests at once as there are threads:
-the kernel asks ahead of its reader.  The checksums of each chunk are read once and kept while the object is open; bytes
-are checked each time that they are read, pages of a granule that was checked before by `PageSums`.
+Bytes in the page cache of the segments' files are read in the loop (`RWF_NOWAIT`: a copy, no wait); a round trip to a
+thread would cost more than the copy.  Other bytes are read in a thread, with as many requests at once as there are
+threads: the kernel asks ahead of its reader.  The checksums of each chunk are read once and kept while the object is
+open.  Bytes are checked on every read; pages of a granule that was checked before, by `PageSums`.
 
 Rules kept here:
-- Memory that is read into is used again and again: fresh memory has to be cleared by the kernel, and takes the place
-  of what the caches held.  So what `read_nowait` and `read` give is good until the caller's next checkpoint, or its
-  next call of either.
-- Whole granules of neighbouring chunks lie one behind the other in it: all granules of a range but the first begin
-  where asked bytes begin, and all but the last end where asked bytes end.  So a range is one piece of memory.
+- Read buffers are reused: the kernel has to clear fresh memory, and fresh memory displaces the caches.  So the result
+  of `read_nowait` and `read` is valid until the caller's next checkpoint, or its next call of either.
+- Whole granules of neighbouring chunks lie one behind the other in a buffer: all granules of a range but the first
+  begin where asked bytes begin, and all but the last end where asked bytes end.  So a range is one piece of memory.
 
-When a check fails, or the place is gone, `read_range` takes over: it locates again, and has the engine read when that
-does not help, which knows what damage is.
+When a check fails, or a place is no longer valid, `read_range` takes over: it locates the chunk again.  If that does
+not help, the engine reads it, and the engine decides what is damaged.
 """
 
 from __future__ import annotations
@@ -51,23 +50,23 @@ from lakefs.wire.messages import Grant
 _VECTORS_MAX: Final = 1024
 """Chunks of one object whose checksums are kept: 256 bytes each."""
 _BUFFER_BYTES: Final = 1 * MIB + 2 * GRANULE_BYTES
-"""The kernel asks for 1 MiB at most, which may begin and end inside granules."""
+"""The kernel asks for at most 1 MiB, which may begin and end inside granules."""
 _BUFFERS_KEPT: Final = 6
-"""Of those that threads read into: as many as there are threads, and some."""
+"""Free buffers kept for threads: a few more than there are threads."""
 
 
 class ReadBuffers:
-    """What the readers of a mount share: memory to read into, and what is known of chunks."""
+    """Shared by all readers of a mount: memory to read into, and page checksums of chunks."""
 
     def __init__(self) -> None:
         self.own = memoryview(bytearray(_BUFFER_BYTES))
-        """For reads that end before anything else happens in the loop."""
+        """For reads whose result is used before anything else runs in the loop."""
         self.page_sums = PageSums()
         self._free: deque[memoryview] = deque(maxlen=_BUFFERS_KEPT)
         self._handed_out: memoryview | None = None
 
     def take(self, length: int) -> memoryview:
-        """At least that many bytes.  In any thread."""
+        """Return a buffer of at least `length` bytes.  Callable in any thread."""
         if length > _BUFFER_BYTES:
             return memoryview(bytearray(length))
         try:
@@ -76,9 +75,9 @@ class ReadBuffers:
             return memoryview(bytearray(_BUFFER_BYTES))
 
     def hand_out(self, buffer: memoryview) -> None:
-        """In the loop: what was taken goes to who asked, who is done with it at the next checkpoint.
+        """Note that a taken buffer now belongs to a reader, until that reader's next checkpoint.  Called in the loop.
 
-        A thread may want memory before that; so it gets what was handed out before the last checkpoint.
+        The buffer handed out before it becomes free: its reader has passed a checkpoint.
         """
         before, self._handed_out = self._handed_out, buffer
         if before is not None and len(before) == _BUFFER_BYTES:
@@ -110,7 +109,7 @@ class BlobReader:
         self._vectors: OrderedDict[ChunkId, bytes] = OrderedDict()
 
     def read_nowait(self, offset: int, length: int) -> Buffer | None:
-        """The bytes [offset, offset + length), cut at the end, when they are in memory; else None: use `read`."""
+        """Return the bytes [offset, offset + length), cut at the end, if they are in memory; None: use `read`."""
         end = min(offset + length, self._size)
         if offset >= end:
             return b""
@@ -119,10 +118,10 @@ class BlobReader:
                 return self._cached_pages(offset, end)
             return self._cached(offset, end)
         except StaleGrant:
-            return None  # `read` finds out
+            return None  # `read` sorts it out
 
     async def read(self, offset: int, length: int) -> Buffer:
-        """The bytes [offset, offset + length), cut at the end.  ChunkDamaged, EngineUnreachable, ..."""
+        """Return the bytes [offset, offset + length), cut at the end.  Raises ChunkDamaged, EngineUnreachable, ..."""
         end = min(offset + length, self._size)
         if offset >= end:
             return b""
@@ -137,10 +136,10 @@ class BlobReader:
                     self._vectors.pop(piece.chunk, None)
         return await self._driver.run(read_range(self._access, self.opened, offset, end - offset))
 
-    # --- what is in memory ---------------------------------------------------------------------------
+    # --- bytes in memory -----------------------------------------------------------------------------
 
     def _cached(self, offset: int, end: int) -> Buffer | None:
-        """From the page cache.  StaleGrant."""
+        """Read from the page cache; None if the bytes are not all there.  Raises StaleGrant."""
         if end - offset > _BUFFER_BYTES - 2 * GRANULE_BYTES:
             return None
         buffer, filled, skipped = self._buffers.own, 0, 0
@@ -169,7 +168,7 @@ class BlobReader:
         return buffer[skipped : skipped + end - offset]
 
     def _cached_pages(self, offset: int, end: int) -> Buffer | None:
-        """As `_cached`, for a part of a granule: once that was checked whole, only the pages asked for are read."""
+        """Like `_cached`, for part of one granule: once the whole granule was checked, reads only the asked pages."""
         piece = self.opened.pieces[bisect_right(self._starts, offset) - 1]
         grant = self.opened.grants.get(piece.chunk)
         first, last = offset - piece.offset, end - piece.offset
@@ -213,7 +212,7 @@ class BlobReader:
         if len(self._vectors) > _VECTORS_MAX:
             self._vectors.popitem(last=False)
 
-    # --- what the disk has to fetch ------------------------------------------------------------------
+    # --- bytes that the disk must fetch --------------------------------------------------------------
 
     async def _granted(self, pieces: Sequence[Piece], offset: int, end: int) -> Buffer:
         await self._locate(pieces)
@@ -235,7 +234,7 @@ class BlobReader:
         return buffer[skipped : skipped + end - offset]
 
     async def _locate(self, pieces: Sequence[Piece]) -> None:
-        """Have the grants of these pieces, and descriptors of their segments."""
+        """Get the grants of these pieces, and descriptors of their segments, where they are missing."""
         grants = self.opened.grants
         chunks = [piece.chunk for piece in pieces]
         if all(chunk in grants for chunk in chunks):
@@ -245,7 +244,7 @@ class BlobReader:
         await self._driver.run(locate(self._access, self.opened, chunks))
 
     def _pieces(self, offset: int, end: int) -> Sequence[Piece]:
-        """Pieces that hold bytes of [offset, end)."""
+        """Return the pieces that hold bytes of [offset, end)."""
         first = bisect_right(self._starts, offset) - 1
         pieces = self.opened.pieces
         piece = pieces[first]
@@ -260,7 +259,7 @@ def _fetch(
     spans: Sequence[_Span],
     known: dict[ChunkId, bytes | None],
 ) -> tuple[memoryview, dict[ChunkId, bytes]]:
-    """In a thread: the granules of the spans, one behind the other, and their chunks' checksums.  StaleGrant."""
+    """Read the granules of the spans, one behind the other, and their chunks' checksums.  In a thread.  StaleGrant."""
     buffer = buffers.take(sum(span.end - span.begin for span in spans))
     vectors: dict[ChunkId, bytes] = {}
     filled = 0

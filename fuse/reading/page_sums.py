@@ -1,13 +1,13 @@
-"""Checksums of the pages of granules, so that a page that is read again needs not the whole granule to be checked.
+"""Checksums of pages inside granules: a page that is read again is checked without reading its whole granule.
 
-The store has one CRC32C for each granule of 64 KiB.  When a granule is read for a few pages of it, its CRC is computed
-page by page, and what it has come to after each page is kept, if in the end it is the store's.  A run of those pages
-that is read later is checked alone: from the sum before it, its bytes must lead to the sum behind it.
+The store has one CRC32C for each granule of 64 KiB.  When a granule is read for a few of its pages, its CRC is computed
+page by page.  If the result is the store's, the CRC after each page is kept.  A run of those pages that is read later
+is checked alone: from the CRC before the run, its bytes must lead to the CRC behind it.
 
 Rules kept here:
-- Sums are kept only of bytes that matched the store's checksum; no bytes are kept, and nothing is called good because
-  it was good before: whoever reads checks what was read.
-- A chunk is named by its content, so what is known of it stays true wherever it lies and whoever opens it.
+- CRCs are kept only of bytes that matched the store's checksum.  No bytes are kept, and nothing counts as good
+  because it was good before: a reader checks the bytes that it has read.
+- A chunk is named by its content, so its CRCs stay true at any place and for any opener.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _START: Final = 0
 
 
 class PageSums:
-    """Of the granules that were read last for a part of them, by chunk and number."""
+    """CRCs after each page, for the granules that were last read in part; keyed by chunk and granule number."""
 
     def __init__(self, granules_max: int = PAGE_SUMS_MAX) -> None:
         self._granules_max = granules_max
         self._sums: OrderedDict[tuple[ChunkId, int], array[int]] = OrderedDict()
 
     def learn(self, chunk: ChunkId, number: int, granule: memoryview, crc: int) -> bool:
-        """Check a whole granule against the store's checksum; False when it is another's.  Then nothing is kept."""
+        """Check a whole granule against the store's checksum and keep its CRCs; False, keeping none, if it differs."""
         pages = (granule[at : at + PAGE_BYTES] for at in range(0, len(granule), PAGE_BYTES))
-        sums = array("I", accumulate(pages, _go_on, initial=_START))
+        sums = array("I", accumulate(pages, _extended, initial=_START))
         if sums[-1] != crc:
             return False
         self._sums[chunk, number] = sums
@@ -43,9 +43,9 @@ class PageSums:
         return True
 
     def of(self, chunk: ChunkId, number: int) -> array[int] | None:
-        """What the CRC comes to after none, one, two, ... all pages of a granule; None while it is not known."""
+        """Return the CRC after none, one, two, ... all pages of a granule; None if they are not kept."""
         return self._sums.get((chunk, number))
 
 
-def _go_on(crc: int, page: memoryview) -> int:
+def _extended(crc: int, page: memoryview) -> int:
     return crc32c(page, crc)

@@ -1,1 +1,1 @@
-"""What was written and is not stored yet: staged, committed at close, restored after a crash."""
+"""Written bytes that are not stored yet: staged in files, committed at close, restored after a crash."""

@@ -1,7 +1,8 @@
-"""Sets of byte ranges: which bytes of a file are meant, kept as sorted ranges that neither overlap nor touch.
+"""Sets of byte ranges of a file, kept as sorted ranges that neither overlap nor touch.
 
-Adding at the end, as sequential writes do, is O(1) amortised; anything else is a bisection and one `memmove` of what
-lies behind.  A range costs 16 bytes.  How many there may be is the owner's to bound: `ranges_added` says beforehand.
+Adding at the end, as sequential writes do, is O(1) amortised; anything else is a bisection and one `memmove` of the
+ranges behind.  A range costs 16 bytes.  The owner bounds the number of ranges: `ranges_added` returns the increase
+beforehand.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class RangeSet:
         self._begins = array("q")
         self._ends = array("q")
         self.byte_count = 0
-        """Bytes in the set."""
+        """Number of bytes in the set."""
         for begin, end in ranges:
             self.add(begin, end)
 
@@ -33,28 +34,28 @@ class RangeSet:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RangeSet) and list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
         return f"RangeSet({list(self)})"
 
     @property
     def end(self) -> int:
-        """Where the last range ends; 0 when there is none."""
+        """End of the last range; 0 if the set is empty."""
         return self._ends[-1] if self._ends else 0
 
     @property
     def last_begin(self) -> int:
-        """Where the last range begins; 0 when there is none."""
+        """Begin of the last range; 0 if the set is empty."""
         return self._begins[-1] if self._begins else 0
 
     def end_below(self, size: int) -> int:
-        """What `end` would be after `cut(size)`."""
+        """Return the value that `end` would have after `cut(size)`."""
         at = bisect_left(self._begins, size) - 1
         return min(size, self._ends[at]) if at >= 0 else 0
 
     def copy(self) -> RangeSet:
-        """The same ranges, to be changed apart."""
+        """Return an independent copy."""
         other = RangeSet()
         other._begins, other._ends = self._begins[:], self._ends[:]
         other.byte_count = self.byte_count
@@ -81,7 +82,7 @@ class RangeSet:
         self._replace(first, behind, [(begin, end)])
 
     def remove(self, begin: int, end: int) -> None:
-        """Take the bytes [begin, end) out."""
+        """Remove the bytes [begin, end)."""
         first = bisect_right(self._ends, begin)
         behind = bisect_left(self._begins, end, lo=first)
         if begin >= end or first >= behind:
@@ -90,33 +91,33 @@ class RangeSet:
         self._replace(first, behind, [part for part in (left, right) if part[0] < part[1]])
 
     def cut(self, size: int) -> None:
-        """Take out everything from `size` on."""
+        """Remove all bytes from `size` on."""
         self.remove(size, max(size, self.end))
 
     def clear(self) -> None:
-        """Take everything out."""
+        """Remove all bytes."""
         del self._begins[:], self._ends[:]
         self.byte_count = 0
 
     def contains(self, begin: int, end: int) -> bool:
-        """Whether all of [begin, end) is in the set."""
+        """Return True if all of [begin, end) is in the set."""
         at = bisect_right(self._begins, begin) - 1
         return begin >= end or (at >= 0 and end <= self._ends[at])
 
     def overlaps(self, begin: int, end: int) -> bool:
-        """Whether any of [begin, end) is in the set."""
+        """Return True if any of [begin, end) is in the set."""
         at = bisect_right(self._ends, begin)
         return begin < end and at < len(self._begins) and self._begins[at] < end
 
     def within(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """What is in the set of [begin, end), in order."""
+        """Yield the parts of [begin, end) that are in the set, in order."""
         at = bisect_right(self._ends, begin)
         while begin < end and at < len(self._begins) and self._begins[at] < end:
             yield max(begin, self._begins[at]), min(end, self._ends[at])
             at += 1
 
     def gaps(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """What is not in the set of [begin, end), in order."""
+        """Yield the parts of [begin, end) that are not in the set, in order."""
         for found_begin, found_end in self.within(begin, end):
             if begin < found_begin:
                 yield begin, found_begin
@@ -125,13 +126,13 @@ class RangeSet:
             yield begin, end
 
     def bytes_added(self, begin: int, end: int) -> int:
-        """How many bytes `add` would add."""
+        """Return the number of bytes that `add` would add."""
         if begin >= self.end:
             return max(0, end - begin)
         return sum(gap_end - gap_begin for gap_begin, gap_end in self.gaps(begin, end))
 
     def ranges_added(self, begin: int, end: int) -> int:
-        """How many ranges more there would be after `add`: 1 at most; joining makes them fewer."""
+        """Return the number of ranges that `add` would add: at most 1; negative if it joins some."""
         first = bisect_left(self._ends, begin)
         behind = bisect_right(self._begins, end, lo=first)
         return 1 - (behind - first) if begin < end else 0

@@ -1,18 +1,19 @@
-"""Storing a staged file: what was written goes to the store, what was not is kept where it is.
+"""Commit of a staged file: written bytes are sent to the store, the other chunks stay in place.
 
-    plan       which chunks of the stored content stay as they are, and what is cut anew (pure)
-    hold       the session holds the kept ones; no byte of them moves
-    store      the rest: by the staging file's descriptor where it has all bytes of a cut, else put together and sent
+    plan       which chunks of the stored content are kept, and which parts are cut anew (pure)
+    hold       the session holds the kept chunks; none of their bytes move
+    store      the rest: by the staging file's descriptor where it has all bytes of a cut, else assembled and sent
     commit     one atomic change of the name
 
 Rules kept here:
 - A kept chunk has no byte that was written, hidden by a truncation, or behind the end.
-- Edited chunks keep their borders, so an edit stores what it touches; a grown end is cut anew, and takes smaller chunks
-  before it along while they are less than twice as long.  So of chunks under 4 MiB at the end each is at least twice as
-  long as the next: n small appends leave n bytes / 4 MiB + 23 chunks at most, and store each byte O(log n) times.
-- Without a byte of stored content it is what a put of a plain file is: the same cuts, the same blob.
-- The staging file is only read.  Content that changed meanwhile is not committed: the store begins again.
-- Memory: `STORE_WINDOW` chunks of 4 MiB that were put together here, 24 MiB.
+- Edited chunks keep their borders, so an edit stores only the chunks it touches.  A grown end is cut anew, with the
+  smaller chunks before it that are less than twice as long as it.  So of chunks under 4 MiB at the end each is at least
+  twice as long as the next: n small appends leave at most n bytes / 4 MiB + 23 chunks, and store each byte O(log n)
+  times.
+- Without a byte of stored content the result is that of a put of a plain file: the same cuts, the same blob.
+- The staging file is only read.  Content that changes during the store is not committed: the store starts again.
+- Memory: `STORE_WINDOW` chunks of 4 MiB that were assembled here, 24 MiB.
 """
 
 from __future__ import annotations
@@ -74,12 +75,12 @@ class Keep:
 
     @property
     def offset(self) -> int:
-        """Where it is in the content."""
+        """Offset in the content."""
         return self.piece.offset
 
     @property
     def length(self) -> int:
-        """Its bytes."""
+        """Length in bytes."""
         return self.piece.length
 
 
@@ -95,7 +96,7 @@ Cut = Keep | Store
 
 
 def plan_cuts(pieces: Sequence[Piece], written: RangeSet, base_bytes: int, size: int) -> list[Cut]:
-    """The chunks of a content of `size` bytes, in order, that was made from one of `pieces`.
+    """Return the chunks, in order, of a content of `size` bytes that was written over the content of `pieces`.
 
     Bytes in `written` are new; others are those of the pieces below `base_bytes`, and zeros from there on.
     """
@@ -108,7 +109,7 @@ def plan_cuts(pieces: Sequence[Piece], written: RangeSet, base_bytes: int, size:
         cuts.append(Store(piece.offset, piece.length) if touched else Keep(piece))
     begin = _end_of(cuts)
     if begin < size:
-        while cuts and _goes_along(cuts[-1], size - begin):
+        while cuts and _is_cut_with_tail(cuts[-1], size - begin):
             begin = cuts.pop().offset
         cuts += (Store(begin + offset, length) for offset, length in iter_extents(fixed_cuts(size - begin)))
     if size <= SMALL_PAYLOAD_BYTES and any(isinstance(cut, Store) for cut in cuts):
@@ -120,13 +121,13 @@ def _end_of(cuts: Sequence[Cut]) -> int:
     return cuts[-1].offset + cuts[-1].length if cuts else 0
 
 
-def _goes_along(cut: Cut, tail_bytes: int) -> bool:
-    """Whether a chunk is cut anew with the tail behind it: it has to be stored anyway, or is short beside the tail."""
+def _is_cut_with_tail(cut: Cut, tail_bytes: int) -> bool:
+    """Return True if a chunk is cut anew with the tail behind it: it must be stored anyway, or is short beside it."""
     return cut.length < CHUNK_BYTES and (isinstance(cut, Store) or cut.length < 2 * tail_bytes)
 
 
 class Stored(NamedTuple):
-    """What a name is now; and its content, where that is small and was at hand."""
+    """The new record of the name; and its content, if that is small and in memory."""
 
     stat: ObjectStat
     content: memoryview | None
@@ -147,13 +148,13 @@ def store_staged(
 ) -> Steps[Stored]:
     """Store the content of a staged file under its name; `base` is the stored content that it was written over.
 
-    `behind` knows the chunks that were stored while it was written.
+    `behind` knows the chunks that were stored while the file was written.
 
-    The name is changed at once or not at all; on return that is durable, or with `durable` false visible to all.
-    Afterwards `staged.mark_stored` is the caller's to call, when it reads from the new content.
+    The name changes at once or not at all; on return the change is durable, or with `durable` false visible to all.
+    The caller then calls `staged.mark_stored`, when it reads from the new content.
 
-    PreconditionFailed, StoreFull, SessionLost (after ATTEMPTS), SourceChanged (it is being changed all the time),
-    LocalFileError, what reading the base raises, and what names raise: then the staged file is as it was.
+    PreconditionFailed, StoreFull, SessionLost (after ATTEMPTS), SourceChanged (the file keeps changing),
+    LocalFileError, errors of reading the base and of changing the name: then the staged file is unchanged.
     """
     assert base is not None or not staged.base_bytes, "bytes of a base that is not there"
     change = NameChange(name.bucket, name.key, b"", attributes, condition, False, keep_node, named_ns)
@@ -168,7 +169,7 @@ def store_staged(
 
 
 class _StagedPut:
-    """One staged file on its way to the store."""
+    """The commit of one staged file."""
 
     def __init__(
         self,
@@ -190,7 +191,7 @@ class _StagedPut:
         self._can_send_descriptor = lake.carries_descriptors
 
     def run(self) -> Steps[Stored]:
-        """One attempt."""
+        """Make one attempt."""
         self._revision = self._staged.begin_storing()
         self._source = None
         cuts, cut_kind = yield from self._plan()
@@ -205,7 +206,7 @@ class _StagedPut:
             self._verify_unchanged()
             return Stored((yield from commit_upload(upload, self._change, durable=self._durable)).stat, None)
         except EngineUnreachable:
-            raise  # it was waited for already, and the session ends by itself
+            raise  # the engine was waited for already, and the session ends by itself
         except BaseException:
             yield from abandon_upload(upload)
             raise
@@ -217,7 +218,7 @@ class _StagedPut:
                 subject=self._staged.name,
             )
 
-    # --- what is to be done --------------------------------------------------------------------------
+    # --- planning ------------------------------------------------------------------------------------
 
     def _plan(self) -> Steps[tuple[list[Cut], CutKind]]:
         staged = self._staged
@@ -249,14 +250,14 @@ class _StagedPut:
     # --- small and unchanged -------------------------------------------------------------------------
 
     def _put_object(self) -> Steps[Stored]:
-        payload = yield from self._put_together(0, self._staged.size)
+        payload = yield from self._assembled(0, self._staged.size)
         self._verify_unchanged()
         request = PutObjects([len(payload)], [self._change], durable=self._durable)
         stat = only_result((yield from send(request, body=[payload])))
         return Stored(stat, payload if len(payload) <= SMALL_PAYLOAD_BYTES else None)
 
     def _commit_base(self, upload: Upload) -> Steps[ObjectStat]:
-        """The content that is there, with other attributes: the engine holds all of it by its top chunk."""
+        """Commit the present content with other attributes: the engine holds all of it by its top chunk."""
         assert self._base is not None
         change = msgspec.structs.replace(self._change, blob=self._base.stat.blob)
         request = Commit(upload.session, [change], end_session=True, durable=self._durable)
@@ -265,9 +266,9 @@ class _StagedPut:
     # --- chunks --------------------------------------------------------------------------------------
 
     def _hold(self, upload: Upload, cuts: list[Cut]) -> Steps[list[Cut]]:
-        """Have the session hold what is kept, and the zeros of holes, which become chunks to keep.
+        """Have the session hold the kept chunks, and chunks of zeros for holes, which become chunks to keep.
 
-        A chunk that the store does not have any more is stored again.
+        A chunk that the store no longer has is stored again.
         """
         zeros = yield from self._zeros(cuts)
         cuts = [self._without_hole(cut, zeros) for cut in cuts]
@@ -290,7 +291,7 @@ class _StagedPut:
         ]
 
     def _zeros(self, cuts: Iterable[Cut]) -> Steps[dict[int, ChunkId]]:
-        """The chunks of zeros that whole cuts in holes are, by their length: few lengths, however long the hole."""
+        """Return the chunks of zeros for whole cuts in holes, by length: few lengths, however long the hole."""
         lengths = {cut.length for cut in cuts if isinstance(cut, Store) and self._is_all(Kind.HOLE, cut)}
         zeros: dict[int, ChunkId] = {}
         for length in sorted(lengths):
@@ -306,7 +307,7 @@ class _StagedPut:
         return self._staged.is_all(kind, cut.offset, cut.length)
 
     def _store(self, upload: Upload, cuts: list[Cut]) -> Steps[None]:
-        """Store what is not kept; all chunks are noted in order."""
+        """Store the chunks that are not kept; all chunks are noted in order."""
         pipeline = Pipeline(STORE_WINDOW)
         try:
             for kept, stores in _batches(cuts, self._is_sent):
@@ -328,7 +329,7 @@ class _StagedPut:
             yield from send(SourceClose(self._source))
 
     def _is_sent(self, store: Store) -> bool:
-        """Whether the engine cannot read the bytes from the staging file."""
+        """Return True if the engine cannot read the bytes from the staging file."""
         return not (self._can_send_descriptor and self._is_all(Kind.STAGED, store))
 
     def _effect(
@@ -341,20 +342,20 @@ class _StagedPut:
             return Send(request), note_stored(upload, lengths)
         payloads: list[memoryview] = []
         for store in stores:
-            payload = yield from self._put_together(store.offset, store.length)
+            payload = yield from self._assembled(store.offset, store.length)
             payloads.append(payload)
         if self._lake.network:
             return offer_payloads(upload, payloads, pipeline)
         return store_payloads(upload, payloads)
 
     def _failed(self, error: Exception) -> None:
-        """Raise it; a source that the engine does not know is one of a connection that was lost meanwhile."""
+        """Raise the error; a source that the engine does not know belonged to a lost connection: SessionLost."""
         if isinstance(error, InvalidArgument) and self._source is not None:
             raise SessionLost(error.message, subject=self._staged.name) from error
         raise error
 
     def _open_source(self) -> Steps[bool]:
-        """Hand the staging file to the engine; whether it takes it: its file system may be none that it reads from."""
+        """Send the staging file's descriptor to the engine; False if the engine cannot read from its file system."""
         if self._source is not None:
             return True
         try:
@@ -366,8 +367,8 @@ class _StagedPut:
         self._source = reply.message.source
         return True
 
-    def _put_together(self, offset: int, length: int) -> Steps[memoryview]:
-        """Bytes of the content, of whatever kind."""
+    def _assembled(self, offset: int, length: int) -> Steps[memoryview]:
+        """Return bytes of the content, assembled from spans of any kind."""
         content = memoryview(bytearray(length))
         of_base = [span for span in self._staged.spans(offset, length) if span.kind is Kind.BASE]
         if of_base:
@@ -378,7 +379,7 @@ class _StagedPut:
         if length > SMALL_PAYLOAD_BYTES:
             yield from work(self._staged.overlay, offset, content)
         elif length:
-            self._staged.overlay(offset, content)  # sooner done than handed to a thread
+            self._staged.overlay(offset, content)  # faster than a thread
         return content
 
 
@@ -389,7 +390,7 @@ def _zeros_id(length: int) -> ChunkId:
 def _batches(
     cuts: Iterable[Cut], is_sent: Callable[[Store], bool]
 ) -> Iterator[tuple[list[Keep], list[Store]]]:
-    """What is kept, and then stored by one request: one chunk that is sent, or some that the engine reads itself."""
+    """Yield kept chunks, and those behind them for one request: one that is sent, or some that the engine reads."""
     kept: list[Keep] = []
     stores: list[Store] = []
     for cut in cuts:
@@ -414,7 +415,7 @@ def _note_kept(upload: Upload, kept: Sequence[Keep]) -> None:
 
 
 def _after(upload: Upload, kept: Sequence[Keep], done: Completion) -> Completion:
-    """Note what is kept before what was stored behind it."""
+    """Note the kept chunks before the stored ones behind them."""
 
     def completed(result: Reply) -> Steps[None] | None:
         _note_kept(upload, kept)

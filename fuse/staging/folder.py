@@ -1,7 +1,7 @@
-"""The staging folder of a mount: staging files by the thousand, what an earlier mount left, and the lock.
+"""The staging folder of a mount: thousands of staging files, leftovers of earlier mounts, and the lock.
 
-What one file is, is in `fuse.staging.staged_file`; what a killed mount left, in `fuse.staging.leftovers`.  A file
-that is not stored when its mount ends stays in the folder until somebody restores or forgets it.
+One file's content is in `fuse.staging.staged_file`; the leftovers of a killed mount in `fuse.staging.leftovers`.  A
+file that is not stored when its mount ends stays in the folder until a user restores or forgets it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from lakefs.errors import LakeError, LocalFileError, PermissionDenied, StoreLock
 __all__ = ["Base", "Kind", "Leftover", "Span", "StagedFile", "StagingFolder"]
 
 SPARE_MAX: Final = 64
-"""Emptied staging files that are kept open for the next: making and removing two costs more than a small file."""
+"""Most emptied staging files kept open for reuse: making and removing two costs more than writing a small file."""
 DESCRIPTORS_KEPT: Final = 64
-"""Descriptors that staging files leave for what else the mount does: segments, reading its table, unmounting."""
+"""Descriptors that staging files leave for the rest of the mount: segments, reading the mount table, unmounting."""
 LOCK_NAME: Final = "lock"
 
 
@@ -36,7 +36,7 @@ class StagingFolder:
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
-        """Make or take the folder.  StoreLocked when a mount has it, PermissionDenied, LocalFileError."""
+        """Make or open the folder.  StoreLocked if a mount has it, PermissionDenied, LocalFileError."""
         self.path = path
         self._room = Room(path, limit_bytes)
         self._files: dict[str, StagedFile] = {}
@@ -57,13 +57,13 @@ class StagingFolder:
 
     @property
     def used_bytes(self) -> int:
-        """Staged bytes over all files; leftovers of earlier mounts are not counted."""
+        """Number of staged bytes over all files; leftovers of earlier mounts are not counted."""
         return self._room.used_bytes
 
     def new(self, name: str, base: Base | None) -> StagedFile:
-        """A file with the content of `base`, or an empty one; `name` is BUCKET/KEY, for recovery.
+        """Return a file with the content of `base`, or an empty one; `name` is BUCKET/KEY, for recovery.
 
-        StoreFull when the disk of the folder is full, LocalFileError.
+        StoreFull if the disk of the folder is full, LocalFileError.
         """
         slot = None
         try:
@@ -77,13 +77,13 @@ class StagingFolder:
         return file
 
     def leftovers(self) -> list[Leftover]:
-        """What earlier mounts wrote and did not store, oldest first."""
+        """Return files that earlier mounts wrote and did not store, oldest first."""
         return find_leftovers(self.path, frozenset(self._files))
 
     def close(self) -> None:
-        """Keep what is not stored for recovery, remove the rest, and give the lock back.
+        """Keep files that are not stored for recovery, remove the rest, and release the lock.
 
-        LocalFileError when something could not be synced: it is kept all the same.
+        LocalFileError if something could not be synced; it is kept all the same.
         """
         failure: LakeError | None = None
         for file in list(self._files.values()):
@@ -102,11 +102,11 @@ class StagingFolder:
             raise failure
 
     def _release(self, slot: Slot, keep: bool) -> None:
-        """A file is done with its slot; it is kept as it is, or used again."""
+        """End a file's use of its slot; keep the slot as it is, or use it again."""
         del self._files[slot.stem]
         if keep:
             slot.sidecar.close()
-            # Said, not only closed: the engine may have the descriptor still.
+            # Unlocked, not only closed: the engine may still have the descriptor.
             fcntl.flock(slot.descriptor, fcntl.LOCK_UN)
             os.close(slot.descriptor)
         else:
@@ -129,7 +129,7 @@ class StagingFolder:
 
     def _give_back(self, slot: Slot) -> None:
         try:
-            slot.sidecar.empty()  # first: bytes without a sidecar are nobody's
+            slot.sidecar.empty()  # first: bytes without a sidecar belong to no file
             os.ftruncate(slot.descriptor, 0)
         except OSError:
             self._remove(slot)
@@ -147,7 +147,7 @@ class StagingFolder:
 
 
 def _verify_descriptors_left(descriptor: int) -> None:
-    """OSError EMFILE when there are few left behind the newest one, which has the lowest number that was free."""
+    """Raise OSError EMFILE if few descriptors are left above `descriptor`, the newest, the lowest that was free."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and descriptor >= limit - DESCRIPTORS_KEPT:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

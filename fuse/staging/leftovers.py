@@ -1,8 +1,8 @@
-"""What a killed mount left in its staging folder: found, made into plain files for the user, and removed.
+"""Leftovers: staged files that a killed mount did not store; found, copied to plain files for the user, and removed.
 
-A mount may have the folder meanwhile: each of its own files is locked (flock) for as long as it has it, and whoever
-restores or removes a leftover locks that, too (`claimed`).  All calls block.  Putting one into the store is in
-`fuse.staging.restore`.
+A running mount may have the folder at the same time: each of its own files is locked (flock) while it has it, and a
+command that restores or removes a leftover takes the same lock (`claimed`).  All calls block.  Storing a leftover
+is in `fuse.staging.restore`.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ _COPY_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Leftover:
-    """A file that was written and not stored: `ranges`, [begin, end) each, are the new bytes."""
+    """A file that was written and not stored; `ranges`, [begin, end) each, are the new bytes."""
 
     name: str
-    """`BUCKET/KEY`; empty when it cannot be told any more."""
+    """`BUCKET/KEY`; empty if it is not known any more."""
     path: Path
     """The staged bytes, sparse, at their offsets."""
     size_bytes: int
     time_ns: int
-    """When it was last written, in ns since 1970."""
+    """Time of the last write, in ns since 1970."""
     ranges: tuple[tuple[int, int], ...]
     base: Base | None
-    """The stored content that the other bytes are of, up to `base_bytes`; behind that they are zeros."""
+    """The stored content of the other bytes below `base_bytes`; those from there on are zeros."""
     base_bytes: int
     is_complete: bool
-    """Whether the whole content is here, and nothing of the base is needed."""
+    """True if the whole content is staged, and nothing of the base is needed."""
 
     @property
     def id(self) -> str:
-        """What tells it from others of the same name."""
+        """Unique id, also among leftovers of the same name."""
         return self.path.stem
 
     @property
     def new_bytes(self) -> int:
-        """How many bytes are new."""
+        """Number of new bytes."""
         return sum(end - begin for begin, end in self.ranges)
 
 
 def find_leftovers(folder: Path, leave_out: frozenset[str] = frozenset()) -> list[Leftover]:
-    """Everything in the folder that no store has, oldest first.  LocalFileError."""
+    """Return everything in the folder that was not stored, oldest first.  LocalFileError."""
     try:
         stems = sorted(
             path.name.removesuffix(SIDECAR_SUFFIX)
@@ -77,9 +77,9 @@ def find_leftovers(folder: Path, leave_out: frozenset[str] = frozenset()) -> lis
 
 @contextmanager
 def claimed(leftover: Leftover) -> Iterator[None]:
-    """Nobody else restores or removes it in the block.  StoreLocked when a mount or another command has it.
+    """Keep other commands from restoring or removing it in the block.  StoreLocked if a mount or a command has it.
 
-    LocalFileError when it cannot be opened, or is gone.
+    LocalFileError if it cannot be opened, or is gone.
     """
     try:
         # For writing, as a lock over NFS needs.
@@ -94,7 +94,7 @@ def claimed(leftover: Leftover) -> Iterator[None]:
 
 
 def is_in_use(leftover: Leftover) -> bool:
-    """Whether a running mount has it open, or a command is at work on it."""
+    """Return True if a running mount has it open, or a command is at work on it."""
     try:
         with claimed(leftover):
             return False
@@ -104,7 +104,7 @@ def is_in_use(leftover: Leftover) -> bool:
 
 @contextmanager
 def reopened(leftover: Leftover, *, with_base: bool) -> Iterator[StagedFile]:
-    """Its content as a mount has it, to be read and stored; with zeros where the base would be unless `with_base`."""
+    """Open its content as a mount has it, to read and store it; base bytes are zeros unless `with_base`."""
     try:
         descriptor = os.open(leftover.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         sidecar = SidecarFile(str(leftover.path.with_suffix(SIDECAR_SUFFIX)))
@@ -129,14 +129,14 @@ def reopened(leftover: Leftover, *, with_base: bool) -> Iterator[StagedFile]:
 def restore(leftover: Leftover, target: Path, read_base: Callable[[int, int], bytes] | None = None) -> None:
     """Make the leftover a plain file at `target`, durable on return; the leftover stays.
 
-    `read_base(offset, length)` gives bytes of the stored content that it was written over; without it those are zeros
-    (holes).  AlreadyExists, LocalFileError; then there is no `target`.
+    `read_base(offset, length)` returns bytes of the stored content that it was written over; without it those are
+    zeros (holes).  AlreadyExists, LocalFileError; then `target` is not made.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         descriptor = os.open(target, flags, 0o600)
     except FileExistsError as error:
-        raise AlreadyExists(f"{target} is there already; give another place", subject=str(target)) from error
+        raise AlreadyExists(f"{target} exists already; give another place", subject=str(target)) from error
     except OSError as error:
         raise LocalFileError(f"{target}: {error.strerror}", subject=str(target)) from error
     try:
@@ -161,14 +161,14 @@ def forget(leftover: Leftover) -> None:
 
 
 def remove_unowned(folder: Path) -> None:
-    """Remove files of the folder that hold nothing which anybody could miss.  OSError."""
+    """Remove files of the folder that hold nothing to restore.  OSError."""
     needed = {leftover.path.stem for leftover in find_leftovers(folder)}
     for path in list(folder.iterdir()):
         stem, suffix = os.path.splitext(path.name)
         if suffix in (BYTES_SUFFIX, SIDECAR_SUFFIX) and stem not in needed:
             path.unlink()
         elif suffix == ".new":
-            path.unlink()  # a sidecar that was not yet one
+            path.unlink()  # a sidecar that was not in place yet
 
 
 def _lock(descriptor: int, leftover: Leftover) -> None:
@@ -195,7 +195,7 @@ def _leftover(folder: Path, stem: str) -> Leftover | None:
             with sidecar.open("rb") as file:
                 text = file.read(SIDECAR_BYTES_MAX)
         except FileNotFoundError:
-            return None  # its mount, which runs, has removed it
+            return None  # the running mount that it belongs to has removed it
         state = replay(text, found.st_size) if text else None
         if state is None and (not text or not found.st_size):
             return None
@@ -217,7 +217,7 @@ def _leftover(folder: Path, stem: str) -> Leftover | None:
 
 
 def _unreadable(descriptor: int, length: int) -> SidecarState:
-    """What can be told without the sidecar: which pages were written."""
+    """Return the state that is known without the sidecar: the pages that were written."""
     return SidecarState("", 0, length, None, length, RangeSet(_data_extents(descriptor, length)))
 
 

@@ -1,13 +1,13 @@
-"""Putting what a killed mount left back into the store, under its own name or another.
+"""Restore: stores a leftover of a killed mount, under its own name or another.
 
 Rules kept here:
-- Content that came under the name after the file was opened is newer: it is replaced only when that is asked for.  So
-  the name must still have the content that the file was written over (by its blob), or be free, or an empty object
-  where the file was new.  The commit checks it once more.
-- Content that has every written byte where it was written, and the same length, is what the mount stored, or tried to
-  store, when it ended: then there is nothing to do.
-- Bytes that were not written are those of that content, or zeros when that is asked for; else they are missed.
-- Only what was written is stored: what is in the store already is kept where it is.
+- Content that was stored under the name after the file was opened is newer: it is replaced only on request.  So
+  the name must still have the content that the file was written over (by its blob), or be free, or be an empty object
+  where the file was new.  The commit checks that once more.
+- Content that has every written byte at its place, and the same length, is the content that the mount stored, or tried
+  to store, when it ended: then there is nothing to do.
+- Bytes that were not written are those of the base, or zeros on request; if the base is gone, the restore fails.
+- Only written bytes are stored: chunks that are in the store already are kept.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes, Obje
 
 _OBJECT: Final = 2
 _MODE: Final = 0o600
-"""Of a file whose mode nobody knows any more: not wider than it was."""
+"""Mode of a file whose mode is not known any more: not wider than it was."""
 
 
 class Standing(StrEnum):
-    """What restoring a leftover under its own name would do."""
+    """The result of restoring a leftover under its own name."""
 
     READY = "ready"
-    """It works."""
+    """The restore would work."""
     CHANGED = "changed"
     """The name has other content by now."""
     INCOMPLETE = "incomplete"
-    """Only parts of it are here, and what they were written over is gone."""
+    """Only parts of it are left, and the content that they were written over is gone."""
     UNNAMED = "unnamed"
-    """Its sidecar cannot be read: only which pages were written is known."""
+    """Its sidecar cannot be read: only the pages that were written are known."""
     IN_USE = "in use"
     """A running mount has it open."""
     UNKNOWN = "unknown"
@@ -50,7 +50,7 @@ class Standing(StrEnum):
 
 
 def standing(leftover: Leftover, found: ObjectStat | LakeError) -> Standing:
-    """How it stands, given what the store has under its name.  Of one in use nothing is known here."""
+    """Return the result to expect, given the store's record of its name.  Does not look for a mount that uses it."""
     if not leftover.name:
         return Standing.UNNAMED
     if isinstance(found, LakeError) and not isinstance(found, KeyNotFound | BucketNotFound):
@@ -69,10 +69,10 @@ def restore_to_store(
 ) -> Steps[ObjectStat]:
     """Store the leftover under `name`, durably; the leftover stays.
 
-    `force` replaces whatever is there; `zeros` stand for bytes that are nowhere any more.  PreconditionFailed when the
+    `force` replaces any content of the name; `zeros` stand for bytes that are lost.  PreconditionFailed if the
     name has other content than the file was written over (or anything, for another name); KeyNotFound for bytes that
-    are missed; BucketNotFound for another name (the bucket of its own is made again); and what `store_staged` raises:
-    then nothing was changed.
+    are lost; BucketNotFound for another name (the bucket of its own name is made again); and the errors of
+    `store_staged`: then nothing was changed.
     """
     own = parse_object_name(leftover.name) if leftover.name else None
     found = yield from _stat(lake, name)
@@ -104,9 +104,9 @@ def restore_to_store(
 
 
 def open_base(lake: LakeSteps, leftover: Leftover, *, zeros: bool) -> Steps[Opened | None]:
-    """The content that the file was written over, to be closed; None when none of it is needed.
+    """Open the content that the file was written over; the caller closes it.  None if none of it is needed.
 
-    KeyNotFound when it is needed and gone; with `zeros` that is None, too.
+    KeyNotFound if it is needed and gone; with `zeros` None instead.
     """
     if leftover.base is not None and leftover.base_bytes and leftover.name:
         try:
@@ -135,7 +135,7 @@ def _stat(lake: LakeSteps, name: Name) -> Steps[ObjectStat | LakeError]:
 
 
 def _is_stored(lake: LakeSteps, leftover: Leftover, name: Name, found: ObjectStat | LakeError) -> Steps[bool]:
-    """Whether the name has other content than the file's base, and all that was written is in it."""
+    """Return True if the name has other content than the file's base, and all written bytes are in it."""
     if isinstance(found, LakeError) or found.size_bytes != leftover.size_bytes or _has_base(leftover, found):
         return False
     access = lake.access(None)
@@ -157,9 +157,9 @@ def _condition(leftover: Leftover, name: Name, found: ObjectStat | LakeError, *,
         return Condition(absent=True)
     if is_own and (_has_base(leftover, found) or _was_made_for_it(leftover, found)):
         return Condition(etags=[found.etag], node=found.node)
-    said = "has other content than the file was written over" if is_own else "is there already"
+    said = "has other content than the file was written over" if is_own else "exists already"
     raise PreconditionFailed(
-        f"{name} {said}; restore it elsewhere with --to, or replace what is there with --force",
+        f"{name} {said}; restore it elsewhere with --to, or replace it with --force",
         subject=str(name),
     )
 
@@ -170,7 +170,7 @@ def _has_base(leftover: Leftover, found: ObjectStat | LakeError) -> bool:
 
 
 def _was_made_for_it(leftover: Leftover, found: ObjectStat) -> bool:
-    """A new file's name may have been made, empty, before its content was stored."""
+    """Return True for a new file's name that may have been made, empty, before its content was stored."""
     return leftover.base is None and found.kind == _OBJECT and not found.size_bytes
 
 

@@ -1,20 +1,20 @@
-"""The sidecar of a staging file: what it is of, and which of its bytes count, for whoever finds it after a crash.
+"""The sidecar of a staging file: its name and the bytes that count, so that they are known after a crash.
 
-    N.bytes   the staged bytes at their offsets, sparse; what is outside of the ranges means nothing
-    N.json    JSON objects, one a line; each is what has happened since the one before
+    N.bytes   the staged bytes at their offsets, sparse; bytes outside the ranges mean nothing
+    N.json    JSON objects, one a line; each is a change since the line before
 
     {"format": 1, "name", "time_ns", "size", "base", "base_bytes", "ranges": [[begin, end]], "end"}   everything, anew
     {"ranges": [[begin, end]]}                                                       these bytes are staged, too
-    {"size", "base_bytes", "end"}                                                    it was given another length
-    {"name"}                                                                         it was renamed
+    {"size", "base_bytes", "end"}                                                    the length changed
+    {"name"}                                                                         the name changed
 
 Rules kept here:
-- The last range goes on to the end of the bytes file, so that writing on at the end needs no line; unless the last
-  line but for names has `end`: then it ended there, and nothing behind counts.  So a process may be killed at any
-  instant, and the lines with the length of the bytes file say exactly what was written (only a write that had not
-  returned is in doubt).
-- A line is appended by one call; a torn last line (power loss) and what follows is not there.
-- An empty sidecar belongs to nobody.  Nothing is synced here.
+- The last range continues to the end of the bytes file, so that writing on at the end needs no line.  Exception: if the
+  last line (name lines apart) has `end`, the range ended there, and bytes behind do not count.  So a process may be
+  killed at any instant: the lines and the length of the bytes file define exactly what was written (only a write
+  that had not returned is in doubt).
+- A line is appended by one call; a torn last line (power loss) and all behind it is ignored.
+- An empty sidecar belongs to no file.  Nothing is synced here but by `SidecarFile.sync`.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ class Base:
 
 @dataclass
 class SidecarState:
-    """What a sidecar says."""
+    """The contents of a sidecar."""
 
     name: str
     time_ns: int
     size: int
     base: Base | None
     base_bytes: int
-    """Bytes from 0 that are those of the base, where nothing is staged."""
+    """Length of the part, from 0, whose bytes are the base's where nothing is staged."""
     ranges: RangeSet = field(default_factory=RangeSet)
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is anything that the base does not have."""
+        """True if there is anything that the base does not have."""
         return self.base is None or bool(len(self.ranges)) or self.size != self.base.size_bytes
 
     @property
     def is_complete(self) -> bool:
-        """Whether no byte of the base is needed."""
+        """True if no byte of the base is needed."""
         return self.ranges.contains(0, self.base_bytes)
 
 
 def whole_line(state: SidecarState) -> bytes:
-    """The line that says everything."""
+    """Return the line with the whole state."""
     base = state.base
     return _line(
         {
@@ -85,27 +85,27 @@ def whole_line(state: SidecarState) -> bytes:
 
 
 def ranges_line(begin: int, end: int) -> bytes:
-    """Bytes were staged; the bytes file ends where the last range does."""
+    """Return the line for staged bytes; the bytes file ends where the last range does."""
     return b'{"ranges":[[%d,%d]]}\n' % (begin, end)
 
 
 def closing_line(begin: int, end: int) -> bytes:
-    """The last range, and that nothing behind it counts until the next line."""
+    """Return the line with the last range, which ends it: bytes behind do not count until the next line."""
     return b'{"ranges":[[%d,%d]],"end":%d}\n' % (begin, end, end)
 
 
 def size_line(size: int, base_bytes: int, end: int) -> bytes:
-    """Another length."""
+    """Return the line for another length."""
     return b'{"size":%d,"base_bytes":%d,"end":%d}\n' % (size, base_bytes, end)
 
 
 def name_line(name: str) -> bytes:
-    """Another name."""
+    """Return the line for another name."""
     return _line({"name": _encodable(name)})
 
 
 def replay(text: bytes, bytes_length: int) -> SidecarState | None:
-    """What the sidecar says, given the length of its bytes file; None when it does not begin as one does."""
+    """Return the sidecar's state, given the length of its bytes file; None if it does not begin as a sidecar does."""
     state: SidecarState | None = None
     end: int | None = 0
     for line in text.split(b"\n"):
@@ -120,7 +120,7 @@ def replay(text: bytes, bytes_length: int) -> SidecarState | None:
             if found.keys() & {"ranges", "end"}:
                 end = found.get("end")
         except (msgspec.DecodeError, KeyError, TypeError, ValueError, OverflowError):
-            break  # torn, and so is what follows
+            break  # torn; all behind it is ignored
     if state is None:
         return None
     counted = bytes_length if end is None else min(end, bytes_length)
@@ -174,7 +174,7 @@ def _encodable(name: str) -> str:
 
 
 class SidecarFile:
-    """A sidecar being written.  OSError of every call is the caller's to translate; then nothing was appended."""
+    """A sidecar being written.  An OSError of any call is the caller's to translate; nothing was appended then."""
 
     COMPACT_BYTES: Final = 64 << 10
 
@@ -186,7 +186,7 @@ class SidecarFile:
 
     @property
     def is_long(self) -> bool:
-        """Whether `rewrite` is due."""
+        """True if `rewrite` is due."""
         return self._length > self._compact_at
 
     def append(self, line: bytes) -> None:
@@ -216,13 +216,13 @@ class SidecarFile:
         self._compact_at = max(self.COMPACT_BYTES, 2 * len(line))
 
     def empty(self) -> None:
-        """It belongs to nobody from now on."""
+        """Remove all lines: the sidecar belongs to no file from now on."""
         os.ftruncate(self._descriptor, 0)
         self._length = 0
         self._compact_at = self.COMPACT_BYTES
 
     def sync(self) -> None:
-        """Make what it says durable."""
+        """Make the lines durable."""
         os.fsync(self._descriptor)
 
     def close(self) -> None:

@@ -1,19 +1,19 @@
-"""The content of one open file: what was written through a mount and is not stored yet, over stored content.
+"""The content of one open file: bytes written through a mount and not stored yet, over stored content.
 
 The written bytes lie in a sparse staging file at their own offsets.  Each byte of the content is one of three kinds:
-STAGED there, BASE of the stored content, or HOLE, a zero.
+STAGED in that file, BASE of the stored content, or HOLE, a zero.
 
 Rules kept here:
-- Only bytes in the ranges of a file are ever looked at; what else its staging file holds means nothing.  So a write
-  that failed half way has changed nothing, and base bytes that a truncation hid never come back.
-- Base bytes show below `base_bytes` only, which never grows but by `mark_stored`.
-- The staging file ends where the last range does, and the sidecar says the rest (`fuse.staging.sidecar`): whoever
-  finds them after a kill -9 knows every byte that was written.
+- Only bytes in the ranges of a file are ever read; other bytes of its staging file mean nothing.  So a write that
+  failed half way has changed nothing, and base bytes that a truncation hid never come back.
+- Base bytes show below `base_bytes` only, which never grows except by `mark_stored`.
+- The staging file ends where the last range does, and the sidecar has the rest (`fuse.staging.sidecar`): from both,
+  every byte that was written is known after a kill -9.
 - Bounds: staged bytes, and `RANGES_MAX` ranges, over all files of a folder.
-- One task changes a file at a time; threads may read it meanwhile.  `revision` tells whether it was changed.
+- One task changes a file at a time; threads may read it during that.  `revision` shows a change.
 
-All calls block, for as long as a write into the page cache does.  Nothing is synced but by `sync`: what must survive
-power loss has to be stored.
+All calls block, for as long as a write into the page cache does.  Only `sync` syncs: content that must survive power
+loss has to be stored.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from lakefs.errors import InvalidArgument, LakeError, LocalFileError, StoreFull
 from lakefs.ids import Buffer
 
 RANGES_MAX: Final = 1 << 20
-"""Ranges over all files of a folder, 16 bytes each: 16 MiB; random 4 KiB writes reach it at 4 GiB at the least."""
+"""Most ranges over all files of a folder, 16 bytes each: 16 MiB; random 4 KiB writes need at least 4 GiB for that."""
 
 
 class Kind(Enum):
-    """Where a byte of a file is."""
+    """The place of a byte of a file."""
 
     STAGED = auto()
     BASE = auto()
@@ -54,7 +54,7 @@ class Kind(Enum):
 
 
 class Span(NamedTuple):
-    """Bytes of one kind."""
+    """A run of bytes of one kind."""
 
     kind: Kind
     offset: int
@@ -71,7 +71,7 @@ class Slot:
 
 
 class Room:
-    """What the files of one folder share: how much they may stage, and have staged, together."""
+    """Shared by the files of one folder: the limit of staged bytes, and the staged bytes and ranges of all."""
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self.path = path
@@ -80,7 +80,7 @@ class Room:
         self.range_count = 0
 
     def reserve(self, name: str, byte_count: int, range_count: int) -> None:
-        """StoreFull unless so much more may be staged."""
+        """Raise StoreFull unless that many more bytes and ranges may be staged."""
         if self.used_bytes + byte_count > self.limit_bytes:
             raise StoreFull(
                 f"{name}: the staging folder {self.path} is at its limit of {self.limit_bytes} bytes for what is not "
@@ -95,7 +95,7 @@ class Room:
             )
 
     def failure(self, error: OSError, name: str) -> LakeError:
-        """What an error of the folder's file system is to whoever writes."""
+        """Return the error to raise for an OSError of the folder's file system."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return StoreFull(
                 f"{name}: the disk of the staging folder {self.path} is full; make room there, or mount with a staging "
@@ -129,7 +129,7 @@ class StagedFile:
     def found(
         cls, room: Room, slot: Slot, state: SidecarState, ended: Callable[[Slot, bool], None]
     ) -> StagedFile:
-        """What an earlier mount has left, to be read and stored; it must not be changed, nor its sidecar."""
+        """A file that an earlier mount left, to be read and stored; neither it nor its sidecar may be changed."""
         file = cls.__new__(cls)
         file._take_up(room, slot, state, ended)
         return file
@@ -141,9 +141,9 @@ class StagedFile:
         self.size = state.size
         """Length of the content."""
         self.revision = 0
-        """Goes up with every change of the content."""
+        """Increased by every change of the content."""
         self.changed = state.is_changed
-        """Whether there is anything that the store does not have: since it was made new, or since `mark_stored`."""
+        """True if the store lacks anything: always for a new file, else since the last `mark_stored`."""
         self._room = room
         self._ended = ended
         self._slot = slot
@@ -155,27 +155,27 @@ class StagedFile:
         self._storing: int | None = None  # revision that is being stored
         self._is_open = True
         self._sidecar_is_stale = False
-        self._sidecar_is_closed = True  # nothing behind the last range counts
+        self._sidecar_is_closed = True  # bytes behind the last range do not count
 
     @property
     def descriptor(self) -> int:
-        """The staging file; bytes of STAGED spans are at their own offsets."""
+        """Descriptor of the staging file; bytes of STAGED spans are at their own offsets."""
         return self._slot.descriptor
 
     @property
     def base_bytes(self) -> int:
-        """Bytes from 0 that are the base's where nothing is staged; behind them are zeros."""
+        """Length of the part, from 0, whose bytes are the base's where nothing is staged; zeros follow it."""
         return self._base_bytes
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes in the staging file."""
+        """Number of bytes in the staging file."""
         return self._staged.byte_count
 
     # --- content -------------------------------------------------------------------------------------
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Write bytes.  StoreFull, LocalFileError; then the content is as it was (bytes staged before may be torn)."""
+        """Write bytes.  StoreFull, LocalFileError: the content is unchanged then (bytes staged before may be torn)."""
         view = memoryview(data).cast("B")
         if not len(view):
             return
@@ -190,7 +190,7 @@ class StagedFile:
         self.changed = True
 
     def fill(self, offset: int, data: Buffer) -> None:
-        """Keep bytes of the base here, too; those that were written or hidden meanwhile are left out.  StoreFull."""
+        """Copy bytes of the base into the staging file, except those written or hidden since.  StoreFull."""
         view = memoryview(data).cast("B")
         gaps = list(self._staged.gaps(offset, min(offset + len(view), self._base_bytes)))
         self._room.reserve(self.name, sum(end - begin for begin, end in gaps), len(gaps))
@@ -199,9 +199,9 @@ class StagedFile:
             self._filled.add(begin, end)
 
     def truncate(self, size: int) -> None:
-        """Give the content another length.  StoreFull, LocalFileError.
+        """Change the length of the content.  StoreFull, LocalFileError.
 
-        Bytes behind a new end are gone for ever; a growing file gets zeros.
+        Bytes behind a new end are lost; a growing file gets zeros.
         """
         if size == self.size:
             return
@@ -224,7 +224,7 @@ class StagedFile:
         self._compact()
 
     def spans(self, offset: int, length: int) -> list[Span]:
-        """Where the bytes [offset, min(offset + length, size)) are, in order, without gaps."""
+        """Return the spans of the bytes [offset, min(offset + length, size)), in order, without gaps."""
         end = min(offset + length, self.size)
         found: list[Span] = []
         at = offset
@@ -235,7 +235,7 @@ class StagedFile:
         return found + self._unstaged(at, end)
 
     def is_all(self, kind: Kind, offset: int, length: int) -> bool:
-        """Whether all bytes of a range, which must not be empty or pass the end, are of one kind."""
+        """Return True if all bytes of a range, which must not be empty or pass the end, are of one kind."""
         end = offset + length
         if kind is Kind.STAGED:
             return self._staged.contains(offset, end)
@@ -244,7 +244,7 @@ class StagedFile:
         return end <= self._base_bytes if kind is Kind.BASE else offset >= self._base_bytes
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes that are STAGED or HOLE, cut at the end.  LocalFileError."""
+        """Return bytes that are STAGED or HOLE, cut at the end.  LocalFileError."""
         spans = self.spans(offset, length)
         assert all(span.kind is not Kind.BASE for span in spans), "bytes of the base are not here"
         return b"".join(
@@ -253,7 +253,7 @@ class StagedFile:
         )
 
     def overlay(self, offset: int, target: memoryview) -> None:
-        """Put what is STAGED or HOLE of the bytes from `offset` on into `target`; leave those of the base."""
+        """Copy STAGED and HOLE bytes from `offset` on into `target`; leave those of the base."""
         for kind, begin, length in self.spans(offset, len(target)):
             part = target[begin - offset : begin - offset + length]
             if kind is Kind.HOLE:
@@ -262,28 +262,28 @@ class StagedFile:
                 self._pread_into(begin, part)
 
     def written(self) -> RangeSet:
-        """The bytes that differ from the base's, or may: staged, and not by `fill`."""
+        """Return the bytes that differ from the base's, or may: staged, and not by `fill`."""
         written = self._staged.copy()
         for begin, end in self._filled:
             written.remove(begin, end)
         return written
 
-    # --- its life ------------------------------------------------------------------------------------
+    # --- lifetime ------------------------------------------------------------------------------------
 
     def rename(self, name: str) -> None:
-        """The file has another name now."""
+        """Note the file's new name."""
         self.name = name
         self._note(name_line(name))
 
     def begin_storing(self) -> int:
-        """Note that the content is being stored as it is now; its revision."""
+        """Note that the present content is being stored; return its revision."""
         self._storing = self.revision
         return self.revision
 
     def mark_stored(self, base: Base) -> bool:
-        """All is in the store as `base`: the staging file is emptied, every byte is BASE.
+        """Note that all content is in the store as `base`: empty the staging file; every byte is BASE.
 
-        False when the content was changed since `begin_storing`: then nothing happens, and what is staged still counts.
+        False, changing nothing, if the content was changed since `begin_storing`.
         """
         if self._storing is not None and self._storing != self.revision:
             return False
@@ -295,7 +295,7 @@ class StagedFile:
         with _Counted(self._room, self._staged):
             self._staged.clear()
         self._filled.clear()
-        self._note(whole_line(self._state()))  # first: bytes that it does not name are nobody's
+        self._note(whole_line(self._state()))  # first: bytes that the sidecar does not name do not count
         self._sidecar_is_closed = True
         self._set_length(0)
         self._compact()
@@ -314,7 +314,7 @@ class StagedFile:
     def keep_for_recovery(self) -> None:
         """Close the file and leave it to `StagingFolder.leftovers`, durable on return.
 
-        LocalFileError when it could not be synced: it is left there all the same.
+        LocalFileError if it could not be synced; it is left all the same.
         """
         if not self._is_open:
             return
@@ -327,7 +327,7 @@ class StagedFile:
             self._end(keep=True)
 
     def discard(self) -> None:
-        """Close the file and forget what is staged.  Harmless a second time."""
+        """Close the file and remove its staged bytes.  Harmless when called twice."""
         if self._is_open:
             self._end(keep=False)
 
@@ -340,14 +340,14 @@ class StagedFile:
     # --- bytes ---------------------------------------------------------------------------------------
 
     def _put(self, offset: int, view: memoryview) -> None:
-        """Stage bytes: first the bytes, then their range in the sidecar, then ours."""
+        """Stage bytes: first the bytes, then their range in the sidecar, then the range in memory."""
         end_before = self._staged.end
         end = offset + len(view)
         try:
             if self._sidecar_is_stale:
-                self._rewrite()  # else it would claim bytes of the file that mean something else by then
+                self._rewrite()  # else it would name bytes whose meaning this write changes
             if offset > end_before and not self._sidecar_is_closed:
-                # The last range goes on to the end of the file; now the file gets a gap.
+                # The last range reaches to the end of the file; this write leaves a gap behind it.
                 self._append(closing_line(self._staged.last_begin, end_before))
                 self._sidecar_is_closed = True
             _pwrite(self._slot.descriptor, view, offset)
@@ -363,7 +363,7 @@ class StagedFile:
         self._compact()
 
     def _is_known(self, offset: int, end: int) -> bool:
-        """Whether the sidecar already says that these bytes are staged, once they are in the file."""
+        """Return True if the sidecar already counts these bytes as staged, once they are in the file."""
         if end <= self._staged.end:
             return self._staged.contains(offset, end)
         return not self._sidecar_is_closed and self._staged.last_begin <= offset <= self._staged.end
@@ -392,14 +392,14 @@ class StagedFile:
                 raise self._room.failure(error, self.name) from error
             if not count:
                 raise LocalFileError(
-                    f"{self.name}: somebody shortened its file in the staging folder {self._room.path}",
+                    f"{self.name}: another process shortened its file in the staging folder {self._room.path}",
                     subject=self.name,
                 )
             target = target[count:]
             offset += count
 
     def _set_length(self, length: int) -> None:
-        """Give disk space back.  LocalFileError: then no byte that counts is concerned."""
+        """Set the staging file's length, to free disk space.  LocalFileError: then no byte that counts is affected."""
         try:
             os.ftruncate(self._slot.descriptor, length)
         except OSError as error:
@@ -417,7 +417,7 @@ class StagedFile:
         self._slot.sidecar.append(line)
 
     def _note(self, line: bytes) -> None:
-        """Append what must not fail; it is made up for before the next line."""
+        """Append a line; a failure is not raised: the sidecar is rewritten before the next line."""
         try:
             self._append(line)
         except OSError:
@@ -439,7 +439,7 @@ class StagedFile:
 
 
 class _Counted:
-    """Keeps the folder's sums while a file's ranges change."""
+    """Keeps the folder's sums right while a file's ranges change."""
 
     def __init__(self, room: Room, ranges: RangeSet) -> None:
         self._room = room

@@ -1,17 +1,17 @@
-"""Write-behind: the first chunks of a file are stored while the rest is still written.
+"""Write-behind: the first chunks of a file are stored while the rest is still being written.
 
-A long file that is written from its beginning is in the store, but for its last chunks, when it is closed: the commit
-(`fuse.staging.commit`) then finds their ids here and only has the engine hold them.
+When a long file that was written from its beginning is closed, all but its last chunks are in the store: the commit
+(`fuse.staging.commit`) finds their ids here and only has the engine hold them.
 
 Rules kept here:
-- Nobody sees anything of it before the commit, and the commit does not depend on it: all bytes stay in the staging
-  file, and a chunk that the store lost meanwhile (a restarted engine) is stored again from there.
-- The cuts are those of a put of the finished file, as far as they are known: a safetensors file's come from its header.
-- A chunk is stored once its bytes are all written and later ones, too.  Bytes that are written again, or cut off,
-  make its id void; the commit stores what they are by then.
-- Only content without stored bytes below it: an edit's cuts depend on what is edited next.
-- A failure is no error: the commit meets it again, and says so to whoever closes the file.
-- Memory: 100 bytes or so for each chunk that is stored; over a network, two chunks of 4 MiB.
+- No client sees anything of it before the commit, and the commit does not depend on it: all bytes stay in the staging
+  file, and a chunk that the store lost since (a restarted engine) is stored again from there.
+- The cuts are those of a put of the finished file, as far as they are known: a safetensors file's are in its header.
+- A chunk is stored once all its bytes, and later ones, are written.  When its bytes are written again, or cut off,
+  its id is dropped; the commit stores the bytes present then.
+- Only content without stored bytes below it: an edit's cuts depend on later edits.
+- A failure is no error: the commit meets it again, and reports it to the process that closes the file.
+- Memory: about 100 bytes for each stored chunk; over a network, two chunks of 4 MiB.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class WriteBehind:
         self._lake = lake
         self._staged = staged
         self._stored: list[Piece] = []  # by offset
-        self._in_flight: set[Extent] = set()  # those that were not written again meanwhile
+        self._in_flight: set[Extent] = set()  # without those written again since
         self._extents: Iterator[Extent] | None = None
         self._next: Extent = (0, CHUNK_BYTES)
         self._session: SessionId | None = None
@@ -69,7 +69,7 @@ class WriteBehind:
         self._has_ended = False
 
     def has_work(self) -> bool:
-        """Whether `run` would store something now."""
+        """Return True if `run` would store something now."""
         offset, length = self._next
         return (
             self._staged.size > max(offset + length, BEGIN_BYTES - 1)
@@ -78,14 +78,14 @@ class WriteBehind:
         )
 
     def chunk(self, offset: int, length: int) -> ChunkId | None:
-        """The id of these bytes, when they were stored as one chunk."""
+        """Return the id of these bytes if they were stored as one chunk."""
         at = bisect_left(self._stored, offset, key=_offset)
         if at < len(self._stored) and self._stored[at][1:] == (offset, length):
             return self._stored[at].chunk
         return None
 
     def changed(self, offset: int, end: int) -> None:
-        """Bytes were written, or cut off: chunks that have some of them are void."""
+        """Drop the chunks that have some of the bytes [offset, end), which were written or cut off."""
         behind = bisect_left(self._stored, end, key=_offset)
         first = behind
         while first and self._stored[first - 1].offset + self._stored[first - 1].length > offset:
@@ -95,7 +95,7 @@ class WriteBehind:
             self._in_flight = {at for at in self._in_flight if at[0] >= end or sum(at) <= offset}
 
     def run(self) -> Steps[None]:
-        """Store what can be stored by now.  One run at a time; an error ends the write-behind of this file."""
+        """Store all that can be stored by now.  One run at a time; an error ends the write-behind of this file."""
         try:
             if self._session is None:
                 reply = yield from send(SessionOpen())
@@ -109,11 +109,11 @@ class WriteBehind:
             raise
 
     def stop(self) -> None:
-        """Begin nothing more."""
+        """Start no more requests."""
         self._has_ended = True
 
     def end(self) -> Steps[None]:
-        """Give back what is held, when no run is under way; chunks that no commit has taken are garbage then."""
+        """Close session and source, when no run is under way; chunks that no commit has taken are then garbage."""
         self._has_ended = True
         if self._source is not None:
             yield from forget(SourceClose(self._source))
@@ -121,10 +121,10 @@ class WriteBehind:
             yield from forget(SessionEnd(self._session))
 
     def _plan(self) -> Steps[bool]:
-        """Find out where it will be cut, as soon as that can be known."""
+        """Plan the cuts; False if they cannot be known yet."""
         plan = yield from work(plan_growing, self._staged.read, self._staged.size)
         if plan is None:
-            self._next = (0, 2 * sum(self._next))  # a header that is not all there
+            self._next = (0, 2 * sum(self._next))  # the header is not complete
             return False
         self._extents = iter_extents(plan.lengths())
         self._advance()
@@ -167,7 +167,7 @@ class WriteBehind:
         return Work(self._read, (batch,)), read
 
     def _open_source(self) -> Steps[bool]:
-        """Hand the staging file to the engine; whether it takes it."""
+        """Send the staging file's descriptor to the engine; False if the engine does not take it."""
         if self._source is None and self._can_send_descriptor:
             try:
                 reply = yield from send(SourceOpen(), descriptors=[self._staged.descriptor])
@@ -183,7 +183,7 @@ class WriteBehind:
         return [(data_chunk_id(content), content) for content in contents]
 
     def _offer(self, found: list[tuple[ChunkId, bytes]]) -> Steps[None]:
-        """Send what the engine lacks."""
+        """Send the chunks that the engine lacks."""
         assert self._session is not None
         reply = yield from send(Offer(self._session, [bytes(chunk) for chunk, _ in found]))
         assert isinstance(reply.message, Offered)

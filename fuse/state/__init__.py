@@ -1,1 +1,1 @@
-"""What a mount consists of: inode table, attributes, changes that are not durable yet."""
+"""State of a mount: inode table, attributes, changes that are not durable yet."""

@@ -1,4 +1,4 @@
-"""From what the store says of a name to what `stat` shows, and back."""
+"""Attributes: from the store's record of a name to the fields of `stat`, and back."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fuse.state.inodes import FOLDER, ROOT, SYMLINK, Attributes, Inode
 from lakefs.wire.messages import ListEntry, ObjectAttributes, ObjectStat
 
 BLOCK_BYTES: Final = 1 << 20
-"""What `st_blksize` suggests as the size of one read or write."""
+"""Size of one read or write that `st_blksize` suggests."""
 
 
 class Owner:
-    """Whom the things belong to that nobody owns: a record without owner is shown as the mount's own user's."""
+    """The uid and gid shown for records that have none: those of the user who mounted."""
 
     def __init__(self, uid: int, gid: int) -> None:
         self.uid = uid
         self.gid = gid
 
     def shown(self, found: ObjectStat | ListEntry) -> Attributes:
-        """The attributes of a name."""
+        """Return the attributes of a record."""
         unowned = found.uid == 0 and found.gid == 0
         return Attributes(
             kind=found.kind,
@@ -36,12 +36,12 @@ class Owner:
         )
 
     def bare_folder(self, mode: int, now_ns: int) -> Attributes:
-        """A folder that the store has no record of: the list of buckets."""
+        """Return attributes for a folder without a record in the store: the list of buckets."""
         return Attributes(FOLDER, 0, mode, self.uid, self.gid, now_ns, now_ns)
 
 
 def to_store(attributes: Attributes, kept: ObjectStat | None) -> ObjectAttributes:
-    """What goes with new content of a file: the mount's attributes, and of the old name what a file system has not."""
+    """Attributes for new content of a file: the mount's, and those of the old record that a file system has not."""
     return ObjectAttributes(
         mode=attributes.mode & 0o7777,
         uid=attributes.uid,
@@ -58,7 +58,7 @@ def to_store(attributes: Attributes, kept: ObjectStat | None) -> ObjectAttribute
 
 
 def to_entry(inode: Inode, entry_timeout_s: float, attribute_timeout_s: float) -> pyfuse3.EntryAttributes:
-    """What the kernel is told of an inode."""
+    """Return the kernel's entry of an inode."""
     shown = inode.attributes
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = pyfuse3.InodeT(inode.number)
@@ -80,7 +80,7 @@ def to_entry(inode: Inode, entry_timeout_s: float, attribute_timeout_s: float) -
 
 
 def no_entry(timeout_s: float) -> pyfuse3.EntryAttributes:
-    """That there is nothing of a name, for the kernel to remember."""
+    """Return the entry that makes the kernel remember that a name does not exist."""
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = pyfuse3.InodeT(0)
     entry.entry_timeout = timeout_s

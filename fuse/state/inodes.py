@@ -1,16 +1,16 @@
-"""The inode table: what the kernel knows of the names, and where each known node is in the tree.
+"""The inode table: the inodes that the kernel knows, and the place of each in the tree.
 
 An inode is a node of the store as this mount has seen it: folder, file or symlink.  Its place is (parent inode,
 component), so a folder's rename moves all that is below it at once; its key is put together when it is needed.
 
 Rules kept here:
-- The content of an inode is changed by this mount only.  When a name is found bound to another node, or the node to
-  other content, the old inode loses its name (what is open goes on with it), and a new inode takes the name.
-- A file that was created and not stored yet (`node` 0) owns its name here, whatever the store says of it.
-- An inode is known while the kernel has looked it up, or it is open, or a reading of its folder is going to list it,
-  or something below it is known.
+- Only this mount changes the content of an inode.  When a name is found bound to another node, or the node to
+  other content, the old inode loses its name (open handles keep its content), and a new inode takes the name.
+- A file that was created here and is not stored yet (`node` 0) owns its name here, whatever the store has.
+- An inode is known while the kernel has looked it up, or it is open, or a reading of its folder will list it,
+  or an inode below it is known.
 
-Pure state: no I/O, no trio, no pyfuse3.  The numbers are those of the store's nodes where they are free.
+Pure state: no I/O, no trio, no pyfuse3.  An inode's number is that of its node, where that number is free.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from lakefs.wire.messages import ObjectStat
 
 ROOT: Final = 1
 EXPIRED: Final = -1e9
-"""A time that nothing is fresh since."""
+"""A time before all others: nothing confirmed then is fresh."""
 _OWN_NUMBERS: Final = 1 << 62
-"""From here on numbers that no node has: of files not stored yet, and of nodes whose number is in use."""
+"""Above all node numbers.  For files not stored yet, and for nodes whose number is in use."""
 FOLDER: Final = 1
 OBJECT: Final = 2
 SYMLINK: Final = 3
@@ -39,7 +39,7 @@ _FOLDER_BYTES: Final = 4096
 
 @dataclass(slots=True)
 class Attributes:
-    """What `stat` shows of an inode, beside its number.  Times in ns."""
+    """The fields of `stat` of an inode, except its number.  Times in ns."""
 
     kind: int
     size_bytes: int = 0
@@ -50,7 +50,7 @@ class Attributes:
     ctime_ns: int = 0
     blob: bytes = b""
     atime_ns: int | None = None
-    """The access time that somebody set; None: it is the modification time."""
+    """The access time, if one was set; None: it is the modification time."""
 
     @property
     def st_mode(self) -> int:
@@ -59,16 +59,16 @@ class Attributes:
 
     @property
     def st_size(self) -> int:
-        """As `stat` shows it."""
+        """Size as `stat` shows it."""
         return _FOLDER_BYTES if self.kind == FOLDER else self.size_bytes
 
 
 class OpenContent(Protocol):
-    """The content of an open inode: what holders of the inode ask of it.  `fuse.open_file.OpenFile` is the one."""
+    """The content of an open inode, for code that has only the inode.  `fuse.open_file.OpenFile` implements it."""
 
     @property
     def is_dirty(self) -> bool:
-        """Whether something was written that the store does not have."""
+        """True if something was written that the store does not have."""
         ...
 
     def note(self, stat: ObjectStat) -> None:
@@ -76,7 +76,7 @@ class OpenContent(Protocol):
         ...
 
     async def commit(self, *, durable: bool) -> None:
-        """Store what was written; visible on return, and durable when that is asked for."""
+        """Store written bytes; visible on return, and durable too if `durable`."""
         ...
 
     async def renew_lease(self) -> None:
@@ -84,7 +84,7 @@ class OpenContent(Protocol):
         ...
 
     def at_rest(self, *, stored: bool = False) -> AbstractAsyncContextManager[None]:
-        """Keep commits out of the block; with `stored` what was written is committed first."""
+        """Keep commits out of the block; with `stored`, written bytes are committed first."""
         ...
 
 
@@ -99,71 +99,72 @@ class Inode:
     """The component; meaningless once `parent` is None, except for the root."""
     attributes: Attributes
     lookups: int = 0
-    """Of the kernel's, and one for each reading of a folder that is going to list it."""
+    """Number of look-ups by the kernel, and one for each reading of a folder that will list it."""
     is_removed: bool = False
-    """This mount took its name away."""
+    """True once this mount has removed or replaced its name."""
     confirmed_at: float = 0.0
-    """When the store was last asked and said so, or this mount changed it; on trio's clock, as are the next."""
+    """Time of the last request whose answer confirmed it, or of the last change by this mount; on trio's clock, as
+    are the next."""
     changed_at: float = -1.0
-    """When this mount last changed it: what the store was asked before says nothing of it."""
+    """Time of this mount's last change of it: answers to earlier requests do not count."""
     busy: int = 0
-    """Changes of its name or attributes that this mount has asked for, and that are not answered."""
+    """Number of this mount's changes of its name or attributes that are not answered yet."""
     changed_below_ns: int = 0
-    """When this mount last changed a name in this folder, on the wall clock."""
+    """Time of this mount's last change of a name in this folder, on the wall clock."""
     names_changed_at: float = -1.0
-    """When names in this folder were last seen to change elsewhere: what was asked of them before is out of date."""
+    """Time when names in this folder were last seen to change elsewhere: earlier answers about them are out of date."""
     cached_blob: bytes | None = None
     """The content that the kernel's page cache may hold."""
     file: OpenContent | None = None
     children: dict[str, Inode] = field(default_factory=dict)
     target: bytes = b""
     named_ns: int = 0
-    """When the name of a file came into its folder that is not in the store yet."""
+    """Time when the name of a file that is not in the store yet was made in its folder."""
     xattrs: dict[str, bytes] | None = None
     """None: not known; else as fresh as the attributes."""
     is_complete: bool = False
-    """A folder with all its names in `children`: made here, nothing forgotten, nothing come from elsewhere."""
+    """True for a folder with all names in `children`: made here, nothing forgotten, nothing added from elsewhere."""
     listed_at: float = EXPIRED
-    """When all names of a folder were asked for that are in `children`; EXPIRED as soon as one may be missing there."""
+    """Time of the request for all names of a folder, which `children` has; EXPIRED as soon as one may be missing."""
 
     def take(self, found: Attributes) -> None:
-        """Show what the store has; of a folder the times of what this mount changed in it since."""
+        """Show the store's attributes; a folder keeps the times of later changes in it by this mount."""
         if self.changed_below_ns > found.ctime_ns:
             found.mtime_ns = found.ctime_ns = self.changed_below_ns
         self.attributes = found
 
     @property
     def has_all_names(self) -> bool:
-        """A folder whose names are all in `children`, as far as this mount was told."""
+        """True for a folder whose names are all in `children`, as far as this mount knows."""
         return self.listed_at > EXPIRED
 
     def doubt_names(self) -> None:
-        """A name in this folder may be missing in `children`."""
+        """Note that a name in this folder may be missing in `children`."""
         self.is_complete = False
         self.listed_at = EXPIRED
 
     @property
     def is_folder(self) -> bool:
-        """Whether names can be below it."""
+        """True if names can be below it."""
         return self.attributes.kind == FOLDER
 
     def is_newer_than(self, asked_at: float) -> bool:
-        """Whether an answer to what the store was asked then may be of before a change of this mount's own."""
+        """True if the answer to a request of `asked_at` may be older than a change by this mount."""
         return self.busy > 0 or self.changed_at >= asked_at
 
     @property
     def is_dirty(self) -> bool:
-        """A file that is open here, and has something that the store does not have."""
+        """True for a file that is open here and has something that the store does not have."""
         return self.file is not None and self.file.is_dirty
 
     @property
     def is_pending(self) -> bool:
-        """A file that was created here and is not in the store yet."""
+        """True for a file that was created here and is not in the store yet."""
         return self.node == 0
 
 
 class InodeTable:
-    """All inodes that are known.  `bucket`: the root is that bucket's folder instead of the list of buckets."""
+    """All known inodes.  `bucket`: the root is that bucket's folder instead of the list of buckets."""
 
     def __init__(self, root: Attributes, bucket: str = "") -> None:
         self.bucket = bucket
@@ -172,8 +173,8 @@ class InodeTable:
         self._by_node: dict[int, Inode] = {}
         self._next_number = _OWN_NUMBERS
         self.on_lost: Callable[[Inode, str, int], None] = lambda parent, name, removed: None
-        """Told of a name that an inode is found not to have any more, and that the kernel may still know, and of the
-        number of an inode that was removed, 0 of one that was replaced or moved."""
+        """Called with folder and name that an inode has lost and the kernel may still know, and the number of the inode
+        if it was removed, 0 if it was replaced or moved."""
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -182,17 +183,17 @@ class InodeTable:
         return iter(list(self._by_number.values()))
 
     def of(self, number: int) -> Inode:
-        """The inode of a number that the kernel was given."""
+        """Return the inode with a number that the kernel was given."""
         return self._by_number[number]
 
     def by_node(self, node: int) -> Inode | None:
-        """The inode that has the node's name and content as they are now."""
+        """Return the inode that has the node's current name and content."""
         return self._by_node.get(node)
 
     # --- names in the store --------------------------------------------------------------------------
 
     def name_of(self, inode: Inode) -> Name:
-        """Bucket and key; a folder's key ends in `/`, the bucket's own is empty.  KeyNotFound when it lost its name."""
+        """Return bucket and key; a folder's key ends in `/`, a bucket's is empty.  KeyNotFound if it has no name."""
         parts: list[str] = []
         at = inode
         while at.parent is not None:
@@ -209,11 +210,11 @@ class InodeTable:
         return Name(parts[0], f"{key}/" if key and inode.is_folder else key)
 
     def has_name(self, inode: Inode) -> bool:
-        """Whether the inode has a name in the store: it and all folders above it."""
+        """Return True if the inode has a name in the store: it and all folders above it."""
         return inode is not self.root and self.is_below(inode, self.root)
 
     def child_name(self, parent: Inode, name: str, *, folder: bool = False) -> Name:
-        """The name in the store of something in a folder."""
+        """Return the store's name of a child of a folder."""
         suffix = "/" if folder else ""
         if parent is self.root and not self.bucket:
             return Name(name, "")
@@ -221,11 +222,11 @@ class InodeTable:
         return Name(bucket, f"{key}{name}{suffix}")
 
     def holds_buckets(self, inode: Inode) -> bool:
-        """Whether what is in this folder are the buckets."""
+        """Return True if this folder is the list of buckets."""
         return inode is self.root and not self.bucket
 
     def is_below(self, inode: Inode, folder: Inode) -> bool:
-        """Whether `inode` is `folder` or somewhere in it."""
+        """Return True if `inode` is `folder` or somewhere in it."""
         at: Inode | None = inode
         while at is not None and at is not folder:
             at = at.parent
@@ -234,7 +235,7 @@ class InodeTable:
     # --- changes -------------------------------------------------------------------------------------
 
     def adopt(self, parent: Inode, name: str, node: int, found: Attributes, asked_at: float) -> Inode:
-        """The inode of a name that the store had bound to this node when it was asked; another one loses the name.
+        """Return the inode for a name that the store bound to `node` when asked; another inode loses the name.
 
         A file of this mount that is not stored yet keeps its name, and one that is being written its attributes.
         """
@@ -244,7 +245,7 @@ class InodeTable:
         inode = self._by_node.get(node)
         if inode is not None and inode.is_newer_than(asked_at):
             return inode
-        # A folder that is found in itself, or below, was moved elsewhere: the way to `parent` is no more what it was.
+        # A folder found in itself, or below, was moved elsewhere: the path to `parent` is out of date.
         if inode is not None and (not _is_shown_by(inode, found) or self.is_below(parent, inode)):
             self.detach(inode)
             inode = None
@@ -259,17 +260,17 @@ class InodeTable:
                 inode.parent.doubt_names()
                 self.on_lost(inode.parent, inode.name, 0)
                 for folder in _folders_from(inode):
-                    folder.doubt_names()  # what was told of this name before it was known found nothing
+                    folder.doubt_names()  # earlier events of names below this one found no inode to doubt
             self._place(inode, parent, name)
         if not inode.is_dirty:
             inode.take(found)
             inode.xattrs = None
-        # What was asked before names changed elsewhere is asked again when it is next used.
+        # If names changed elsewhere after the request, the name is asked again when it is next used.
         inode.confirmed_at = asked_at if parent.names_changed_at < asked_at else EXPIRED
         return inode
 
     def create(self, parent: Inode, name: str, attributes: Attributes) -> Inode:
-        """A new file that is not in the store yet."""
+        """Add a new file that is not in the store yet."""
         inode = Inode(self._own_number(), 0, None, name, attributes)
         self._by_number[inode.number] = inode
         present = parent.children.get(name)
@@ -279,7 +280,7 @@ class InodeTable:
         return inode
 
     def stored(self, inode: Inode, node: int) -> None:
-        """The inode's content is in the store now, as this node's."""
+        """Note that the inode's content is now in the store, as this node's."""
         if inode.node and self._by_node.get(inode.node) is inode:
             del self._by_node[inode.node]
         inode.node = node
@@ -287,29 +288,31 @@ class InodeTable:
             self._by_node[node] = inode
 
     def move(self, inode: Inode, parent: Inode, name: str) -> Inode | None:
-        """Give the inode another place; what it replaced there, without a name now."""
+        """Move the inode to another place; return the inode that it replaced, which has no name now."""
         replaced = parent.children.get(name)
         if replaced is inode:
             return None
         if replaced is not None:
             self.remove(replaced)
-        if inode is not parent and self.is_below(parent, inode):  # it is not, or the store would have refused
-            self.detach(self._on_way(parent, inode))
+        if inode is not parent and self.is_below(
+            parent, inode
+        ):  # only if out of date: the store refuses such a move
+            self.detach(self._child_on_path(parent, inode))
         self._place(inode, parent, name)
         for folder in _folders_from(inode):
-            folder.listed_at = EXPIRED  # it may have been listed by a name that it had no more
+            folder.listed_at = EXPIRED  # it may have been listed by a name that it no longer had
         if inode.node:
             self._by_node[inode.node] = inode
         return replaced
 
     def remove(self, inode: Inode) -> None:
-        """This mount has taken the name away; what is open of it goes on."""
+        """Remove the name, by this mount's own change; open handles keep the content."""
         inode.is_removed = True
         self._unlink(inode)
         self._forget_node(inode)
 
     def detach(self, inode: Inode, *, is_removed: bool = False) -> None:
-        """The inode has not got its name any more: removed elsewhere, or another took it.  What is open goes on."""
+        """Remove a name that was removed elsewhere, or bound to another node.  Open handles keep the content."""
         if inode.parent is not None:
             inode.parent.doubt_names()
             self.on_lost(inode.parent, inode.name, inode.number if is_removed else 0)
@@ -322,19 +325,19 @@ class InodeTable:
         self._drop_if_unknown(inode)
 
     def forget(self, number: int, count: int) -> None:
-        """The kernel gives back `count` look-ups."""
+        """Subtract `count` look-ups that the kernel gives back."""
         inode = self._by_number.get(number)
         if inode is not None:
             self.release(inode, count)
 
     def release(self, inode: Inode, count: int = 1) -> None:
-        """As `forget`, of what was counted in `lookups` on this side."""
+        """Like `forget`, for look-ups that were counted on this side."""
         inode.lookups -= count
         if inode.lookups <= 0:
             self._drop_if_unknown(inode)
 
     def closed(self, inode: Inode) -> None:
-        """Nothing of the inode is open any more."""
+        """Note that no handle of the inode is open."""
         inode.file = None
         self._drop_if_unknown(inode)
 
@@ -351,8 +354,8 @@ class InodeTable:
                 return
             inode = parent
 
-    def _on_way(self, inode: Inode, folder: Inode) -> Inode:
-        """What is right in `folder` of all that `inode`, which is below it, is in."""
+    def _child_on_path(self, inode: Inode, folder: Inode) -> Inode:
+        """Return the child of `folder` on the path to `inode`, which is below it."""
         at = inode
         while at.parent is not None and at.parent is not folder:
             at = at.parent
@@ -378,7 +381,7 @@ class InodeTable:
 
 
 def _folders_from(inode: Inode) -> Iterator[Inode]:
-    """The folders that are known at an inode and below it."""
+    """Yield the known folders at an inode and below it."""
     below = [inode] if inode.is_folder else []
     while below:
         folder = below.pop()
@@ -387,7 +390,7 @@ def _folders_from(inode: Inode) -> Iterator[Inode]:
 
 
 def _is_shown_by(inode: Inode, found: Attributes) -> bool:
-    """Whether what the store has can be shown as this inode: the same content, or content that is written here."""
+    """Return True if this inode can show the store's record: same content, or content that is being written here."""
     if inode.attributes.kind != found.kind:
         return False
     return found.kind != OBJECT or inode.attributes.blob == found.blob or inode.is_dirty

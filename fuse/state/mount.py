@@ -1,4 +1,4 @@
-"""What one mount consists of, for those who do its work."""
+"""State shared by all parts of one mount, and its requests to the engine."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ M = TypeVar("M", bound=Message)
 Change = PutObjects | DeleteNames | Rename | MakeFolder | MakeSymlink | RemoveFolder | SetAttributes
 _GATHER_S = 0.02
 UNWATCHED_TIMEOUT_S = 1.0
-"""How long the kernel may rely on what no watch would take back."""
+"""Longest time that the kernel may cache entries and attributes of a bucket without a watch."""
 
 
 async def _no_pages(_: Inode) -> None:
-    """Before there is a kernel."""
+    """Default for `forget_pages`, before there is a kernel."""
 
 
 @dataclass
@@ -66,40 +66,40 @@ class Mount:
     owner: Owner
     options: MountOptions
     background: trio.Nursery
-    """For what nobody waits for; it ends with the mount."""
+    """For tasks that no operation waits for; it ends with the mount."""
     writers_behind: trio.CapacityLimiter = field(
         default_factory=lambda: trio.CapacityLimiter(WRITE_BEHIND_FILES)
     )
     read_buffers: ReadBuffers = field(default_factory=ReadBuffers)
     watched: set[str] = field(default_factory=set)
-    """Buckets whose changes are told at once."""
+    """Buckets whose watch is running."""
     want_watch: Callable[[str], None] = lambda bucket: None
-    """Asks for a bucket to be watched; does not wait."""
+    """Asks for a watch on a bucket; does not wait."""
 
     forget_attributes: Callable[[Inode], None] = lambda inode: None
-    """Has the kernel ask for the inode's attributes when it next needs them; does not wait."""
+    """Makes the kernel ask for the inode's attributes when it next needs them; does not wait."""
     forget_pages: Callable[[Inode], Awaitable[None]] = _no_pages
-    """Has the kernel forget the content that it has cached of the inode."""
+    """Makes the kernel forget the inode's cached pages."""
     unsettled: Unsettled = field(default_factory=Unsettled)
-    """Changes that are visible, and not known to be durable."""
+    """Changes that are visible and not known to be durable."""
     leases: list[int] = field(default_factory=list)
-    """To be given back, many in one request."""
+    """Leases to close, many in one request."""
     has_leases: trio.Event = field(default_factory=trio.Event)
 
     end_by: float = math.inf
-    """When the mount has to have ended, in trio's time; known once it ends."""
+    """Time by which the mount must have ended, on trio's clock; set when it begins to end."""
     unstored_count: int = 0
-    """Files that could not be stored, and stay in the staging folder, since the mount began to end."""
+    """Number of files that could not be stored since the mount began to end; they stay in the staging folder."""
     unstored_error: LakeError | None = None
-    """What the first of them met."""
+    """The first error that kept one of them from being stored."""
 
     def begin_to_end(self) -> None:
-        """The mount ends from now on."""
+        """Set the time by which the mount must have ended, and count unstored files from now on."""
         self.end_by = trio.current_time() + self.options.stop_wait_s
         self.unstored_count, self.unstored_error = 0, None
 
     def note_unstored(self, error: LakeError) -> None:
-        """What was written to a file stays in the staging folder."""
+        """Note a file whose written bytes stay in the staging folder."""
         self.unstored_count += 1
         self.unstored_error = self.unstored_error or error
 
@@ -110,7 +110,7 @@ class Mount:
             self.has_leases.set()
 
     async def give_leases_back(self) -> None:
-        """Close what is to be given back, until cancelled."""
+        """Close the leases that were given back, until cancelled."""
         while True:
             await self.has_leases.wait()
             await trio.sleep(_GATHER_S)
@@ -119,17 +119,17 @@ class Mount:
             await self.driver.run(close_leases(leases))
 
     async def ask(self, request: Request, reply: type[M]) -> M:
-        """The engine's answer."""
+        """Send a request and return the engine's answer."""
         answer = (await self.engine.call(request)).message
         assert isinstance(answer, reply)
         return answer
 
     def engine_boot(self) -> bytes:
-        """Which run of the engine answers now."""
+        """Return the id of the engine run that answers now."""
         return self.engine.hello.boot_id
 
     async def sync(self, inode: Inode) -> None:
-        """All that is visible is durable.  DiskFailed when an engine is gone, and perhaps with it a change of this."""
+        """Make all visible changes durable.  DiskFailed if the engine restarted: a change of `inode` may be lost."""
         boots = self.unsettled.take(inode.number)
         async with self.settling():
             await self.ask_sync()
@@ -140,7 +140,7 @@ class Mount:
             )
 
     async def ask_sync(self) -> None:
-        """What the engine that answers has visible is durable; whether it was the one that had it, the caller looks."""
+        """Make durable all that the engine has visible; the caller checks that it is the same engine run as before."""
         try:
             await self.ask(Sync(), Done)
         except EngineUnreachable:
@@ -148,23 +148,23 @@ class Mount:
 
     @asynccontextmanager
     async def settling(self) -> AsyncIterator[None]:
-        """The block has something made durable: with it is all that the same engine had visible before."""
+        """Note, if the block made something durable, that all earlier changes of the same engine run are durable."""
         boot, count = self.engine_boot(), self.unsettled.count
         yield
         if boot == self.engine_boot():
             self.unsettled.settled(boot, count)
 
     def note_visible(self, *inodes: Inode | None) -> None:
-        """The engine that answers now has changes of these visible, and did not have to make them durable."""
+        """Note that changes of these inodes are visible in this engine run and may not be durable."""
         if not self.options.sync:
             self.unsettled.note(self.engine_boot(), [inode.number for inode in inodes if inode is not None])
 
     async def settle(self) -> None:
-        """Until cancelled: learn that changes are durable which nobody syncs."""
+        """Sync changes that nothing else syncs, until cancelled."""
         await self.unsettled.settle(self.engine_boot, lambda: self.ask(Sync(), Done))
 
     async def change(self, request: Change) -> ObjectStat:
-        """The answer to a change of one name; its failure is raised.  KeyNotFound when there was nothing.
+        """Change one name and return its record; a failure is raised.  KeyNotFound if the name did not exist.
 
         Visible to all on return, which the caller notes (`note_visible`); on a mount with the option `sync` durable.
         """
@@ -177,14 +177,14 @@ class Mount:
         return stat
 
     async def stat(self, names: Sequence[Name]) -> list[ObjectStat | LakeError]:
-        """What the store says of each name."""
+        """Return the store's record of each name, or the error for it."""
         answer = await self.ask(
             StatNames([(name.bucket, name.key) for name in names], durable=False), NameResults
         )
         return [stat_or_error(result) for result in answer.results]
 
     def bucket_of(self, inode: Inode) -> str:
-        """The bucket that the inode is in; empty for the list of buckets, and for what lost its name."""
+        """Return the bucket of the inode; empty for the list of buckets, and for an inode without a name."""
         if self.table.bucket:
             return self.table.bucket
         at = inode
@@ -193,7 +193,7 @@ class Mount:
         return at.name if at.parent is not None else ""
 
     def timeouts(self, bucket: str) -> tuple[float, float]:
-        """How long the kernel may rely on an entry of the bucket, and on attributes, in s."""
+        """Return how long the kernel may cache an entry of the bucket, and its attributes, in s."""
         options = self.options
         if bucket in self.watched:
             return options.entry_timeout_s, options.attribute_timeout_s
@@ -203,24 +203,24 @@ class Mount:
         )
 
     def is_fresh(self, inode: Inode) -> bool:
-        """Whether what is known of the inode need not be asked again."""
+        """Return True if the inode's attributes need not be asked again."""
         _, timeout_s = self.timeouts(self.bucket_of(inode))
         return trio.current_time() < inode.confirmed_at + timeout_s
 
     def has_names(self, folder: Inode) -> bool:
-        """Whether the table has all names of a folder, and the store need not be asked for them."""
+        """Return True if the table has all names of a folder, and the store need not be asked for them."""
         bucket = self.bucket_of(folder)
         timeout_s, _ = self.timeouts(bucket)
         return bucket in self.watched and trio.current_time() < folder.listed_at + timeout_s
 
     def touch(self, inode: Inode) -> None:
-        """This mount has changed the inode: what was asked of the store before is out of date."""
+        """Note that this mount has changed the inode: answers to earlier requests are out of date."""
         inode.changed_at = inode.confirmed_at = trio.current_time()
 
     async def change_again(self, request: Change, done: Callable[[LakeError], Awaitable[bool]]) -> int:
-        """As `change`, asked again when the engine was lost before it answered; the time of the change, in ns.
+        """Like `change`, but sent again if the engine was lost before it answered.  Returns the time of change in ns.
 
-        `done` says whether the second one's refusal means that the first was done.
+        `done` returns True if the error of the second request means that the first was done.
         """
         try:
             return (await self.change(request)).ctime_ns
@@ -236,7 +236,7 @@ class Mount:
 
 
 def stat_or_error(result: NameResult) -> ObjectStat | LakeError:
-    """An item of a batch."""
+    """Return the record or the error of one result of a batch."""
     if result.stat is not None:
         return result.stat
     if result.failure is None:
@@ -245,5 +245,5 @@ def stat_or_error(result: NameResult) -> ObjectStat | LakeError:
 
 
 def now_ns() -> int:
-    """The wall clock, for the times of files."""
+    """Return the wall clock, for the times of files."""
     return time.time_ns()

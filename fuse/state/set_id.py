@@ -1,8 +1,9 @@
-"""What a change of content does to a file's set-user-id and set-group-id bits.
+"""The set-user-id and set-group-id bits of a file whose content changes.
 
-The kernel clears most of them itself, by setting a mode; left to the mount are open with O_TRUNC, writes past the page
-cache, and the set-group-id bit of a file that its group may not execute.  Decided as the kernel does it for local file
-systems: root keeps them, others lose them, but members of the file's group not the latter.
+The kernel clears most of them itself, by setting a mode.  It leaves three cases to the mount: open with O_TRUNC, writes
+past the page cache, and the set-group-id bit of a file that its group may not execute.  The rule is the kernel's for
+local file systems: root keeps both bits; other users lose both, but a member of the file's group keeps set-group-id
+on a file that the group may not execute.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fuse.state.inodes import OBJECT, Attributes
 
 
 def without_set_id(attributes: Attributes, ctx: RequestContext, mode: int | None = None) -> int:
-    """The mode of a file, or the one given, after this caller has changed its content; of anything else as it is."""
+    """Return the mode (the file's, or the one given) after this caller changed the content; unchanged if not a file."""
     mode = attributes.mode if mode is None else mode
     if attributes.kind != OBJECT or ctx.uid == 0 or not mode & (stat.S_ISUID | stat.S_ISGID):
         return mode
@@ -30,5 +31,5 @@ def _is_member(gid: int, ctx: RequestContext) -> bool:
         return True
     try:
         return gid in get_sup_groups(ctx.pid)
-    except OSError:  # the caller is gone, or in another namespace of processes
+    except OSError:  # the caller has ended, or is in another namespace of processes
         return False

@@ -1,10 +1,10 @@
-"""Which files and folders have changes visible that nobody knows to be durable, and in which run of the engine.
+"""Files and folders with visible changes that are not known to be durable, per engine run (boot).
 
-An engine that is killed may take along what was visible for less than a second.  So a change is noted for the inodes
-that it concerns, with the boot of the engine that answered it, until a `Sync` that the same boot answered: one that a
-later boot answers says nothing of it.  Whoever syncs such an inode is told, once for each inode.
+An engine that is killed may lose changes that were visible for less than a second.  So a change is noted for its
+inodes, with the boot of the engine that answered it, until the same boot answers a `Sync`; the answer of a later boot
+proves nothing.  A caller that syncs such an inode gets its boots once, and reports the loss if one is gone.
 
-`settle` asks for a `Sync` by itself, two seconds behind a change: else a restart long afterwards would count as a loss.
+`settle` sends a `Sync` by itself, two seconds behind a change: else a restart long afterwards would count as a loss.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lakefs.errors import LakeError
 
 SETTLE_S: Final = 2.0
 INODES_MAX: Final = 65_536
-"""Of one boot, 100 bytes each: what a mount changes in two seconds.  The oldest are forgotten."""
+"""Most inodes noted per boot, 100 bytes each: the changes of a mount in two seconds.  The oldest are forgotten."""
 BOOTS_MAX: Final = 8
 _log: Final = structlog.get_logger()
 
@@ -30,11 +30,11 @@ class Unsettled:
     def __init__(self) -> None:
         self._boots: dict[bytes, dict[int, int]] = {}
         self.count = 0
-        """Changes so far."""
+        """Number of changes so far."""
         self._some = trio.Event()
 
     def note(self, boot: bytes, inodes: Iterable[int]) -> None:
-        """Changes of these inodes are visible in this run of the engine."""
+        """Note that changes of these inodes are visible in this run of the engine."""
         changed = self._boots.setdefault(boot, {})
         self.count += 1
         for inode in inodes:
@@ -47,28 +47,28 @@ class Unsettled:
         self._some.set()
 
     def concerns(self, inode: int) -> bool:
-        """Whether something of the inode is not known to be durable."""
+        """Return True if a change of the inode is not known to be durable."""
         return any(inode in changed for changed in self._boots.values())
 
     def take(self, inode: int) -> set[bytes]:
-        """Boots that the inode was changed in; who takes them says so when one of them is gone."""
+        """Return the boots in which the inode was changed, and forget them; the caller reports a boot that is gone."""
         return {boot for boot, changed in self._boots.items() if changed.pop(inode, 0)}
 
     def settled(self, boot: bytes, count: int) -> None:
-        """The first `count` changes are durable, as far as they were this boot's: it answered for a later one."""
+        """Forget those of the first `count` changes that are this boot's: it answered a later sync."""
         left = {inode: at for inode, at in self._boots.pop(boot, {}).items() if at > count}
         if left:
             self._boots[boot] = left
 
     async def settle(self, boot_now: Callable[[], bytes], sync: Callable[[], Awaitable[object]]) -> None:
-        """Until cancelled: some time behind changes, sync, and forget those that this covered."""
+        """Send a `Sync` some time behind changes, and forget those that it covered; until cancelled."""
         while True:
             await self._some.wait()
             self._some = trio.Event()
             await trio.sleep(SETTLE_S)
             boot, count = boot_now(), self.count
             if not self._boots.get(boot):
-                continue  # synced already, or lost: the next fsync says so
+                continue  # synced already, or lost: the next fsync reports it
             try:
                 await sync()
             except LakeError as error:

@@ -1,7 +1,7 @@
 """Metrics: a registry whose values are read when it is scraped.
 
-Whoever has a figure hands in a `Reading`: a name, a sentence, and a callable.  Nothing is counted twice, nothing is
-kept up to date between scrapes, and the gateway needs to know nothing of who counts.
+The owner of a figure passes a `Reading`: a name, a sentence, and a callable.  Nothing is counted twice, nothing is
+kept up to date between scrapes, and the gateway needs to know nothing about the owners.
 
 Rules kept here:
 - Names follow Prometheus' conventions: `lake_` first, base units last (`_bytes`, `_seconds`), `_total` on counters.
@@ -26,7 +26,7 @@ Family = GaugeMetricFamily | CounterMetricFamily
 
 @dataclass(frozen=True)
 class Reading:
-    """One metric.  `read` gives its value, or with `label` the value of each label value.
+    """One metric.  `read` returns its value, or with `label` the value of each label value.
 
     A `counter` only ever grows while the process lives; anything else is a gauge.
     """
@@ -49,12 +49,12 @@ class Readings(Collector):
         self._readings = tuple(readings)
 
     def describe(self) -> Iterator[Family]:
-        """The families without values, so that registering reads nothing."""
+        """Yield the families without values, so that registering reads nothing."""
         for reading in self._readings:
             yield _family(reading)
 
     def collect(self) -> Iterator[Family]:
-        """The families with the values of now."""
+        """Yield the families with present values."""
         for reading in self._readings:
             family = _family(reading)
             value = reading.read()
@@ -69,7 +69,7 @@ class Readings(Collector):
 def new_registry(
     version: str, readings: Iterable[Reading] = (), collectors: Iterable[Collector] = ()
 ) -> CollectorRegistry:
-    """A registry with the readings, other collectors', the process's own figures, and what is running since when."""
+    """Return a registry with the readings, other collectors, figures of the process, version and start time."""
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)

@@ -5,9 +5,9 @@
 - `/metrics` is the registry in Prometheus' text format, version 0.0.4.
 
 Rules kept here:
-- A client can only hurt itself: heads, time and the number of connections are bounded (`lakefs.limits`), and when
-  all connections are taken the one that has waited longest for a request makes room, so idle or trickling clients
-  never keep a monitor out.
+- A client can only hurt itself: heads, time and the number of connections are bounded (`lakefs.limits`).  When all
+  connections are taken, the one that has waited longest for a request is ended, so idle or trickling clients never
+  keep a monitor out.
 - Cancelling `serve_admin` closes the listeners and all waiting connections at once; an answer under way is finished
   first, for at most ADMIN_RESPONSE_TIMEOUT_S.
 - No request changes anything, so there is no login; that is also why the port listens on loopback by default.
@@ -59,7 +59,7 @@ class Answer:
 
 
 async def bind_admin(address: Address) -> list[trio.SocketListener]:
-    """Listeners on every address that the host stands for.  AddressInUse, PermissionDenied, ConfigError."""
+    """Listen on every address of the host name.  AddressInUse, PermissionDenied, ConfigError."""
     try:
         return await trio.open_tcp_listeners(address.port, host=address.host)
     except (socket.gaierror, UnicodeError) as error:
@@ -75,7 +75,7 @@ async def serve_admin_at(
     registry: CollectorRegistry,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """`bind_admin` and `serve_admin`; started with the URL, which has the real port."""
+    """Call `bind_admin` and `serve_admin`; started with the URL, which has the real port."""
     listeners = await bind_admin(address)
     port = listeners[0].socket.getsockname()[1]
     task_status.started(f"http://{Address(address.host, port)}")
@@ -91,7 +91,7 @@ async def serve_admin(
 ) -> None:
     """Serve until cancelled; owns and closes the listeners.  Started with them once it accepts.
 
-    `ready` is called for each `/ready`, must not block, and gives None when the engine serves, else the reason.
+    `ready` is called for each `/ready`, must not block, and returns None if the engine serves, else the reason.
     """
     port = _AdminPort(ready, registry)
     async with trio.open_nursery() as connections:
@@ -101,7 +101,7 @@ async def serve_admin(
 
 
 def answer_request(path: str, ready: Callable[[], str | None], registry: CollectorRegistry) -> Answer:
-    """What a GET of `path` is answered with."""
+    """Return the answer to a GET of `path`."""
     if path == "/health":
         return Answer(200, b"ok\n")
     if path == "/ready":
@@ -131,8 +131,8 @@ def _bind_error(address: Address, error: OSError) -> AddressInUse | PermissionDe
 class _AdminPort:
     """All connections of the port.
 
-    `_open` holds every connection that was not told to make room; `_waiting` those of them that wait for a
-    request, the longest wait first.
+    `_open` holds every connection that was not ended to make room; `_waiting` the open ones that wait for a request,
+    longest wait first.
     """
 
     def __init__(self, ready: Callable[[], str | None], registry: CollectorRegistry) -> None:
@@ -142,7 +142,7 @@ class _AdminPort:
         self._open: set[trio.SocketStream] = set()
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """One connection, from accept to close."""
+        """Serve one connection, from accept to close."""
         async with stream:
             if not self._has_room():
                 return
@@ -150,12 +150,12 @@ class _AdminPort:
             try:
                 await self._converse(stream)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass  # the client has gone; there is nobody to tell
+                pass  # the client has gone
             finally:
                 self._open.discard(stream)
 
     def _has_room(self) -> bool:
-        """Whether one more may be served; the longest wait ends for it.  False: all are being answered."""
+        """Return True if one more may be served, ending the longest wait if needed.  False: all are being answered."""
         if len(self._open) < ADMIN_CONNECTIONS_MAX:
             return True
         longest = next(iter(self._waiting), None)
@@ -187,9 +187,9 @@ class _AdminPort:
     async def _next_request(
         self, stream: trio.SocketStream, connection: h11.Connection
     ) -> h11.Request | None:
-        """The next head; None when the client has finished, is too slow, or had to make room.
+        """Return the next head; None if the client has finished, is too slow, or was ended to make room.
 
-        h11 notices what is no head when its first line has ended; bytes that begin none are refused when they come.
+        h11 rejects a bad head only when its first line has ended; bytes that begin no request are refused on arrival.
         """
         with trio.move_on_after(ADMIN_REQUEST_TIMEOUT_S) as scope:
             self._waiting[stream] = scope
@@ -219,7 +219,7 @@ class _AdminPort:
             answer = Answer(405, b"only GET and HEAD\n")
             headers = [("Content-Type", answer.content_type), ("Allow", "GET, HEAD")]
         if not _ends_here(connection):
-            headers.append(("Connection", "close"))  # a body that nobody asked for is not waited for
+            headers.append(("Connection", "close"))  # an unexpected body is not waited for
         await _send(stream, connection, answer, headers, with_body=request.method != b"HEAD")
 
     def _answer(self, request: h11.Request) -> Answer:
@@ -230,7 +230,7 @@ class _AdminPort:
         try:
             return answer_request(path, self._ready, self._registry)
         except Exception:  # noqa: BLE001 - logged; the comment says why
-            # A broken collector is a bug of ours, but a scrape must not end the engine that serves clients.
+            # A broken collector is a bug, but a scrape must not end the engine that serves clients.
             _log.exception("admin request failed", path=path)
             return Answer(500, b"internal error; see the log\n")
 
@@ -246,7 +246,7 @@ class _AdminPort:
 
 
 def _ends_here(connection: h11.Connection) -> bool:
-    """Whether the request has no body; h11 then gives its end without more data."""
+    """Return True if the request has no body; h11 then reports its end without more data."""
     try:
         return isinstance(connection.next_event(), h11.EndOfMessage)
     except h11.RemoteProtocolError:
@@ -261,7 +261,7 @@ async def _send(
     *,
     with_body: bool,
 ) -> None:
-    """Send one response whole; cancellation waits for it, a client that does not read is cut off."""
+    """Send one whole response; cancellation waits for it; a client that does not read is cut off."""
     fixed = [("Content-Length", str(len(answer.body))), ("Cache-Control", "no-store")]
     parts = [connection.send(h11.Response(status_code=answer.status, headers=[*headers, *fixed]))]
     if with_body:
@@ -274,7 +274,7 @@ async def _send(
 
 
 async def _linger(stream: trio.SocketStream) -> None:
-    """Closing a socket with unread bytes resets it, and the client may lose the answer: read them first."""
+    """Read unread bytes before closing: closing with unread bytes resets the socket, and may lose the answer."""
     with trio.move_on_after(ADMIN_LINGER_S):
         await stream.send_eof()
         for _ in range(16):

@@ -1,1 +1,1 @@
-"""HTTP/1.1 for the S3 face: what bytes mean (pure), and the connections that carry them."""
+"""HTTP/1.1 for the S3 face: parsing (pure), and the connections that carry the bytes."""

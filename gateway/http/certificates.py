@@ -1,11 +1,11 @@
-"""The certificate of the S3 port and its key: read at the start, and again when told to or when the files changed.
+"""The certificate of the S3 port and its key: read at the start, and again on request or when the files changed.
 
 Rules kept here:
-- The files are looked at when a connection comes, at most once a second; connections that are there keep what they
-  began with.
-- A new pair that cannot be used is logged as an error and not tried again until the files change once more or a reload
-  is asked for; the old pair stays.
-- An encrypted key is refused: nobody is there to be asked for its password.
+- The files are checked when a connection arrives, at most once a second; present connections keep the certificate
+  that they began with.
+- A new pair that cannot be used is logged as an error, and tried again only when the files change once more or a reload
+  is requested; the old pair stays.
+- An encrypted key is refused: there is no user to enter its password.
 
 Reading two small files is the one thing here that blocks the loop, and only when they have changed.
 """
@@ -28,7 +28,7 @@ _Signature = tuple[tuple[int, int, int], ...]
 
 
 class Certificates:
-    """One pair of files.  ConfigError when it cannot be used at the start."""
+    """One pair of files.  Raises ConfigError if it cannot be used at the start."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._paths = (certificate, key)
@@ -37,7 +37,7 @@ class Certificates:
         self._context = load_pair(certificate, key)
 
     def current(self) -> ssl.SSLContext:
-        """The context for a connection that begins now."""
+        """Return the context for a connection that begins now."""
         now = trio.current_time()
         if now - self._looked_at >= _LOOK_EVERY_S:
             self._looked_at = now
@@ -46,8 +46,8 @@ class Certificates:
         return self._context
 
     def reload(self) -> None:
-        """Read the pair again; it stays what it was when the new one cannot be used."""
-        self._signature = self._look()  # before reading: what changes meanwhile is seen at the next look
+        """Read the pair again; keep the old one if the new one cannot be used."""
+        self._signature = self._look()  # before reading: a change during it is seen at the next look
         try:
             self._context = load_pair(*self._paths)
         except ConfigError as error:
@@ -67,7 +67,7 @@ class Certificates:
 
 
 def load_pair(certificate: Path, key: Path) -> ssl.SSLContext:
-    """A server's context with this chain and key.  ConfigError."""
+    """Return a server's context with this chain and key.  ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -78,7 +78,7 @@ def load_pair(certificate: Path, key: Path) -> ssl.SSLContext:
         named = str(error.reason or "")
         if "MISMATCH" in named:
             reason = "certificate and key do not belong together"
-        elif not named:  # all that OpenSSL says of a file that it cannot read
+        elif not named:  # OpenSSL gives no more for a file that it cannot read
             reason = "one of them is no PEM file of its kind, or the key is encrypted"
         else:
             reason = str(error)

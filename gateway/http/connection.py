@@ -1,16 +1,16 @@
-"""One HTTP/1.1 connection: requests in, responses out, in order, until either side has enough.
+"""One HTTP/1.1 connection: requests in, responses out, in order, until either side ends it.
 
 Rules kept here:
 - A receive is tried first and waited for when it would block; nothing is allocated for a request but its own bytes.
 - A connection has one deadline at a time (`Connection.deadline`): for the next request to begin, for its head to end,
-  for the next bytes of a body to come or go; none while its handler works.  Who watches over connections
-  (`gateway.http.server`) ends those that are past it; a timer for each would cost as much as a small request.
-- A body goes from the socket into the memory that its reader gives; only what came with the head is copied.
-- What a handler leaves of a body is read and dropped when it is short; else the connection ends.
+  for the next bytes of a body to be received or sent; none while its handler works.  The server (`gateway.http.server`)
+  ends connections past their deadline; a timer for each would cost as much as a small request.
+- A body is received into the memory that its reader gives; only bytes received with the head are copied.
+- A short rest of a body that a handler does not read is read and dropped; a longer one ends the connection.
 - `100 Continue` is sent when the body is first asked for, not before: a refused request costs no payload.
-- What HTTP forbids is answered once and ends the connection, since nobody knows where the next request begins.
-- A connection that ends while its client still sends is read for a while, and dropped: closing a socket with unread
-  bytes resets it, and the client would lose the answer.
+- A request that breaks HTTP is answered once and ends the connection, since the begin of the next one is unknown.
+- A connection that ends while its client still sends is read for a while, and the bytes dropped: closing a socket with
+  unread bytes resets it, and the client would lose the answer.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from lakefs.ports import Stream
 
 _CONTINUE: Final = (b"HTTP/1.1 100 Continue\r\n\r\n",)
 _SKIP_BYTES_MAX: Final = 256 << 10
-"""Of an unread body: as much is dropped to keep the connection."""
+"""Longest unread rest of a body that is dropped to keep the connection."""
 _BUFFER_BYTES: Final = 8 << 10
-"""Of a new connection; it grows with a longer head."""
+"""Receive buffer of a new connection; it grows with a longer head."""
 _DROPPED_BYTES: Final = 64 << 10
 _REQUESTS_IN_A_ROW: Final = 2
-"""A client that always has its next request ready lets others in after so many: with 64 the slowest of 8 busy clients
-waited for 450 requests of the others, and an answer was no cheaper."""
+"""Requests answered before a client that always has its next request ready lets others in: with 64 the slowest of
+8 busy clients waited for 450 requests of the others, and an answer was no cheaper."""
 
 
 class Connection:
@@ -62,9 +62,9 @@ class Connection:
     ) -> None:
         self.deadline = trio.current_time() + HTTP_IDLE_TIMEOUT_S
         self.is_idle = True
-        """Nothing of a next request has come, or none will be answered."""
+        """True if no byte of a next request was received, or none will be answered."""
         self.is_last = False
-        """The connection ends with the answer under way."""
+        """True if the connection ends with the answer under way."""
         self._stream = stream
         self._handler = handler
         self._refused = refused
@@ -73,11 +73,11 @@ class Connection:
         self._first_sent_at = 0.0  # of a streamed answer
         self._sent_bytes = -1  # of its body
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._begin = self._end = 0  # of what was received and is not used yet
-        self._is_unread = False  # more may come of the last request
+        self._begin = self._end = 0  # of bytes received and not used yet
+        self._is_unread = False  # more bytes of the last request may arrive
 
     async def serve(self) -> None:
-        """Until the connection has ended; closes the stream."""
+        """Serve until the connection has ended; closes the stream."""
         try:
             served = 0
             while await self._serve_next():
@@ -93,11 +93,11 @@ class Connection:
                 await self._stream.aclose()
 
     async def end(self) -> None:
-        """Break the connection off, whatever it does."""
+        """Break the connection off, in any state."""
         await self._stream.aclose()
 
     async def _serve_next(self) -> bool:
-        """Answer one request; whether there may be another."""
+        """Answer one request; return True if there may be another."""
         try:
             head = await self._head()
             if head is None:
@@ -133,7 +133,7 @@ class Connection:
         return keep_alive
 
     async def _linger(self) -> None:
-        self.is_idle = True  # it may make room
+        self.is_idle = True  # it may be ended to make room
         self.deadline = trio.current_time() + HTTP_LINGER_S
         self._stream.send_end()
         dropped = memoryview(bytearray(_DROPPED_BYTES))
@@ -150,7 +150,7 @@ class Connection:
     # --- receiving -----------------------------------------------------------------------------------
 
     async def _head(self) -> RequestHead | None:
-        """The next request's head; None when the client has no more to ask."""
+        """Return the next request's head; None if the client has ended."""
         if self._begin == self._end:
             self._begin = self._end = 0
             self.is_idle = True
@@ -181,13 +181,13 @@ class Connection:
                 return None
 
     async def _receive(self) -> int:
-        """More bytes behind those in the buffer, before the deadline; 0 when the client has ended."""
+        """Receive bytes behind those in the buffer, before the deadline; 0 if the client has ended."""
         count = await self._stream.receive_into(self._buffer[self._end :])
         self._end += count
         return count
 
     def _make_room(self) -> None:
-        """For the rest of a head, which is at most HTTP_HEAD_BYTES_MAX long."""
+        """Make room for the rest of a head, which is at most HTTP_HEAD_BYTES_MAX long."""
         kept = bytes(self._buffer[self._begin : self._end])
         if len(kept) == len(self._buffer):
             self._buffer = memoryview(bytearray(HTTP_HEAD_BYTES_MAX))
@@ -195,21 +195,21 @@ class Connection:
         self._buffer[: len(kept)] = kept
 
     def take_buffered(self, target: memoryview) -> int:
-        """Move what came with the head into `target`; how much."""
+        """Move bytes received with the head into `target`; return their number."""
         count = min(len(target), self._end - self._begin)
         target[:count] = self._buffer[self._begin : self._begin + count]
         self._begin += count
         return count
 
     async def receive_direct(self, target: memoryview) -> int:
-        """Bytes from the socket into `target`; 0 when the client has ended.  Nothing is left in the buffer."""
+        """Receive from the socket into `target`; 0 if the client has ended.  The buffer must be empty."""
         self.deadline = trio.current_time() + HTTP_STALL_TIMEOUT_S
         count = await self._stream.receive_into(target)
         self.deadline = math.inf
         return count
 
     async def buffered(self) -> memoryview:
-        """What is in the buffer, received now when it was empty; `use` says how much of it was taken."""
+        """Return the buffered bytes, received now if there were none; the caller passes the number it took to `use`."""
         if self._begin == self._end:
             self._begin = self._end = 0
             self.deadline = trio.current_time() + HTTP_STALL_TIMEOUT_S
@@ -218,16 +218,16 @@ class Connection:
         return self._buffer[self._begin : self._end]
 
     def use(self, count: int) -> None:
-        """So many of the buffered bytes were taken."""
+        """Drop `count` buffered bytes, which were taken."""
         self._begin += count
 
     @property
     def has_buffered(self) -> bool:
-        """Whether anything came behind what was used."""
+        """True if there are received bytes that were not used."""
         return self._begin < self._end
 
     async def send_continue(self) -> None:
-        """Tell the client to go on with the body."""
+        """Ask the client to send the body."""
         await self._stream.send(_CONTINUE)
 
     # --- sending -------------------------------------------------------------------------------------
@@ -251,24 +251,24 @@ class Connection:
                 raise EngineUnreachable("a response ended early")  # the client must not take it as whole
 
     def send_nowait(self, parts: Sequence[Buffer]) -> int:
-        """Send what fits without waiting: the count of bytes.  EngineUnreachable when the client is gone."""
+        """Send as much as fits without waiting; return the byte count.  EngineUnreachable if the client is gone."""
         return self._stream.send_nowait(parts)
 
     async def wait_writable(self) -> None:
-        """Until `send_nowait` may take something.  EngineUnreachable when the client is gone or stalled too long."""
+        """Wait until `send_nowait` may send more.  EngineUnreachable if the client is gone or stalled too long."""
         self.deadline = trio.current_time() + HTTP_STALL_TIMEOUT_S
         await self._stream.wait_writable()
         self.deadline = math.inf
 
     async def send(self, parts: Sequence[Buffer]) -> None:
-        """Send all parts.  EngineUnreachable when the client is gone or stalled for too long."""
+        """Send all parts.  EngineUnreachable if the client is gone or stalled too long."""
         self.deadline = trio.current_time() + HTTP_STALL_TIMEOUT_S
         await self._stream.send(parts)
         self.deadline = math.inf
 
 
 class _Counted:
-    """The sender of a streamed body, which counts."""
+    """Sender of a streamed body; counts the bytes."""
 
     def __init__(self, connection: Connection) -> None:
         self.sent_bytes = 0
@@ -305,20 +305,20 @@ class Body:
 
     @property
     def received_bytes(self) -> int:
-        """How much of it was received."""
+        """Number of body bytes received."""
         return (self.length or 0) - self._left_bytes if self._decoder is None else self._chunked_bytes
 
     @property
     def has_ended(self) -> bool:
-        """Whether all of it was received."""
+        """True if the whole body was received."""
         if self._decoder is not None:
             return self._decoder.done and not self._pieces
         return not self._left_bytes
 
     @property
     def can_be_skipped(self) -> bool:
-        """Whether the connection can go on behind what was not read of it."""
-        if self.is_broken or self._is_awaited:  # of an awaited body nobody knows whether it will come
+        """True if the connection can be used behind the unread rest of the body."""
+        if self.is_broken or self._is_awaited:  # an awaited body may never be sent
             return not self.is_broken and self.has_ended
         return self.has_ended or (self._decoder is None and self._left_bytes <= _SKIP_BYTES_MAX)
 
@@ -368,7 +368,7 @@ class Body:
         return count
 
     async def skip(self) -> bool:
-        """Read and drop the rest; whether it ended."""
+        """Read and drop the rest; True when it has ended."""
         if self.has_ended:
             return True
         dropped = memoryview(bytearray(_DROPPED_BYTES))

@@ -1,11 +1,11 @@
-"""How long a request's body is, and bodies in chunks (RFC 9112, sections 6 and 7).  Sans-IO and pure.
+"""Framing of request bodies: their length, and bodies in chunks (RFC 9112, sections 6 and 7).  Sans-IO and pure.
 
 Rules kept here:
 - A body has one framing: Content-Length in plain digits, or Transfer-Encoding that is exactly `chunked`, on HTTP/1.1.
-  Both at once, other codings, signs, lists: refused, for another reader of the same bytes may end the body elsewhere.
+  Both at once, other codings, signs, lists are refused: another reader of the same bytes may end the body elsewhere.
 - Lines end with CRLF; a lone CR or LF in one is refused.
-- What is held between calls is at most one line: HTTP_CHUNK_LINE_BYTES_MAX.  Payload is handed out as views of the
-  caller's buffer, never copied.
+- At most one line is kept between calls: HTTP_CHUNK_LINE_BYTES_MAX.  Payload is returned as views of the caller's
+  buffer, never copied.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BodyKind(enum.Enum):
 
 
 class Framing(NamedTuple):
-    """`length_bytes` is 0 but for LENGTH."""
+    """Framing of one body; `length_bytes` is 0 except for LENGTH."""
 
     kind: BodyKind
     length_bytes: int
@@ -43,7 +43,7 @@ _CHUNKED: Final = Framing(BodyKind.CHUNKED, 0)
 
 
 def body_framing(head: RequestHead) -> Framing:
-    """Where the body of a request ends.  HttpRefusal."""
+    """Return the framing of a request's body.  HttpRefusal."""
     headers = head.headers
     coding = headers.get(b"transfer-encoding")
     length = headers.get(b"content-length")
@@ -67,16 +67,16 @@ def _coded(head: RequestHead, coding: bytes, length: bytes | None) -> Framing:
 
 
 class LineReader:
-    """Lines that end with CRLF out of pieces that end anywhere.  References at most `limit_bytes`."""
+    """Reads lines that end with CRLF from pieces that end anywhere.  Keeps at most `limit_bytes` and a CR."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._held = b""
 
     def take(self, data: memoryview, start: int) -> tuple[bytes | None, int]:
-        """The next line without its CRLF, and where the rest begins; None: all of `data` was taken, more is needed.
+        """Return the next line without its CRLF, and the offset behind it; None if `data` ends within it and was kept.
 
-        HttpRefusal when the line is too long.
+        HttpRefusal if the line is too long.
         """
         held = self._held
         window = held + bytes(data[start : start + self._limit_bytes + 2 - len(held)])
@@ -99,9 +99,9 @@ class _State(enum.Enum):
 
 
 class ChunkedDecoder:
-    """A body in chunks.  `done` once its last byte was fed; `trailers` is then complete.
+    """Decodes a body in chunks.  `done` once its last byte was fed; `trailers` is then complete.
 
-    Chunk extensions are read over.  Trailers must be few and short; their names are lower-case; one that repeats, or
+    Chunk extensions are ignored.  Trailers must be few and short; their names are lower-case; one that repeats, or
     that would change framing, is refused.
     """
 
@@ -114,13 +114,13 @@ class ChunkedDecoder:
 
     @property
     def done(self) -> bool:
-        """Whether the body has ended."""
+        """True if the body has ended."""
         return self._state is _State.DONE
 
     def feed(self, data: memoryview) -> tuple[list[memoryview], int]:
-        """Payload in `data` as views of it, and how many bytes of `data` belong to this body.
+        """Return the payload in `data` as views of it, and the number of bytes of `data` that belong to this body.
 
-        All do, unless the body ended: the rest is the next request's.  HttpRefusal.
+        That is all of `data`, unless the body ended: the rest is the next request's.  HttpRefusal.
         """
         payload: list[memoryview] = []
         at = 0
@@ -162,7 +162,7 @@ class ChunkedDecoder:
 
 
 def split_trailer(line: bytes) -> tuple[bytes, bytes]:
-    """Lower-case name and value of `name: value`.  HttpRefusal."""
+    """Split `name: value`; the name is lower-cased.  HttpRefusal."""
     match = _TRAILER_LINE.fullmatch(line)
     if match is None:
         raise bad_request("a trailer is not NAME: VALUE")

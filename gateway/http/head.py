@@ -2,19 +2,19 @@
 
 llhttp (through httptools) reads it, strictly: it refuses bare LF, folded lines, white space before a colon, control
 characters, two Content-Lengths, Content-Length beside Transfer-Encoding, and anything but ASCII in the target.
-What it lets through and we do not:
+llhttp accepts more than this module does; handled here are:
 - request lines with more than one space, a protocol other than HTTP/1.0 and HTTP/1.1 (it takes RTSP, ICE, HTTP/0.9 and
   HTTP/2.0), empty lines before the request: the first line must be exactly what llhttp understood of it;
-- repeated fields: a list is joined by ",", any other repetition is refused, however the names are spelled;
+- repeated fields: a list is joined by ",", any other repetition is refused, in any upper and lower case;
 - white space behind a value: cut off;
-- an absolute-form target whose authority is not the Host: what was signed and what is served must be the same.
+- an absolute-form target whose authority is not the Host: the signed and the served target must be the same.
 
-A head that comes in pieces is looked at piece by piece (`HeadWatch`): bytes that no head has are refused when they are
-there, not when the client gives up.  What is refused so, `parse_head` refuses too.
+A head that arrives in pieces is checked piece by piece (`HeadWatch`): bytes that no head has are refused on arrival,
+not when the client gives up.  `parse_head` refuses all that `HeadWatch` refuses.
 
 Invariants: names are lower-case; values have no white space around them and no control characters but tab; `path`
 begins with "/"; a request of HTTP/1.1 has exactly one Host.
-It does not decode: `path` and `query` are percent-encoded as they came.
+It does not decode: `path` and `query` are percent-encoded as received.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _LISTS: Final = frozenset(
 )
 """Fields that may be repeated (RFC 9110; the last but one by S3); their values are one list."""
 _TLS_HANDSHAKE: Final = b"\x16"
-"""The first byte of a TLS connection (RFC 8446, 5.1), and of none of HTTP's."""
+"""The first byte of a TLS connection (RFC 8446, 5.1); no HTTP request begins with it."""
 _BEGINNING_BYTES: Final = 2
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
 
 
 class RequestHead(msgspec.Struct, frozen=True):
-    """One request but its body.
+    """One request without its body.
 
     `target` is as received; `path` and `query` (without "?") are still percent-encoded; `authority` is the Host, with
     its port if it has one, b"" when a client of HTTP/1.0 sent none.  `headers`: lower-case name -> value.
@@ -80,7 +80,7 @@ class RequestHead(msgspec.Struct, frozen=True):
 
 
 class _Reader:
-    """What httptools calls back: two C functions, so that no Python runs for a header."""
+    """Callbacks for httptools: two C functions, so that no Python runs for a header."""
 
     __slots__ = ("on_header", "on_url")
 
@@ -92,9 +92,9 @@ class _Reader:
 
 
 def head_length(buffer: bytes | bytearray, scanned: int = 0) -> int:
-    """Length of the head at the start of `buffer`, its empty line included; 0 while that has not come.
+    """Return the length of the head at the start of `buffer`, with its empty line; 0 if it is not complete.
 
-    `scanned`: bytes that an earlier call has seen.  HttpRefusal when no head of an acceptable size is there.
+    `scanned`: bytes that an earlier call has seen.  HttpRefusal if the head is too long.
     """
     found = buffer.find(_END, max(0, scanned - 3), HTTP_HEAD_BYTES_MAX)
     if found >= 0:
@@ -109,14 +109,14 @@ def head_length(buffer: bytes | bytearray, scanned: int = 0) -> int:
 
 
 class HeadWatch:
-    """Looks at one head while it comes; what it lets through is read by `parse_head` when it is whole."""
+    """Checks one head while it arrives in pieces; `parse_head` reads it when it is whole."""
 
     def __init__(self) -> None:
         self._parser = HttpRequestParser(None)
         self._begun = b""
 
     def feed(self, piece: bytes) -> None:
-        """Bytes behind those before; the head has not ended in them.  HttpRefusal when no head goes on so."""
+        """Check the next bytes; the head does not end in them.  HttpRefusal if no head continues like this."""
         if len(self._begun) < _BEGINNING_BYTES:
             self._begun += piece[:_BEGINNING_BYTES]
             check_beginning(self._begun)
@@ -127,7 +127,7 @@ class HeadWatch:
 
 
 def check_beginning(received: bytes) -> None:
-    """HttpRefusal when no request begins with these bytes; an empty line before one is left to the caller."""
+    """Raise HttpRefusal if no request begins with these bytes; an empty line before one is left to the caller."""
     if not received or received[:1].isupper() or received[:2] in (b"\r", b"\r\n"):
         return
     if received[:1] == _TLS_HANDSHAKE:
@@ -138,14 +138,14 @@ def check_beginning(received: bytes) -> None:
 
 
 def parse_head(head: bytes) -> RequestHead:
-    """The head that ends with the empty line at the end of `head`.  HttpRefusal."""
+    """Parse the head, which ends with the empty line at the end of `head`.  HttpRefusal."""
     target_parts: list[bytes] = []
     received: dict[bytes, bytes] = {}
     parser = HttpRequestParser(_Reader(target_parts.append, received.setdefault))
     try:
         parser.feed_data(head)
     except HttpParserUpgrade:
-        pass  # an upgrade is an offer; going on with HTTP/1.1 declines it
+        pass  # an upgrade is an offer; continuing with HTTP/1.1 declines it
     except HttpParserError as error:
         raise _unreadable(head, error) from None
     method = parser.get_method()
@@ -210,7 +210,7 @@ def _unreadable(head: bytes, error: HttpParserError) -> HttpRefusal:
 
 
 def _joined(head: bytes) -> dict[bytes, bytes]:
-    """The headers of a head that llhttp accepted, when some are repeated."""
+    """Return the headers of a head that llhttp accepted, where some are repeated."""
     headers: dict[bytes, bytes] = {}
     for line in head.split(b"\r\n")[1:-2]:
         raw_name, _, raw_value = line.partition(b":")
@@ -218,14 +218,14 @@ def _joined(head: bytes) -> dict[bytes, bytes]:
         if name not in headers:
             headers[name] = value
         elif name in _LISTS:
-            headers[name] = b"%b,%b" % (headers[name], value)  # as signers join what they repeat
+            headers[name] = b"%b,%b" % (headers[name], value)  # as signers join repeated fields
         else:
             raise bad_request(f"the header {name.decode('latin-1')} may not be repeated")
     return headers
 
 
 def _origin_form(target: bytes, host: bytes) -> bytes:
-    """The path and query of an absolute-form target, `scheme://authority/path?query`."""
+    """Return path and query of an absolute-form target, `scheme://authority/path?query`."""
     scheme, separator, rest = target.partition(b"://")
     if not separator or scheme.lower() not in (b"http", b"https"):
         raise bad_request("the request's target is neither a path nor a URL")

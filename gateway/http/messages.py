@@ -1,4 +1,4 @@
-"""One request and its response, as the parts of the gateway hand them to each other."""
+"""One request and its response, as the parts of the gateway pass them on."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class RequestBody(Protocol):
-    """The payload of a request, in its order, once."""
+    """The payload of a request, read once and in order."""
 
     @property
     def length(self) -> int | None:
-        """Bytes in all; None while that is not known (chunked)."""
+        """Length in bytes; None if unknown (chunked)."""
         ...
 
     async def receive_into(self, target: memoryview) -> int:
-        """At least one byte of the body into `target`, 0 at its end.  HttpRefusal when the client breaks off."""
+        """Receive at least one byte of the body into `target`, 0 at its end.  HttpRefusal if the client breaks off."""
         ...
 
     @property
     def waits_since(self) -> float:
-        """When, on trio's clock, the wait for the client's next bytes began; infinite while there is none."""
+        """Begin of the present wait for the client's next bytes, on trio's clock; infinite if there is no wait."""
         ...
 
     async def end(self) -> None:
-        """Break the connection off: whoever receives from it gets EngineUnreachable."""
+        """Break the connection off: a task that receives from it gets EngineUnreachable."""
         ...
 
 
 class ResponseSender(Protocol):
-    """Where a long body goes."""
+    """Sends a long body piece by piece."""
 
     def send_nowait(self, parts: Sequence[Buffer]) -> int:
-        """Send what fits without waiting: the count of bytes; EngineUnreachable when the client is gone."""
+        """Send as much as fits without waiting; return the byte count.  EngineUnreachable if the client is gone."""
         ...
 
     async def wait_writable(self) -> None:
-        """Until `send_nowait` may take something; EngineUnreachable when the client is gone or stalled for too long."""
+        """Wait until `send_nowait` may send more; EngineUnreachable if the client is gone or stalled too long."""
         ...
 
     async def send(self, parts: Sequence[Buffer]) -> None:
-        """Send the next parts; EngineUnreachable when the client is gone or stalled for too long."""
+        """Send the next parts; EngineUnreachable if the client is gone or stalled too long."""
         ...
 
 
 @dataclass(slots=True)
 class Request:
-    """What is asked, by whom."""
+    """One request, and the address of its client."""
 
     head: RequestHead
     body: RequestBody
     peer: str
     target: object = None
-    """What the handler found it to be about, and who signed it: for those who count and log."""
+    """The parsed target and, next, the signature, set by the handler: for observers."""
     signature: object = None
 
 
 @dataclass(slots=True)
 class Response:
-    """What is answered: a body at hand in `parts`, or one of `length` bytes that `stream` sends piece by piece.
+    """One response: its body is in `parts`, or has `length` bytes that `stream` sends piece by piece.
 
     `length` of a response without a body (HEAD) is that of the body it would have.  A stream that raises, or ends
     early, ends the connection: the client sees a body cut short, never a whole one that is wrong.
@@ -78,39 +78,38 @@ class Response:
     length: int | None = None
     stream: Callable[[ResponseSender], Awaitable[None]] | None = None
     close: bool = False
-    """Whether the connection ends with it."""
+    """True if the connection ends with it."""
     done: Callable[[], Awaitable[None]] | None = None
-    """Called once the response is sent, or is not; also when the connection is cancelled meanwhile."""
+    """Called once the response is sent, or has failed; also when the connection is cancelled."""
     code: str = ""
     """S3's code of a refusal."""
 
 
 Handler = Callable[[Request], Awaitable[Response]]
-"""Answers one request.  What it raises, but HttpRefusal of a body that it read, is a bug: the connection ends."""
+"""Answers one request.  An exception is a bug and ends the connection, except HttpRefusal of a body that it read."""
 Refused = Callable[[HttpRefusal], Response]
-"""The answer to a request that HTTP forbids."""
+"""Returns the answer to a request that breaks HTTP."""
 
 
 class Observer(Protocol):
-    """Is told of every request, when it is over; must not wait."""
+    """Called for every request, when it is over; must not wait."""
 
     def answered(
         self, request: Request, response: Response, began: float, first: float, received: int, sent: int
     ) -> None:
-        """Answered, or broken off: times of `perf_counter`, bytes of the bodies.
+        """Note a request that was answered or broken off: times of `perf_counter`, bytes of the bodies.
 
-        `first` is when the first bytes of the answer were sent, 0.0 when that is now; `sent` is -1 for all of
-        `response.parts`.
+        `first` is the time of the answer's first bytes, 0.0 for now; `sent` is -1 for all of `response.parts`.
         """
         ...
 
     def malformed(self, response: Response) -> None:
-        """What came was no request; this was the answer."""
+        """Note the answer to bytes that were no request."""
         ...
 
 
 FixedLines = Callable[[], bytes]
-"""Headers that every answer has, each with its CRLF."""
+"""Returns the header lines that every answer has, each with its CRLF."""
 
 _BODILESS: Final = frozenset((204, 304))
 _STATUS_LINES: Final = {
@@ -119,7 +118,7 @@ _STATUS_LINES: Final = {
 
 
 def response_head(response: Response, *, keep_alive: bool, fixed: bytes) -> bytes:
-    """Status line and headers; `fixed` are lines that every response has, each with its CRLF."""
+    """Return status line and headers; `fixed` are lines that every response has, each with its CRLF."""
     pieces = [_STATUS_LINES[response.status], fixed]
     for name, value in response.headers:
         pieces += (name, b": ", value, b"\r\n")

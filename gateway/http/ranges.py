@@ -1,10 +1,10 @@
 """Range, If-*, and HTTP dates, as S3 reads them.  Pure.
 
-Ranges: one range is served.  What cannot be read as one (several ranges, another unit, first past last) is ignored and
-the whole object is answered, as S3 does and RFC 9110 14.2 allows; a range that begins at or behind the end, or asks for
-the last 0 bytes, cannot be satisfied.
-Conditions (RFC 9110 13.2.2): If-Match decides alone when it is there, else If-Unmodified-Since; then If-None-Match
-decides alone when it is there, else If-Modified-Since.  Dates that cannot be read are ignored.
+Ranges: one range is served.  Any other Range header (several ranges, another unit, first past last) is ignored and
+the whole object is answered, as S3 does and RFC 9110 14.2 allows.  A range that begins at or behind the end, or asks
+for the last 0 bytes, cannot be satisfied.
+Conditions (RFC 9110 13.2.2): If-Match decides alone when present, else If-Unmodified-Since; then If-None-Match
+decides alone when present, else If-Modified-Since.  Dates that cannot be read are ignored.
 Dates have whole seconds; a caller's finer times are cut.
 """
 
@@ -34,7 +34,7 @@ _DATE_FORMS: Final = tuple(
         rf"[A-Z][a-z]{{2}} (?P<month>[A-Z][a-z]{{2}}) (?P<day>[ \d]\d) {_TIME} (?P<year>\d{{4}})",
     )
 )
-"""IMF-fixdate, RFC 850 and asctime: RFC 9110 5.6.7 wants all three read."""
+"""IMF-fixdate, RFC 850 and asctime: RFC 9110 5.6.7 requires that all three are read."""
 
 
 class ByteRange(NamedTuple):
@@ -52,7 +52,7 @@ class NoRange(enum.Enum):
 
 
 def select_range(value: bytes | None, size_bytes: int) -> ByteRange | NoRange:
-    """What a Range header asks for of an object of `size_bytes`."""
+    """Return the range that a Range header selects of an object of `size_bytes`."""
     match = _RANGE.fullmatch(value) if value is not None else None
     if match is None:
         return NoRange.WHOLE
@@ -68,7 +68,7 @@ def select_range(value: bytes | None, size_bytes: int) -> ByteRange | NoRange:
 
 
 def stated_range(value: bytes | None) -> ByteRange | None:
-    """The bytes that a Range header names when the object's size is not known yet; None for whole, tail, and none."""
+    """Return the bytes that a Range header names, without the object's size; None for whole, tail, and none."""
     match = _RANGE.fullmatch(value) if value is not None else None
     if match is None or not (match[1] and match[2]):
         return None
@@ -84,7 +84,7 @@ def _suffix(length_text: bytes, size_bytes: int) -> ByteRange | NoRange:
 
 
 def content_range(selected: ByteRange | NoRange, size_bytes: int) -> str:
-    """Value of Content-Range; of a 416 too."""
+    """Return the value of Content-Range, also for a 416."""
     if isinstance(selected, ByteRange):
         return f"bytes {selected.first}-{selected.stop - 1}/{size_bytes}"
     return f"bytes */{size_bytes}"
@@ -101,17 +101,17 @@ class Condition(enum.Enum):
 def check_conditions(
     headers: Mapping[bytes, bytes], etag: str, modified_s: float, prefix: bytes = b""
 ) -> Condition:
-    """What the If-* headers say of an object that exists; `etag` without quotes.
+    """Evaluate the If-* headers for an object that exists; `etag` without quotes.
 
     `prefix`: b"x-amz-copy-source-" for the source of a copy.
     """
     match = headers.get(prefix + b"if-match")
     if match is not None:
-        references = etag_listed(match, etag)
+        holds = etag_listed(match, etag)
     else:
         since = header_date(headers.get(prefix + b"if-unmodified-since"))
-        references = since is None or int(modified_s) <= since
-    if not references:
+        holds = since is None or int(modified_s) <= since
+    if not holds:
         return Condition.FAILED
     none_match = headers.get(prefix + b"if-none-match")
     if none_match is not None:
@@ -121,7 +121,7 @@ def check_conditions(
 
 
 def etag_listed(value: bytes, etag: str) -> bool:
-    """Whether `*` or the list of ETags names `etag`; quotes may be missing, as S3 lets them."""
+    """Return True if `*` or the list of ETags names `etag`; quotes may be missing, as S3 allows."""
     wanted = etag.encode("latin-1", "replace")
     return any(
         listed == b"*" or listed.removeprefix(b"W/").strip(b'"') == wanted
@@ -130,7 +130,7 @@ def etag_listed(value: bytes, etag: str) -> bool:
 
 
 def range_holds(if_range: bytes | None, etag: str, modified_s: float) -> bool:
-    """Whether a Range beside this If-Range is to be served; else the whole object is (RFC 9110 13.1.5)."""
+    """Return True if a Range beside this If-Range is served; else the whole object is (RFC 9110 13.1.5)."""
     if if_range is None:
         return True
     date = header_date(if_range)
@@ -140,22 +140,22 @@ def range_holds(if_range: bytes | None, etag: str, modified_s: float) -> bool:
 
 
 def header_date(value: bytes | None) -> int | None:
-    """Seconds since 1970 of a header that is a date; None for no header, and for what is no date."""
+    """Return a date header in seconds since 1970; None if it is missing or no date."""
     return parse_http_date(value) if value is not None and len(value) <= _DATE_BYTES_MAX else None
 
 
 @lru_cache(maxsize=HTTP_DATES_CACHED)
 def format_http_date(epoch_s: int) -> str:
-    """IMF-fixdate of whole seconds since 1970: `Sun, 06 Nov 1994 08:49:37 GMT`.  Independent of the locale."""
+    """Format whole seconds since 1970 as IMF-fixdate: `Sun, 06 Nov 1994 08:49:37 GMT`.  Independent of the locale."""
     year, month, day, hour, minute, second, weekday, _, _ = time.gmtime(epoch_s)
     return f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04} {hour:02}:{minute:02}:{second:02} GMT"
 
 
 @lru_cache(maxsize=HTTP_DATES_CACHED)
 def parse_http_date(value: bytes) -> int | None:
-    """Seconds since 1970 of a date in one of HTTP's three forms; None when it is none.
+    """Parse a date in one of HTTP's three forms to seconds since 1970; None if it is none.
 
-    Values are kept: callers leave out what is too long to be a date.
+    Values are cached: callers leave out those too long to be a date.
     """
     text = value.decode("latin-1")
     match = next(filter(None, (form.fullmatch(text) for form in _DATE_FORMS)), None)

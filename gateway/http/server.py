@@ -1,11 +1,11 @@
-"""Connections: who is let in, who has to make room, who took too long, and the end of all.
+"""The HTTP server: admits connections, makes room, ends those past their deadline, drains.
 
 Rules kept here:
-- At most `connections_max`; when all are taken the one that has been idle longest makes room, so idle clients keep
-  nobody out; when none is idle the new one is turned away (503).
+- At most `connections_max`.  When all are taken the one that has been idle longest is ended, so idle clients keep no
+  other out; when none is idle the new one is turned away (503).
 - One sweep a second ends the connections that are past their deadline.
-- A drain lets answers under way be finished, and nothing else.
-- A bug in a handler ends its connection, loudly, and no other.
+- A drain lets answers under way finish, and nothing else.
+- A bug in a handler ends its connection, is logged, and ends no other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class HttpServer:
     async def serve(
         self, listener: Listener, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Until cancelled or drained; closes the listener.  Started with its address."""
+        """Serve until cancelled or drained; closes the listener.  Started with its address."""
         async with trio.open_nursery() as nursery:
             sweeping = trio.CancelScope()
             nursery.start_soon(self._sweep, sweeping)
@@ -65,7 +65,7 @@ class HttpServer:
             sweeping.cancel()
 
     async def drain(self, timeout_s: float) -> None:
-        """Accept no more, let answers under way be finished for at most that long, and end the rest."""
+        """Accept no more, let answers under way finish for at most `timeout_s`, and end the rest."""
         self._accepting.cancel()
         for connection in list(self.connections):
             connection.is_last = True
@@ -106,7 +106,7 @@ class HttpServer:
     def _discard(self, connection: Connection) -> None:
         self.connections.discard(connection)
         self._one_ended.set()
-        self._one_ended = trio.Event()  # for each who waits: a drain, and each listener
+        self._one_ended = trio.Event()  # the set one wakes all waiters: a drain, and each listener
 
     async def _all_ended(self) -> None:
         while self.connections:

@@ -1,13 +1,14 @@
-"""TLS between a listener's streams and the server: `Stream`s over `Stream`s, so that nobody above knows of it.
+"""TLS between a listener's streams and the server: `Stream`s over `Stream`s, invisible to their users.
 
 Rules kept here:
-- TLS 1.2 and newer, without renegotiation.  A handshake is made by the connection's own task, when it first receives or
-  sends, within HTTP_HANDSHAKE_TIMEOUT_S: one that stalls holds up nobody, and an accept never waits for one.
-- A peer that has said that it sends no more (close_notify, or the end of its bytes) is still answered.  HTTP says how
-  long a body is, so an end that was cut off is noticed there.
-- Bytes for the peer are sealed once.  What `send_nowait` has sealed and the socket did not take goes out before
-  anything else; it is not counted as sent until then, and the caller offers it again, as it does any unsent bytes.
-- Closing says close_notify where that needs no wait.
+- TLS 1.2 and newer, without renegotiation.  The connection's own task makes the handshake, when it first receives or
+  sends, within HTTP_HANDSHAKE_TIMEOUT_S: a stalled one delays no other connection, and no accept waits for one.
+- A peer that sends no more (close_notify, or the end of its bytes) is still answered.  HTTP carries the length of
+  a body, so an end that was cut off is noticed there.
+- Bytes for the peer are encrypted once.  Bytes that `send_nowait` has encrypted and the socket did not take are sent
+  before anything else; they are not counted as sent until then, and the caller offers them again, as it does any
+  unsent bytes.
+- Closing sends close_notify if that needs no wait.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from lakefs.limits import HTTP_HANDSHAKE_TIMEOUT_S
 from lakefs.ports import Listener, Stream
 
 _RECEIVE_BYTES: Final = 8 << 10
-"""For bytes of a new connection; as much as RECEIVE_BYTES_MAX once one fills that."""
+"""Receive buffer of a new connection; RECEIVE_BYTES_MAX once it was filled."""
 _RECEIVE_BYTES_MAX: Final = 64 << 10
 _RECEIVES_IN_A_ROW: Final = 32
 _SEAL_BYTES: Final = 64 << 10
-"""Four records; long parts are sealed and sent in pieces of it, and short ones together."""
+"""Four records; long parts are encrypted and sent in pieces of it, and short ones together."""
 _PLAIN_REFUSAL: Final = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 38\r\nConnection: close\r\n\r\n"
     b"this port speaks TLS: use https, please"
@@ -37,15 +38,15 @@ _PLAIN_REFUSAL: Final = (
 
 
 class Contexts(Protocol):
-    """Where the certificate of a new connection comes from."""
+    """Source of the certificate for a new connection."""
 
     def current(self) -> ssl.SSLContext:
-        """The context for a connection that begins now."""
+        """Return the context for a connection that begins now."""
         ...
 
 
 class TlsListener:
-    """A `Listener` whose streams are sealed."""
+    """A `Listener` whose streams are encrypted."""
 
     def __init__(self, listener: Listener, contexts: Contexts) -> None:
         self._listener = listener
@@ -57,7 +58,7 @@ class TlsListener:
         return self._listener.address
 
     async def accept(self) -> Stream:
-        """The next connection; its handshake is still to come."""
+        """Return the next connection, before its handshake."""
         return TlsStream(await self._listener.accept(), self._contexts.current())
 
     async def aclose(self) -> None:
@@ -71,7 +72,7 @@ class TlsStream:
     carries_descriptors = False
 
     def __init__(self, raw: Stream, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
-        """`server_name` makes it the client's end."""
+        """With `server_name` it is the client's end."""
         self._raw = raw
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -79,8 +80,8 @@ class TlsStream:
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
         self._received = memoryview(bytearray(_RECEIVE_BYTES))
-        self._unsent: bytes | memoryview = b""  # sealed, and not taken by the socket
-        self._ahead = 0  # bytes in `unsent` that the caller will offer again
+        self._unsent: bytes | memoryview = b""  # encrypted, and not taken by the socket
+        self._ahead = 0  # plain bytes in `unsent` that the caller will offer again
         self._receives = 0
         self._is_open = False
         self._has_ended = False
@@ -98,22 +99,22 @@ class TlsStream:
         return self._raw.uid
 
     def take_descriptors(self) -> list[int]:
-        """None ever come."""
+        """Return an empty list: TLS carries no descriptors."""
         return []
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Bytes received, 0 when the peer has finished.  EngineUnreachable, also for a failed handshake."""
+        """Receive bytes; 0 if the peer has finished.  EngineUnreachable, also for a failed handshake."""
         if not self._is_open:
             await self.shake_hands()
         self._receives += 1
-        if self._receives >= _RECEIVES_IN_A_ROW:  # what is decrypted already would let nobody else run
+        if self._receives >= _RECEIVES_IN_A_ROW:  # reads of decrypted bytes never wait: let others run
             self._receives = 0
             await trio.lowlevel.checkpoint()
         while True:
             try:
                 count: Any = self._tls.read(
                     len(buffer), buffer
-                )  # the stubs know only the form that gives bytes
+                )  # the stubs know only the form that returns bytes
                 return int(count)
             except ssl.SSLWantReadError:
                 await self._feed()
@@ -163,16 +164,16 @@ class TlsStream:
         self._is_sending = False
 
     def is_at_end(self) -> bool:
-        """Whether the connection below has ended."""
+        """Return True if the connection below has ended."""
         return self._raw.is_at_end()
 
     def send_end(self) -> None:
-        """Say close_notify, where the socket takes it now, and end what is below."""
+        """Send close_notify, if the socket takes it now, and end the stream below."""
         self._say_goodbye()
         self._raw.send_end()
 
     async def aclose(self) -> None:
-        """Close at once, with a close_notify where the socket takes it now."""
+        """Close at once, with a close_notify if the socket takes it now."""
         self._say_goodbye()
         await self._raw.aclose()
 
@@ -180,7 +181,7 @@ class TlsStream:
         if not self._is_open or self._has_ended or self._is_sending or len(self._unsent):
             return
         self._has_ended = True
-        with suppress(ssl.SSLError):  # the peer has not said its goodbye, or is broken
+        with suppress(ssl.SSLError):  # the peer has sent no close_notify, or is broken
             self._tls.unwrap()
         farewell = self._outgoing.read()
         try:
@@ -197,7 +198,7 @@ class TlsStream:
         return self._outgoing.read()
 
     async def _feed(self) -> None:
-        """More sealed bytes, or their end, to read from."""
+        """Receive more encrypted bytes, or their end, to read from."""
         count = await self._raw.receive_into(self._received)
         if not count:
             self._incoming.write_eof()
@@ -207,7 +208,7 @@ class TlsStream:
             self._received = memoryview(bytearray(_RECEIVE_BYTES_MAX))
 
     async def shake_hands(self) -> None:
-        """Agree on keys, unless that is done.  EngineUnreachable when that fails, or takes too long."""
+        """Make the handshake, unless that is done.  EngineUnreachable if it fails, or takes too long."""
         async with self._handshaking:
             if self._is_open:
                 return
@@ -232,7 +233,7 @@ class TlsStream:
                 await self._feed()
 
     def _refuse(self, error: ssl.SSLError) -> None:
-        """Say why, if that goes without waiting."""
+        """Send the alert, or a plain HTTP answer to plain HTTP, if that needs no wait."""
         alert = _PLAIN_REFUSAL if error.reason == "HTTP_REQUEST" else self._outgoing.read()
         try:
             if alert:
@@ -242,7 +243,7 @@ class TlsStream:
 
 
 def _pieces(parts: Sequence[Buffer], skipped: int) -> Iterator[Buffer]:
-    """The bytes behind the first `skipped`, in pieces of at most _SEAL_BYTES; whole ones are not copied."""
+    """Yield the bytes behind the first `skipped`, in pieces of at most _SEAL_BYTES; whole ones are not copied."""
     held: list[memoryview] = []
     size = 0
     for part in parts:

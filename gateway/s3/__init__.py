@@ -1,1 +1,1 @@
-"""The S3 face: who asks for what, and how it is answered in S3's words."""
+"""The S3 face: requests are authorized, dispatched to operations, and answered in S3's format."""

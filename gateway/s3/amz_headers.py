@@ -2,10 +2,10 @@
 
 Rules kept here:
 - Every operation has a closed list.  Any other x-amz-* header asks for something that this store does not do: the
-  request is answered with 501 before its body is read and before anything is touched.  A header that nobody has heard
-  of yet must not be passed over: `x-amz-write-offset-bytes` would lose what the object had.
+  request is answered with 501 before its body is read and before anything is changed.  A header unknown today must
+  not be ignored: `x-amz-write-offset-bytes` would lose the object's content.
 - Some headers are understood with the values that change nothing here (`STANDARD`, `private`); any other is 501.
-- The owner that a request expects must be ours.
+- The owner that a request expects must be this store's.
 - A header is the same in the request's head and in its query (`gateway.s3.protocol.targets`).
 
 The operations read the other headers that they understand.
@@ -22,10 +22,10 @@ from gateway.s3.protocol.errors import S3Error, not_implemented
 from gateway.s3.protocol.targets import Operation
 
 META: Final = b"x-amz-meta-"
-"""In a list: every header that begins so."""
+"""In a list: every header with this prefix."""
 _SHOWN_BYTES: Final = 64
 
-# The signature's own, the SDK's name and S3's, who pays (nobody does here), and the owner, which is checked.
+# The signature's own, the SDK's name and S3's, the payer (no one pays here), and the owner, which is checked.
 _ALWAYS: Final = frozenset(
     (
         b"x-amz-api-version",
@@ -64,7 +64,7 @@ _COPY_SOURCE: Final = frozenset(
 _NONE: Final[frozenset[bytes]] = frozenset()
 _LIST: Final = frozenset((b"x-amz-optional-object-attributes",))
 
-# Beside those that all operations understand.
+# In addition to those that all operations understand.
 _OWN: Final[Mapping[Operation, frozenset[bytes]]] = {
     Operation.LIST_BUCKETS: _NONE,
     Operation.CREATE_BUCKET: _BODY
@@ -111,7 +111,7 @@ _OWN: Final[Mapping[Operation, frozenset[bytes]]] = {
     Operation.LIST_PARTS: _NONE,
 }
 UNDERSTOOD: Final = {operation: _ALWAYS | _OWN[operation] for operation in Operation}
-"""No operation is without a list: the module cannot be imported then."""
+"""Headers by operation; the import fails if an operation has no list."""
 
 ONLY: Final[Mapping[bytes, frozenset[bytes]]] = {
     b"x-amz-api-version": frozenset((b"2006-03-01",)),
@@ -122,14 +122,14 @@ ONLY: Final[Mapping[bytes, frozenset[bytes]]] = {
     b"x-amz-optional-object-attributes": frozenset((b"RestoreStatus",)),
     b"x-amz-storage-class": frozenset((b"STANDARD",)),
 }
-"""The values of a header that change nothing here: how things are without it."""
+"""Values of a header that change nothing here: the same as without it."""
 _OWNER: Final = OWNER_ID.encode()
 _OWNERS: Final = (b"x-amz-expected-bucket-owner", b"x-amz-source-expected-bucket-owner")
 
 
 def check_headers(operation: Operation, headers: Mapping[bytes, bytes]) -> None:
-    """S3Error: NotImplemented for what the operation does not understand, AccessDenied for another owner,
-    InvalidRequest for a checksum that is announced and does not come."""
+    """Raise S3Error: NotImplemented for a header that the operation does not understand, AccessDenied for another
+    owner, InvalidRequest for a checksum that is announced and not sent."""
     understood = UNDERSTOOD[operation]
     for name, value in headers.items():
         if name[:6] != b"x-amz-":

@@ -1,9 +1,9 @@
-"""S3 requests: let in, done, answered; one place where errors become answers.
+"""S3 requests: authenticated, dispatched to an operation, answered; the one place where errors become answers.
 
 Rules kept here:
 - A request is authenticated and allowed, and all its headers are understood, before anything of its body is read.
-- An error of the store is S3's by the table of `gateway.s3.protocol.errors`; anything else that is raised is a bug:
-  500, logged with its trace under the request's id, and nobody else is hurt.
+- An error of the store becomes S3's by the table of `gateway.s3.protocol.errors`.  Any other exception is a bug: 500,
+  logged with its trace under the request's id; other requests are not affected.
 - Secrets and signatures are never logged: a log line has the request's id, its path without the query, and the error.
 """
 
@@ -71,12 +71,12 @@ OPERATIONS: Final[Mapping[Operation, Callable[[Call], Awaitable[Response]]]] = {
     Operation.LIST_PARTS: multipart.list_upload_parts,
     Operation.LIST_MULTIPART_UPLOADS: multipart.list_multipart_uploads,
 }
-"""What is offered; the rest of `Operation` answers 501."""
+"""The operations offered; the rest of `Operation` answers 501."""
 
 
 @dataclass(frozen=True)
 class S3Options:
-    """`region`: what clients sign for.  `domains`: host suffixes behind which a bucket's name stands."""
+    """`region`: the region that clients sign for.  `domains`: host suffixes that follow a bucket's name."""
 
     region: str = "us-east-1"
     domains: tuple[str, ...] = ()
@@ -94,14 +94,14 @@ class S3Service:
         self._requests = 0
 
     async def handle(self, request: Request) -> Response:
-        """The answer to a request.  HttpRefusal when its body broke HTTP's rules."""
+        """Return the answer to a request.  HttpRefusal if its body breaks HTTP."""
         request_id = self._new_id()
         try:
-            response = await self._done(request)
+            response = await self._dispatched(request)
         except S3Error as error:
             response = self._refusal(request, error, request_id)
         except LakeError as error:
-            response = self._refusal(request, self._told(error, request_id), request_id)
+            response = self._refusal(request, self._translated(error, request_id), request_id)
         except HttpRefusal:
             raise
         except Exception:  # noqa: BLE001 - a bug, met by one request
@@ -111,12 +111,12 @@ class S3Service:
         return response
 
     def _new_id(self) -> str:
-        """Ids of requests count from a random number: unlike those of other gateways, and no system call each."""
+        """Return a request id.  Ids count up from a random number: unlike other gateways', and no system call each."""
         self._requests += 1
         return f"{(self._first_id + self._requests) & _ID_MASK:016X}"
 
     def refused(self, refusal: HttpRefusal) -> Response:
-        """The answer to a request that HTTP forbids."""
+        """Return the answer to a request that breaks HTTP."""
         error = S3Error(refusal.status, refusal.code, refusal.message)
         request_id = self._new_id()
         body = error_body(error, request_id, self._host_id)
@@ -128,7 +128,7 @@ class S3Service:
             code=refusal.code,
         )
 
-    async def _done(self, request: Request) -> Response:
+    async def _dispatched(self, request: Request) -> Response:
         head = request.head
         if self._keys.are_old:
             await self._keys.refresh()
@@ -149,11 +149,11 @@ class S3Service:
         check_headers(target.operation, headers)
         return await operation(Call(request, target, headers, signature, self._lakes, self._options.region))
 
-    def _told(self, error: LakeError, request_id: str) -> S3Error:
-        told = from_lake(error)
-        if told.status >= 500:
+    def _translated(self, error: LakeError, request_id: str) -> S3Error:
+        translated = from_lake(error)
+        if translated.status >= 500:
             _log.error("s3_request_failed", request_id=request_id, error=error.message, subject=error.subject)
-        return told
+        return translated
 
     def _refusal(self, request: Request, error: S3Error, request_id: str) -> Response:
         headers = [

@@ -62,7 +62,7 @@ def test_a_user_without_rights_on_the_mount_point_is_told(rig: MountRig) -> None
     os.chown(rig.place, 0, 0)
     before = (*private_mounts(own_dev(rig.folder, 0o666)), *as_nobody())
     code, line = rig.refused(rig.place, before=before)
-    assert (code, "must belong to who mounts" in line) == (77, True)
+    assert (code, "must belong to the user who mounts" in line) == (77, True)
 
 
 def test_allow_other_that_the_machine_does_not_allow_is_told(rig: MountRig) -> None:

@@ -1,4 +1,4 @@
-"""Buckets: made, removed, listed, and what is said of one."""
+"""Buckets: created, removed, listed, and described."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from lakefs.limits import HTTP_DATES_CACHED, S3_BUCKETS_PAGE_MAX
 from lakefs.wire.messages import BucketCreate, BucketList, BucketRemove, Buckets, Done
 
 FIRST_REGION: Final = "us-east-1"
-"""The region that S3 speaks of by saying nothing, and where a bucket that is there already is made again."""
+"""S3 names this region by an empty LocationConstraint; in it, creating a bucket that exists succeeds."""
 OWNER_ID: Final = "lake"
-"""Whom every bucket and object belongs to."""
+"""Owner of every bucket and object."""
 OWNER: Final = "<Owner>" + element("ID", OWNER_ID) + element("DisplayName", OWNER_ID) + "</Owner>"
 _PAGE_PARAMETERS: Final = frozenset(("prefix", "max-buckets", "continuation-token", "bucket-region"))
 _COUNT: Final = re.compile(r"[0-9]{1,5}")
 
 
 async def list_buckets(call: Call) -> Response:
-    """The buckets that the key may use: all, or with any parameter of a page those that it asks for, in order.
+    """Return the buckets that the key may use: all, or with any paging parameter one page, in order.
 
     A page begins behind the last name of the one before, which is its token: no state here, and any gateway takes it.
     """
@@ -62,7 +62,7 @@ async def list_buckets(call: Call) -> Response:
 
 
 def _max_buckets(call: Call) -> int:
-    """Buckets of a page at most.  S3Error."""
+    """Return the most buckets of a page.  S3Error."""
     text = call.target.parameters.get("max-buckets")
     if text is None:
         return S3_BUCKETS_PAGE_MAX
@@ -77,7 +77,7 @@ def _max_buckets(call: Call) -> int:
 
 
 def _continued_after(call: Call) -> str:
-    """The bucket behind which a page begins, "" for the first.  S3Error for a token that no page gave."""
+    """Return the name behind which a page begins, "" for the first.  S3Error for a token that no page returned."""
     token = call.parameter("continuation-token")
     try:
         after = b64decode(token.encode(), altchars=b"-_", validate=True).decode()
@@ -91,7 +91,7 @@ def _continued_after(call: Call) -> str:
 
 
 async def create_bucket(call: Call) -> Response:
-    """Made, or in the first region there already; elsewhere that is an error, as S3 has it."""
+    """Create a bucket.  One that exists is an error, as S3 has it, except in the first region."""
     wanted = await read_proven_xml(call, read_create_bucket)
     if wanted and wanted != call.region:
         raise S3Error(
@@ -110,31 +110,31 @@ async def create_bucket(call: Call) -> Response:
 
 
 async def delete_bucket(call: Call) -> Response:
-    """204; a bucket that holds something stays."""
+    """Remove an empty bucket: 204; a bucket that is not empty stays."""
     await call.ask(BucketRemove(call.bucket), Done)
     return Response(204)
 
 
 async def head_bucket(call: Call) -> Response:
-    """200 when it is there."""
+    """Return 200 if the bucket exists."""
     await require_bucket(call)
     return Response(200, [(b"x-amz-bucket-region", call.region.encode())])
 
 
 async def get_bucket_location(call: Call) -> Response:
-    """The region; nothing for the first."""
+    """Return the region; empty for the first."""
     await require_bucket(call)
     region = "" if call.region == FIRST_REGION else call.region
     return xml_response(document("LocationConstraint", region))
 
 
 async def require_bucket(call: Call) -> None:
-    """BucketNotFound unless the bucket is there."""
+    """Raise BucketNotFound unless the bucket exists."""
     await call.ask(BucketList(call.bucket), Buckets)
 
 
 def iso_time(epoch_ns: int) -> str:
-    """Time in XML: `2026-11-21T09:00:00.000Z`."""
+    """Format a time for XML: `2026-11-21T09:00:00.000Z`."""
     seconds, rest_ns = divmod(epoch_ns, 1_000_000_000)
     return f"{_iso_second(seconds)}.{rest_ns // 1_000_000:03}Z"
 

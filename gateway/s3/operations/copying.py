@@ -6,7 +6,7 @@ import time
 from typing import Final, NamedTuple
 
 from gateway.http.messages import Response
-from gateway.http.ranges import Condition as References, check_conditions
+from gateway.http.ranges import Condition as SourceCondition, check_conditions
 from gateway.s3.operations.buckets import iso_time
 from gateway.s3.operations.versions import checked_version, version_headers
 from gateway.s3.protocol.attributes import attributes_of
@@ -26,7 +26,7 @@ COPIED_VERSION_HEADER: Final = _PREFIX + b"version-id"
 
 
 async def copy_object(call: Call) -> Response:
-    """The source's metadata are kept, or replaced by the request's; its ETag and checksums are the content's."""
+    """Copy an object.  The source's metadata are kept, or replaced by the request's; ETag and checksums stay."""
     found = await copy_source(call)
     name, source = found.name, found.stat
     replaced = _is_replaced(call)
@@ -49,14 +49,14 @@ async def copy_object(call: Call) -> Response:
 
 
 def _check_checksum(call: Call, source: ObjectStat) -> None:
-    """S3Error NotImplemented when the copy is to have a checksum that its source has not: no byte is read."""
+    """Raise S3Error NotImplemented if the copy needs a checksum that its source has not: no byte is read."""
     named = call.header(b"x-amz-checksum-algorithm")
     if named and algorithm_named(named).value not in source.checksums:
         raise not_implemented(f"a copy with a {named.upper()} of an object that is kept without one")
 
 
 class CopySource(NamedTuple):
-    """What a request copies from.  `version` is that of the request, "" for what the key is bound to."""
+    """The source of a copy.  `version` is the request's, "" for the one that the key is bound to."""
 
     name: Name
     stat: ObjectStat
@@ -64,7 +64,7 @@ class CopySource(NamedTuple):
 
 
 async def copy_source(call: Call) -> CopySource:
-    """The object that a request copies from, which its key may read and whose conditions hold.  S3Error."""
+    """Return the source of a request, after checking that its key may read it and its conditions hold.  S3Error."""
     bucket, key, version = parse_copy_source(call.headers[b"x-amz-copy-source"])
     if version:
         version = checked_version(version)
@@ -79,7 +79,7 @@ async def copy_source(call: Call) -> CopySource:
             "The source of a copy request may not specifically refer to a delete marker by version id.",
         )
     modified_s = source.mtime_ns // 1_000_000_000
-    if check_conditions(call.headers, source.etag, modified_s, _PREFIX) is not References.PROCEED:
+    if check_conditions(call.headers, source.etag, modified_s, _PREFIX) is not SourceCondition.PROCEED:
         raise precondition_failed()
     return CopySource(Name(bucket, key), source, version)
 
@@ -97,7 +97,7 @@ def _replacement(call: Call, source: ObjectStat) -> ObjectAttributes:
 
 
 def _kept_etag(source: ObjectStat) -> tuple[int, bytes]:
-    """Kind and value of the ETag that content has (docs/format.md): derived, an MD5, or that of an upload in parts."""
+    """Return kind and value of the content's ETag (docs/format.md): derived, an MD5, or that of an upload in parts."""
     if source.etag == f"{source.blob[1:17].hex()}-{source.chunk_count or 1}":
         return 0, b""
     if "-" in source.etag:

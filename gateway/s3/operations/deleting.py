@@ -1,8 +1,8 @@
 """Deletes: of one object, and of up to a thousand in one request, each removed or not by itself.
 
 In a bucket that keeps versions a delete leaves a delete marker; a delete of a version removes that one for good.
-Conditions are about what a key is bound to, and the store checks them in the step that removes it: nobody overwrites in
-between.  Beside a version's id S3 has none, and answers 501.
+Conditions apply to the version that a key is bound to, and the store checks them in the step that removes it: no write
+happens in between.  S3 has no conditions beside a version's id; they are answered with 501.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lakefs.wire.messages import NO_CONDITION, Condition, DeleteNames, NameResul
 
 
 async def delete_object(call: Call) -> Response:
-    """204, whether it was there or not; 412 when a condition does not hold, 404 for If-Match where there is nothing."""
+    """Delete an object: 204, existing or not; 412 if a condition fails, 404 for If-Match without an object."""
     version, condition = asked_version(call), delete_condition(call.headers)
     if version and condition != NO_CONDITION:
         raise _version_and_condition()
@@ -36,7 +36,7 @@ async def delete_object(call: Call) -> Response:
 
 
 async def delete_objects(call: Call) -> Response:
-    """What was removed and what was not; a name that is not there counts as removed, but for one with an ETag."""
+    """Delete objects and list the results; a name that does not exist counts as removed, unless it has an ETag."""
     wanted = await read_proven_xml(call, read_delete)
     asked = [item for item in wanted.items if not _is_refused(item)]
     results = iter(await _removed(call, asked))

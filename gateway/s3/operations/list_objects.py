@@ -1,7 +1,7 @@
 """Lists of objects, version 1 and 2: pages in byte order, each begins strictly behind the last name of the one before.
 
-So a name that is there all the time is listed once, whatever is put and removed meanwhile.  The continuation token is
-that last name, in base64: no state here, and any gateway takes it.
+So a name that exists all the time is listed once, whatever is put and removed during the listing.  The continuation
+token is that last name, in base64: no state here, and any gateway takes it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from lakefs.wire.messages import Listed, ListEntry, ListNames
 
 KEYS_MAX: Final = 1000
 STORE_DELIMITERS: Final = ("", "/")
-"""What the store rolls up at by itself."""
+"""Delimiters that the store rolls up at itself."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """One answer's names.  `last` is where the next page begins, "" behind the last."""
+    """One answer's names.  `last` is the name behind which the next page begins, "" on the last page."""
 
     entries: list[ListEntry]
     last: str
 
 
 async def list_objects(call: Call) -> Response:
-    """Version 1: goes on behind `marker`."""
+    """Return a page of version 1: begins behind `marker`."""
     marker = call.parameter("marker")
     page, limit, shown = await _page(call, marker)
     fields = [element("Marker", shown(marker)), element("MaxKeys", limit)]
@@ -43,7 +43,7 @@ async def list_objects(call: Call) -> Response:
 
 
 async def list_objects_v2(call: Call) -> Response:
-    """Version 2: goes on at `continuation-token`, begins behind `start-after`."""
+    """Return a page of version 2: continues at `continuation-token`, else begins behind `start-after`."""
     if call.parameter("list-type") != "2":
         raise invalid_argument(
             "Invalid List Type specified in Request", "list-type", call.parameter("list-type")
@@ -77,7 +77,7 @@ async def _listed(call: Call, after: str, delimiter: str, limit: int) -> Listed:
 
 
 async def _rolled_up(call: Call, after: str, delimiter: str, limit: int) -> Page:
-    """As `_listed` for a delimiter that the store does not know: every name is looked at."""
+    """Like `_listed`, for a delimiter that the store does not know: reads every name."""
     begin = len(call.parameter("prefix"))
     entries: list[ListEntry] = []
     at = after
@@ -126,7 +126,7 @@ def _entry(entry: ListEntry, shown: Callable[[str], str], owner: str) -> str:
 
 
 def shown_names(call: Call) -> Callable[[str], str]:
-    """How names stand in the answer, by `encoding-type`.  S3Error."""
+    """Return the encoding of names in the answer, by `encoding-type`.  S3Error."""
     encoding = call.parameter("encoding-type")
     if encoding not in ("", "url"):
         raise invalid_argument("Invalid Encoding Method specified in Request", "encoding-type", encoding)
@@ -134,7 +134,7 @@ def shown_names(call: Call) -> Callable[[str], str]:
 
 
 def max_keys(call: Call) -> int:
-    """Names of a page at most, by `max-keys`.  S3Error."""
+    """Return the most names of a page, by `max-keys`.  S3Error."""
     text = call.parameter("max-keys")
     if not text:
         return KEYS_MAX

@@ -1,7 +1,7 @@
-"""Multipart uploads: begun, filled part by part, completed, dropped, listed.  All of their state is the store's.
+"""Multipart uploads: created, filled part by part, completed, aborted, listed.  All of their state is in the store.
 
-A part is stored as a PUT's payload is, cut from its own start; completing moves no byte.  What is compared before an
-upload is completed, and the checksum of the whole, are in `gateway.s3.operations.stated_whole`.
+A part is stored as a PUT's payload is, cut from its own start; completing moves no byte.  The checks before an upload
+is completed, and the checksum of the whole, are in `gateway.s3.operations.stated_whole`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ELEMENT_OF_HEADER: Final = {HEADERS[algorithm]: ELEMENTS[algorithm] for algorit
 
 
 async def create_multipart_upload(call: Call) -> Response:
-    """The object gets the metadata that are given here."""
+    """Begin an upload; the object will have the metadata of this request."""
     details = checksum_details(call)
     attributes = attributes_of(call.headers, time.time_ns())
     upload = await call.lakes.driver.run(create_upload(Name(call.bucket, call.key), attributes, details))
@@ -65,10 +65,10 @@ async def create_multipart_upload(call: Call) -> Response:
 
 
 async def upload_part(call: Call) -> Response:
-    """Durable on return, in place of the part that had the number."""
+    """Store a part, which replaces a part of the same number.  Durable on return."""
     upload, number = _upload(call), _part_number(call)
     driver = call.lakes.driver
-    # Before the body comes: an upload that is not there takes none.
+    # Before the body is received: an upload that does not exist takes none.
     details = (await driver.run(list_parts(upload, limit=1))).upload.details
     incoming = Incoming(call, Algorithm(details[ALGORITHM]) if ALGORITHM in details else None)
     if incoming.length_bytes > PART_BYTES_MAX:
@@ -89,7 +89,7 @@ async def upload_part(call: Call) -> Response:
 
 
 async def upload_part_copy(call: Call) -> Response:
-    """A range of an object as a part; chunks that lie in it whole are taken over."""
+    """Make a range of an object a part; chunks that lie in it whole are shared, not copied."""
     upload, number = _upload(call), _part_number(call)
     source = await copy_source(call)
     offset, length = _copied_range(call)
@@ -115,7 +115,7 @@ async def upload_part_copy(call: Call) -> Response:
 
 
 async def complete_multipart_upload(call: Call) -> Response:
-    """The listed parts become the object, in one step; the others are dropped."""
+    """Make the listed parts the object, in one step; the other parts are dropped."""
     upload = _upload(call)
     wanted = await read_proven_xml(call, read_complete, has_checksum=False)
     sums = await checked_whole(call, upload, wanted)
@@ -130,7 +130,7 @@ async def complete_multipart_upload(call: Call) -> Response:
             condition=write_condition(call.headers),
         )
     )
-    # Of an upload that was completed before, no part is left to compare.
+    # If the upload was completed before, no part is left to compare.
     check_size(call, stat.size_bytes)
     location = f"http://{call.request.head.authority.decode('latin-1')}/{call.bucket}/{url_encoded(call.key)}"
     fields = [
@@ -147,13 +147,13 @@ async def complete_multipart_upload(call: Call) -> Response:
 
 
 async def abort_multipart_upload(call: Call) -> Response:
-    """Its parts are dropped; what has the name stays."""
+    """Drop an upload's parts; an object of that name stays."""
     await call.ask(UploadAbort(*_upload(call)), Done)
     return Response(204)
 
 
 async def list_upload_parts(call: Call) -> Response:
-    """A page of parts by number."""
+    """Return a page of parts by number."""
     upload = _upload(call)
     marker, limit = _number(call, "part-number-marker", 0), min(_number(call, "max-parts", _PAGE), _PAGE)
     page = await call.lakes.driver.run(list_parts(upload, after=marker, limit=max(1, limit)))
@@ -176,7 +176,7 @@ async def list_upload_parts(call: Call) -> Response:
 
 
 async def list_multipart_uploads(call: Call) -> Response:
-    """A page of unfinished uploads, in byte order of their keys."""
+    """Return a page of unfinished uploads, in byte order of their keys."""
     limit = min(_number(call, "max-uploads", _PAGE), _PAGE)
     key_marker, upload_marker = call.parameter("key-marker"), call.parameter("upload-id-marker")
     delimiter = call.parameter("delimiter")
@@ -239,7 +239,7 @@ def _listed_part(part: PartStat) -> str:
     return f"<Part>{''.join(fields)}</Part>"
 
 
-# --- what requests say ---------------------------------------------------------------------------------------
+# --- parameters of requests ------------------------------------------------------------------------------
 
 
 def _upload(call: Call) -> UploadName:

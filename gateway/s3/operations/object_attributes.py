@@ -1,4 +1,4 @@
-"""GetObjectAttributes: what is known of an object, as XML, without its content."""
+"""GetObjectAttributes: the attributes of an object, as XML, without its content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NS: Final = 1_000_000_000
 
 
 async def get_object_attributes(call: Call) -> Response:
-    """The attributes that are asked for and that the object has.  S3Error for none, or others."""
+    """Return the requested attributes that the object has.  S3Error if none, or unknown ones, are requested."""
     wanted = _wanted(call)
     stat = await asked_stat(call)
     if not stat.blob:
@@ -51,7 +51,7 @@ def _wanted(call: Call) -> frozenset[str]:
 
 
 def _checksum(stat: ObjectStat) -> str:
-    """The checksum of the whole; of a composite one without the number of parts, as S3 has it here."""
+    """Return the checksum of the whole; a composite one without the number of parts, as S3 has it here."""
     if not stat.checksums:
         return ""
     sums = _sums({name.partition("/")[0]: digest for name, digest in stat.checksums.items()})
@@ -60,7 +60,7 @@ def _checksum(stat: ObjectStat) -> str:
 
 
 async def _object_parts(call: Call, stat: ObjectStat) -> str:
-    """A page of the parts; nothing of an object that did not come in parts."""
+    """Return a page of the parts; "" for an object without parts."""
     marker = _number(call, b"x-amz-part-number-marker", 0, S3_PARTS_MAX)
     limit = min(_number(call, b"x-amz-max-parts", LIST_PAGE_MAX, 1 << 31), LIST_PAGE_MAX)
     page = await known_parts(call, stat, marker, max(1, limit))

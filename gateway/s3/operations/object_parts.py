@@ -1,7 +1,7 @@
 """One part of an object: `?partNumber=N` of GET and HEAD, as S3 has it.
 
-An object that came from a multipart upload has the parts that it was completed from, under their numbers, for as
-long as it is there.  Any other object, a copy too, is one part.  The engine is asked only when a request names a part.
+An object from a multipart upload has the parts that it was completed from, under their numbers, for as long as it
+exists.  Any other object, a copy too, is one part.  The engine is asked only when a request names a part.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ NO_PARTS: Final = ObjectParts(0, [])
 
 
 class AskedPart(NamedTuple):
-    """The bytes of a part, and what is said of it beside them."""
+    """The bytes of a part, and the headers that describe it."""
 
     selected: ByteRange | NoRange
     headers: list[tuple[bytes, bytes]]
 
 
 async def asked_part(call: Call, stat: ObjectStat) -> AskedPart | None:
-    """The part that a request asks for; None when it asks for none.
+    """Return the part that a request names; None if it names none.
 
-    S3Error InvalidRequest beside a Range, InvalidArgument for no number, InvalidPartNumber when there is no such part.
+    S3Error InvalidRequest beside a Range, InvalidArgument for no number, InvalidPartNumber if no such part exists.
     """
     if PARAMETER not in call.target.parameters:
         return None
@@ -55,7 +55,7 @@ async def asked_part(call: Call, stat: ObjectStat) -> AskedPart | None:
 
 
 async def known_parts(call: Call, stat: ObjectStat, after: int, limit: int) -> ObjectParts:
-    """Parts of an object with numbers above `after`; no parts for one that did not come in parts."""
+    """Return an object's parts with numbers above `after`; none if it was not uploaded in parts."""
     if not stat.upload:
         return NO_PARTS
     return await call.ask(UploadedParts(stat.upload, after, limit), ObjectParts)

@@ -1,6 +1,6 @@
 """GET and HEAD of objects.
 
-How content is read, checked and sent is in `gateway.s3.request.content`.
+Content is read, checked and sent by `gateway.s3.request.content`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _NS: Final = 1_000_000_000
 
 
 async def get_object(call: Call) -> Response:
-    """The content, or one range of it, under the request's conditions."""
+    """Return the content, or one range of it, under the request's conditions."""
     version = asked_version(call)
     contents, name = call.lakes.contents, Name(call.bucket, call.key)
     opened = await contents.open(name, stated_range(call.headers.get(b"range")), version)
     response = await _answered(call, opened)
-    if response is None:  # neither at hand nor leased
+    if response is None:  # neither in memory nor leased
         response = await _answered(call, await contents.open_leased(name, version))
     assert response is not None
     return response
 
 
 async def head_object(call: Call) -> Response:
-    """What GET would answer, without the content."""
+    """Return the answer of GET without the content."""
     stat = await asked_stat(call)
     if stat.kind == 1 and not (stat.blob and call.key.endswith("/")):
         raise no_such_key(call.key)
@@ -57,7 +57,7 @@ async def head_object(call: Call) -> Response:
 
 
 async def _answered(call: Call, opened: Opened) -> Response | None:
-    """The answer, which closes what was opened; None when it has to be opened with a lease."""
+    """Return the answer, which closes `opened`; None if the object must be opened with a lease."""
     response: Response | None = None
     try:
         part = await asked_part(call, opened.stat)
@@ -97,7 +97,7 @@ def _selected(call: Call, stat: ObjectStat) -> ByteRange | NoRange:
 
 
 def _condition_refusal(call: Call, stat: ObjectStat) -> Response | None:
-    """304, or S3Error 412, when the request's conditions do not hold."""
+    """Return a 304, or raise S3Error 412, if the request's conditions do not hold."""
     match check_conditions(call.headers, stat.etag, stat.mtime_ns // _NS):
         case Condition.FAILED:
             raise precondition_failed()
@@ -109,7 +109,7 @@ def _condition_refusal(call: Call, stat: ObjectStat) -> Response | None:
 def _headers(
     call: Call, stat: ObjectStat, part: AskedPart | None
 ) -> tuple[int, list[tuple[bytes, bytes]], ByteRange]:
-    """Status, headers, and the bytes to answer.  S3Error InvalidRange."""
+    """Return status, headers, and the bytes to answer.  S3Error InvalidRange."""
     selected = _selected(call, stat) if part is None else part.selected
     if selected is NoRange.UNSATISFIABLE:
         raise S3Error(
@@ -133,7 +133,7 @@ def _headers(
 
 
 def _overridden(call: Call, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """response-* parameters in the place of what is kept; only for who has signed, as S3 has it."""
+    """Replace headers by response-* parameters; only in a signed request, as S3 has it."""
     given = {
         name: call.parameter(parameter) for parameter, name in OVERRIDES.items() if call.parameter(parameter)
     }

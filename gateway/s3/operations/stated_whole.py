@@ -1,9 +1,9 @@
-"""What a completed upload is as a whole: its size and checksum, compared with what the client states.
+"""The whole of a completed upload: its size and checksum, compared with those that the client states.
 
 Rules kept here:
-- Everything is compared before the upload is completed; on a mismatch nothing is.
-- A stated checksum that cannot be compared, because parts came without one, is refused: it is never passed over.
-- The checksum of the whole follows from the parts' and is kept, when the upload was begun with an algorithm or the
+- Everything is compared before the upload is completed; on a mismatch it is not completed.
+- A stated checksum that cannot be compared, because parts were sent without one, is refused, never ignored.
+- The checksum of the whole is computed from the parts' and kept, if the upload was begun with an algorithm or the
   completion states one: of all bytes (FULL_OBJECT) or of the parts' digests (COMPOSITE).
 """
 
@@ -31,7 +31,7 @@ _SIZE_DIGITS_MAX: Final = 18
 
 
 def checksum_details(call: Call) -> dict[str, str]:
-    """What an upload is begun with: ALGORITHM and TYPE, or nothing.  S3Error where S3 does not have that pair."""
+    """Return the details that an upload is begun with: ALGORITHM and TYPE, or none.  S3Error if S3 has no such pair."""
     named, kind = call.header(b"x-amz-checksum-algorithm"), call.header(b"x-amz-checksum-type").upper()
     if not named:
         if kind:
@@ -44,13 +44,13 @@ def checksum_details(call: Call) -> dict[str, str]:
 
 
 async def checked_whole(call: Call, upload: UploadName, wanted: Sequence[CompletedPart]) -> dict[str, bytes]:
-    """What is kept of the whole's checksum; S3Error when a part, or the whole, is not what the client says."""
+    """Return the checksum of the whole to keep; S3Error if a part, or the whole, differs from the client's values."""
     stated = _stated_algorithm(call)
     has_checksums = stated is not None or any(part.checksums for part in wanted)
     try:
         details, found = await _listed(call, upload, everything=has_checksums or _SIZE in call.headers)
     except UploadNotFound:
-        return {}  # perhaps it was completed before: the store knows
+        return {}  # it may have been completed before: the store decides
     for part in wanted:
         stored = found[part.number].checksums if part.number in found else {}
         for algorithm, digest in part.checksums.items():
@@ -59,7 +59,7 @@ async def checked_whole(call: Call, upload: UploadName, wanted: Sequence[Complet
                     400, "InvalidPart", f"The checksum of part {part.number} is not that of its upload."
                 )
     parts = [found[part.number] for part in wanted if part.number in found]
-    if _SIZE in call.headers and len(parts) == len(wanted):  # else the store says which part is missing
+    if _SIZE in call.headers and len(parts) == len(wanted):  # else the store reports the missing part
         check_size(call, sum(part.size_bytes for part in parts))
     agreed = _agreed_algorithm(details, stated)
     kind = _agreed_type(call, details, agreed)
@@ -67,7 +67,7 @@ async def checked_whole(call: Call, upload: UploadName, wanted: Sequence[Complet
 
 
 def check_size(call: Call, size_bytes: int) -> None:
-    """S3Error unless the whole has the size that x-amz-mp-object-size states, if it does."""
+    """Raise S3Error if x-amz-mp-object-size is sent and is not the size of the whole."""
     text = call.header(_SIZE)
     if not text:
         return
@@ -94,7 +94,7 @@ def _agreed_algorithm(details: Mapping[str, str], stated: Algorithm | None) -> A
 
 
 def _agreed_type(call: Call, details: Mapping[str, str], algorithm: Algorithm | None) -> str:
-    """The type that the whole's checksum has; without an algorithm that is S3's for every object, FULL_OBJECT."""
+    """Return the type of the whole's checksum; without an algorithm it is FULL_OBJECT, as S3 has it."""
     stated = call.header(b"x-amz-checksum-type").upper()
     kind = (details.get(TYPE) or stated or _default_type(algorithm)) if algorithm else _FULL
     if stated and stated != kind:
@@ -109,7 +109,7 @@ def _default_type(algorithm: Algorithm) -> str:
 
 
 def _check_type(algorithm: Algorithm, kind: str) -> None:
-    """S3Error where S3 does not have that type for the algorithm."""
+    """Raise S3Error if S3 does not have that type for the algorithm."""
     if kind == _FULL:
         checksums.full_object(algorithm, ())
     elif kind == _COMPOSITE:
@@ -123,7 +123,7 @@ def _check_type(algorithm: Algorithm, kind: str) -> None:
 async def _listed(
     call: Call, upload: UploadName, *, everything: bool
 ) -> tuple[dict[str, str], dict[int, PartStat]]:
-    """What the upload was begun with, and its parts by number; only one page where nothing is compared."""
+    """Return the upload's details, and its parts by number; only one page if nothing is compared."""
     found: dict[int, PartStat] = {}
     after = 0
     while True:
@@ -141,7 +141,7 @@ def _combined(call: Call, algorithm: Algorithm, kind: str, parts: Sequence[PartS
         for part in parts
         if algorithm.value in part.checksums
     ]
-    if len(known) < len(parts):  # a copied part, or one that came without: nobody has read its bytes for it
+    if len(known) < len(parts):  # a copied part, or one sent without: no checksum of its bytes was computed
         if expected is not None:
             raise _invalid(
                 f"the {algorithm.value} of the whole cannot be compared: parts were copied, or came without theirs; "

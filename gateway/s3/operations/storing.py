@@ -1,7 +1,7 @@
 """PUT of an object: received, proven, stored, named; the name changes at once or not at all.
 
 A payload of one chunk is stored with one request.  A longer one is cut as a put of a file cuts it (a safetensors file
-at its tensors) and stored while it comes, at most `S3_STORE_WINDOW` chunks at a time in memory of the gateway.
+at its tensors) and stored while it is received, at most `S3_STORE_WINDOW` chunks at a time in the gateway's memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ETAG_MD5: Final = 1
 
 
 async def put_object(call: Call) -> Response:
-    """Durable on return."""
+    """Store an object.  Durable on return."""
     condition = write_condition(call.headers)
     incoming = Incoming(call)
     if incoming.length_bytes > BLOB_BYTES_MAX:
@@ -92,7 +92,7 @@ async def _proven_change(call: Call, incoming: Incoming, condition: Condition) -
 
 
 async def _planned(incoming: Incoming) -> tuple[Received, CutPlan]:
-    """The first bytes, at least as many as tell where a payload of that length is cut; and where it is."""
+    """Receive enough of a payload to know its cuts; return those first bytes, and the cuts."""
     size_bytes = incoming.length_bytes
     first = await incoming.take(min(size_bytes, CHUNK_BYTES))
     try:
@@ -115,9 +115,9 @@ async def _planned(incoming: Incoming) -> tuple[Received, CutPlan]:
 async def store_chunks(
     call: Call, incoming: Incoming, upload: Upload, first: Received | None, lengths: Iterator[int]
 ) -> None:
-    """Store a payload's chunks while they come, `first` is what was received before; they are noted in order.
+    """Store a payload's chunks while they are received, and note them in order.  `first` was received before.
 
-    `first` is let go, however this ends.
+    `first` is released, however this ends.
     """
     storing = _Storing(call, upload, incoming, first)
     async with trio.open_nursery() as nursery:
@@ -131,16 +131,16 @@ class _Storing:
 
     def __init__(self, call: Call, upload: Upload, incoming: Incoming, first: Received | None) -> None:
         self.failure: Exception | None = None
-        """Raised by the caller: not wrapped in the nursery's group."""
+        """The first error; the caller raises it, so that it is not wrapped in the nursery's group."""
         self._engine = call.lakes.engine
         self._upload = upload
         self._incoming = incoming
         self._received = first or Received(memoryview(b""))
-        self._rest = self._received.memory  # of it, what is not stored yet
+        self._rest = self._received.memory  # the part of it that is not stored yet
         self._window = trio.Semaphore(S3_STORE_WINDOW)
 
     async def run(self, lengths: Iterator[int], nursery: trio.Nursery) -> None:
-        """Receive, and begin to store."""
+        """Receive chunks, and start a task to store each."""
         before = trio.Event()
         before.set()
         try:
@@ -159,7 +159,7 @@ class _Storing:
             self._received.release()
 
     async def _receive(self, length: int) -> None:
-        """Have the next chunk, whose first bytes may be there already."""
+        """Receive the next chunk; its first bytes may have been received already."""
         begun = bytes(self._rest)
         self._received.release()
         self._received = Received(memoryview(b""))

@@ -1,7 +1,7 @@
-"""Tags of objects, asked for and changed.
+"""Tags of objects: read and changed.
 
-They are changed in place by one request to the store: ETag, Last-Modified and content stay, and what was answered is
-durable.  What they may be is told in `gateway.s3.protocol.tags`.
+They are changed in place by one request to the store: ETag, Last-Modified and content stay, and an answered change is
+durable.  The rules for tags are in `gateway.s3.protocol.tags`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lakefs.wire.messages import ObjectStat, SetAttributes
 
 
 async def get_object_tagging(call: Call) -> Response:
-    """All tags, in the order of their keys."""
+    """Return all tags, in the order of their keys."""
     stat = await asked_stat(call)
     _require_object(call, stat)
     tags = "".join(
@@ -29,7 +29,7 @@ async def get_object_tagging(call: Call) -> Response:
 
 
 async def put_object_tagging(call: Call) -> Response:
-    """These tags in the place of all there were.  Durable on return."""
+    """Replace all tags.  Durable on return."""
     version = asked_version(call)
     tags = checked_tags(await read_proven_xml(call, read_tagging))
     stat = await call.ask_one(SetAttributes(call.bucket, call.key, tags=tags, version=version))
@@ -37,12 +37,12 @@ async def put_object_tagging(call: Call) -> Response:
 
 
 async def delete_object_tagging(call: Call) -> Response:
-    """No tags.  Durable on return."""
+    """Remove all tags.  Durable on return."""
     stat = await call.ask_one(SetAttributes(call.bucket, call.key, tags={}, version=asked_version(call)))
     return Response(204, version_headers(stat))
 
 
 def _require_object(call: Call, stat: ObjectStat) -> None:
-    """NoSuchKey for what is a folder, or none."""
+    """Raise NoSuchKey for a folder, or nothing."""
     if not stat.blob:
         raise no_such_key(call.key)

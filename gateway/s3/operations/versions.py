@@ -37,14 +37,14 @@ _ID: Final = re.compile(r"null|[0-9a-f]{16}")
 
 
 def asked_version(call: Call) -> str:
-    """The version that a request is about, "" for what the key is bound to.  S3Error for what is no id."""
+    """Return the version that a request names, "" for the one that the key is bound to.  S3Error if it is no id."""
     if PARAMETER not in call.target.parameters:
         return ""
     return checked_version(call.parameter(PARAMETER))
 
 
 def checked_version(version: str) -> str:
-    """A version's id as clients give it.  S3Error."""
+    """Check a version's id as clients send it, and return it.  S3Error."""
     if not version:
         raise invalid_argument("Version id cannot be the empty string", PARAMETER, version)
     if not _ID.fullmatch(version):
@@ -53,12 +53,12 @@ def checked_version(version: str) -> str:
 
 
 def version_headers(stat: ObjectStat, name: bytes = VERSION_HEADER) -> list[tuple[bytes, bytes]]:
-    """The id of a version; nothing in a bucket that never kept any."""
+    """Return the header with the id of a version; none in a bucket that never kept versions."""
     return [(name, stat.version.encode())] if stat.version else []
 
 
 def refuse_marker(stat: ObjectStat) -> None:
-    """S3Error MethodNotAllowed for a delete marker that was named by its id."""
+    """Raise S3Error MethodNotAllowed for a delete marker that was named by its id."""
     if stat.is_marker:
         raise S3Error(
             405,
@@ -74,7 +74,7 @@ def refuse_marker(stat: ObjectStat) -> None:
 
 
 async def asked_stat(call: Call) -> ObjectStat:
-    """The stat of the version that a request is about.  S3Error also for a delete marker."""
+    """Return the stat of the version that a request names.  S3Error also for a delete marker."""
     stat = await call.ask_one(StatNames([(call.bucket, call.key)], versions=[asked_version(call)]))
     refuse_marker(stat)
     return stat
@@ -84,14 +84,14 @@ async def asked_stat(call: Call) -> ObjectStat:
 
 
 async def get_bucket_versioning(call: Call) -> Response:
-    """Enabled, Suspended, or nothing for a bucket that never kept versions."""
+    """Return Enabled, Suspended, or nothing for a bucket that never kept versions."""
     (bucket,) = (await call.ask(BucketList(call.bucket), Buckets)).buckets
     status = element("Status", bucket.versioning.capitalize()) if bucket.versioning else ""
     return xml_response(document("VersioningConfiguration", status))
 
 
 async def put_bucket_versioning(call: Call) -> Response:
-    """Durable on return.  MFA delete is not offered."""
+    """Set the versioning of a bucket.  Durable on return.  MFA delete is not offered."""
     status = await read_proven_xml(call, read_versioning)
     if not status:
         raise S3Error(
@@ -105,8 +105,8 @@ async def put_bucket_versioning(call: Call) -> Response:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What a list is asked for."""
+class _ListParameters:
+    """Parameters of one list request."""
 
     prefix: str
     key_marker: str
@@ -117,8 +117,8 @@ class _Asked:
 
 
 async def list_object_versions(call: Call) -> Response:
-    """A page of versions and delete markers, from the newest of each key."""
-    asked = _asked(call)
+    """Return a page of versions and delete markers, newest first for each key."""
+    asked = _list_parameters(call)
     if asked.delimiter in STORE_DELIMITERS:
         page = await _listed(
             call, asked, asked.key_marker, asked.version_marker, asked.delimiter, asked.limit
@@ -147,7 +147,7 @@ async def list_object_versions(call: Call) -> Response:
     return xml_response(document("ListVersionsResult", "".join(fields)))
 
 
-def _asked(call: Call) -> _Asked:
+def _list_parameters(call: Call) -> _ListParameters:
     shown = shown_names(call)
     key_marker, version_marker = call.parameter("key-marker"), call.parameter("version-id-marker")
     if version_marker and not key_marker:
@@ -158,7 +158,7 @@ def _asked(call: Call) -> _Asked:
         )
     if version_marker and not _ID.fullmatch(version_marker):
         raise invalid_argument("Invalid version id specified", "version-id-marker", version_marker[:64])
-    return _Asked(
+    return _ListParameters(
         call.parameter("prefix"),
         key_marker,
         version_marker,
@@ -169,14 +169,14 @@ def _asked(call: Call) -> _Asked:
 
 
 async def _listed(
-    call: Call, asked: _Asked, after: str, after_version: str, delimiter: str, limit: int
+    call: Call, asked: _ListParameters, after: str, after_version: str, delimiter: str, limit: int
 ) -> ListedVersions:
     request = ListVersions(call.bucket, asked.prefix, after, after_version, delimiter, max(1, limit))
     return await call.ask(request, ListedVersions)
 
 
-async def _rolled_up(call: Call, asked: _Asked) -> ListedVersions:
-    """As `_listed` for a delimiter that the store does not know: every version is looked at."""
+async def _rolled_up(call: Call, asked: _ListParameters) -> ListedVersions:
+    """Like `_listed`, for a delimiter that the store does not know: reads every version."""
     begin, behind = len(asked.prefix), asked.key_marker.encode()
     entries: list[VersionEntry] = []
     after, after_version = asked.key_marker, asked.version_marker
@@ -202,13 +202,13 @@ def _entry(entry: VersionEntry, shown: Callable[[str], str]) -> str:
     key = shown(entry.key)
     if entry.is_prefix:
         return f"<CommonPrefixes>{element('Prefix', key)}</CommonPrefixes>"
-    said = (
+    fields = (
         f"{element('Key', key)}{element('VersionId', entry.version)}{element('IsLatest', entry.is_latest)}"
         f"<LastModified>{iso_time(entry.mtime_ns)}</LastModified>"
     )
     if entry.is_marker:
-        return f"<DeleteMarker>{said}{OWNER}</DeleteMarker>"
+        return f"<DeleteMarker>{fields}{OWNER}</DeleteMarker>"
     return (
-        f"<Version>{said}<ETag>&quot;{entry.etag}&quot;</ETag><Size>{entry.size_bytes}</Size>{OWNER}"
+        f"<Version>{fields}<ETag>&quot;{entry.etag}&quot;</ETag><Size>{entry.size_bytes}</Size>{OWNER}"
         "<StorageClass>STANDARD</StorageClass></Version>"
     )

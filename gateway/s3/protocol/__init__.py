@@ -1,1 +1,1 @@
-"""What S3's bytes mean (sans-IO): signatures, targets, checksums, XML, tags, errors."""
+"""S3's formats (sans-IO): signatures, targets, checksums, XML, tags, errors."""

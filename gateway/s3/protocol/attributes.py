@@ -1,4 +1,4 @@
-"""What S3's headers say of an object, to and from what the store keeps of a name."""
+"""Attributes of objects: from S3's headers to the store's record of a name, and back."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def attributes_of(
     etag: bytes = b"",
     sums: Mapping[str, bytes] = {},
 ) -> ObjectAttributes:
-    """What a PUT's headers say.  S3Error when the metadata are too large, or tags are none."""
+    """Return the attributes that a PUT's headers set.  S3Error if the metadata are too large, or tags are invalid."""
     metadata = {
         name[len(_META) :].decode("latin-1"): value.decode("latin-1")
         for name, value in headers.items()
@@ -76,7 +76,7 @@ def attributes_of(
 
 
 def object_headers(stat: ObjectStat, *, with_checksums: bool) -> list[tuple[bytes, bytes]]:
-    """What GET and HEAD answer of an object beside its length."""
+    """Return the headers of GET and HEAD for an object, without its length."""
     headers = [
         (b"Last-Modified", format_http_date(stat.mtime_ns // 1_000_000_000).encode()),
         (b"ETag", b'"%b"' % stat.etag.encode()),
@@ -95,20 +95,20 @@ def object_headers(stat: ObjectStat, *, with_checksums: bool) -> list[tuple[byte
 
 
 def kept_composite(algorithm: Algorithm, text: str) -> dict[str, bytes]:
-    """How the checksum of an upload's parts is kept: under the algorithm's name and the number of parts."""
+    """Return the record of a composite checksum: under the algorithm's name and the number of parts."""
     digest, _, count = text.rpartition("-")
     return {f"{algorithm.value}/{count}": checksums.decoded(algorithm, digest.encode())}
 
 
 def is_composite(sums: Mapping[str, bytes]) -> bool:
-    """Whether the checksum that is kept is that of the parts' digests."""
+    """Return True if the kept checksum is that of the parts' digests."""
     return any("/" in name for name in sums)
 
 
 def checksum_headers(
     sums: Mapping[str, bytes], *, is_of_composite: bool = False
 ) -> list[tuple[bytes, bytes]]:
-    """x-amz-checksum-* of what is kept.  `is_of_composite`: of a part of an object whose own checksum is composite."""
+    """Return x-amz-checksum-* headers.  `is_of_composite`: for a part of an object whose checksum is composite."""
     found: list[tuple[bytes, bytes]] = []
     for name, digest in sums.items():
         algorithm, _, count = name.partition("/")
@@ -119,6 +119,7 @@ def checksum_headers(
 
 
 def _text(text: str) -> bytes:
-    """A value that another face of the store may have set: what would end the line, or is not Latin-1, is replaced."""
+    """Encode a value that another face of the store may have set; bytes that end the line or are not Latin-1 are
+    replaced."""
     encoded = text.encode("latin-1", "replace")
     return encoded.translate(_CLEAN) if _CONTROL.search(encoded) else encoded

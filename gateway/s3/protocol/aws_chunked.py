@@ -7,12 +7,12 @@
 
 Rules kept here:
 - STREAMING-AWS4-HMAC-SHA256-PAYLOAD has no trailers; the two -TRAILER kinds have just those that x-amz-trailer names.
-- Every chunk's signature is checked when its last byte came, chained from the request's; the trailers' likewise.  So
-  payload is handed out before it is proven: whoever uses it keeps it to itself until `finish` has returned.
+- Every chunk's signature is checked when its last byte was fed, chained from the request's; the trailers' likewise.  So
+  payload is returned before it is proven: the caller keeps it to itself until `finish` has returned.
 - x-amz-decoded-content-length is the number of payload bytes, neither more nor less.
-- Payload is handed out as views of what was fed.  What is held between calls is at most one line.
+- Payload is returned as views of the fed bytes.  At most one line is kept between calls.
 
-`feed` hashes signed payload where it is called: a caller with large pieces calls it in a thread.
+`feed` hashes signed payload in the calling thread: a caller with large pieces calls it in a thread.
 Source: "Signature calculations for the Authorization header: transferring payload in multiple chunks" of the S3 API
 reference, and the chapter behind it, "including trailing headers".
 """
@@ -50,13 +50,13 @@ class _State(enum.Enum):
 
 
 class AwsChunkedDecoder:
-    """One body.  `feed` what comes, in order, then `finish`."""
+    """Decodes one body.  `feed` the received bytes, in order, then `finish`."""
 
     def __init__(self, signature: Signature, headers: Mapping[bytes, bytes]) -> None:
         """`headers` are the request's: x-amz-decoded-content-length and x-amz-trailer.  S3Error."""
         assert signature.payload in _STREAMING
         self.decoded_bytes = _decoded_length(headers)
-        """Payload bytes that the client has promised."""
+        """Number of payload bytes that the client has promised."""
         self._signature = signature
         self._signed = signature.payload is not Payload.STREAMING_UNSIGNED_TRAILER
         self._previous = signature.seed
@@ -71,7 +71,7 @@ class AwsChunkedDecoder:
         self._undeclared_bytes = self.decoded_bytes
 
     def feed(self, data: memoryview) -> list[memoryview]:
-        """The payload in `data`, as views of it.  S3Error; the body is then worthless."""
+        """Return the payload in `data`, as views of it.  S3Error; the body is then worthless."""
         payload: list[memoryview] = []
         at = 0
         while at < len(data):
@@ -87,7 +87,7 @@ class AwsChunkedDecoder:
         return payload
 
     def finish(self) -> dict[bytes, bytes]:
-        """The trailers, once all was fed and proven.  S3Error when the body is not complete."""
+        """Return the trailers, once all was fed and proven.  S3Error if the body is not complete."""
         if self._state is not _State.DONE:
             raise S3Error(400, "IncompleteBody", "the aws-chunked body ended before its last chunk")
         return self._trailers

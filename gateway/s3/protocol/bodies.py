@@ -1,11 +1,11 @@
 """XML that S3 clients send, read into values.  Pure; nothing here touches the store.
 
 Rules kept here:
-- It is UTF-8, whatever its declaration says; expat reads it.  A document type declaration is refused before anything in
-  it is looked at, so there are no entities to expand and nothing to fetch.
+- It is UTF-8, whatever its declaration says; expat reads it.  A document type declaration is refused before its
+  contents are read, so there are no entities to expand and nothing to fetch.
 - Bytes, depth and number of elements are bounded before memory is spent; 1,000 keys and 10,000 parts fit.
-- Elements may be in S3's namespace, in another or in none; unknown elements are read over, as S3 does, except where
-  ignoring one would lose a wish (MfaDelete).
+- Elements may be in S3's namespace, in another or in none; unknown elements are ignored, as in S3, except where
+  that would lose a request of the client (MfaDelete).
 - Text is kept as it is, white space included: keys have it.
 """
 
@@ -59,7 +59,7 @@ class CompletedPart(NamedTuple):
 
 
 class _Element:
-    """What was between a start tag and its end tag: children, or text."""
+    """One element: its children, or its text."""
 
     __slots__ = ("children", "name", "text")
 
@@ -72,7 +72,7 @@ class _Element:
         return (child for child in self.children if child.name == name)
 
     def fields(self) -> dict[str, str]:
-        """The texts of its children that have no children; each has a name of its own, or the XML is refused."""
+        """Return the texts of its children that have no children; a repeated name is refused."""
         fields: dict[str, str] = {}
         for child in self.children:
             if child.children:
@@ -84,14 +84,14 @@ class _Element:
 
 
 def read_create_bucket(body: bytes) -> str:
-    """The LocationConstraint of CreateBucketConfiguration; "" for none, and for an empty body.  S3Error."""
+    """Return the LocationConstraint of CreateBucketConfiguration; "" for none, and for an empty body.  S3Error."""
     if not body:
         return ""
     return _root(body, "CreateBucketConfiguration").fields().get("LocationConstraint", "").strip()
 
 
 def read_delete(body: bytes) -> Delete:
-    """The objects that DeleteObjects names, 1 to 1,000 of them.  S3Error."""
+    """Return the objects that DeleteObjects names, 1 to 1,000 of them.  S3Error."""
     root = _root(body, "Delete")
     items = [_delete_item(found) for found in root.all("Object")]
     if not 1 <= len(items) <= DELETE_BATCH:
@@ -100,7 +100,7 @@ def read_delete(body: bytes) -> Delete:
 
 
 def read_complete(body: bytes) -> tuple[CompletedPart, ...]:
-    """The parts of CompleteMultipartUpload, 1 to 10,000, in rising order.  S3Error InvalidPartOrder when not."""
+    """Return the parts of CompleteMultipartUpload, 1 to 10,000.  S3Error InvalidPartOrder if not in rising order."""
     parts = tuple(map(_completed_part, _root(body, "CompleteMultipartUpload").all("Part")))
     if not 1 <= len(parts) <= S3_PARTS_MAX:
         raise _malformed(f"an upload is completed from 1 to {S3_PARTS_MAX} parts, not {len(parts)}")
@@ -115,7 +115,7 @@ def read_complete(body: bytes) -> tuple[CompletedPart, ...]:
 
 
 def read_tagging(body: bytes) -> list[tuple[str, str]]:
-    """The tags of Tagging, in its order, as they are given.  S3Error."""
+    """Return the tags of Tagging, in its order, unchanged.  S3Error."""
     sets = list(_root(body, "Tagging").all("TagSet"))
     if len(sets) != 1:
         raise _malformed("Tagging has one TagSet")
@@ -126,7 +126,7 @@ def read_tagging(body: bytes) -> list[tuple[str, str]]:
 
 
 def read_versioning(body: bytes) -> str:
-    """The Status of VersioningConfiguration: "Enabled", "Suspended", or "" for none.  S3Error."""
+    """Return the Status of VersioningConfiguration: "Enabled", "Suspended", or "" for none.  S3Error."""
     fields = _root(body, "VersioningConfiguration").fields()
     if fields.get("MfaDelete", "").strip() == "Enabled":
         raise not_implemented("MFA delete")
@@ -137,7 +137,7 @@ def read_versioning(body: bytes) -> str:
 
 
 def _delete_item(found: _Element) -> DeleteItem:
-    """A condition that cannot be read is refused: nothing is deleted that a client wanted to keep."""
+    """Read one object.  A malformed condition is refused: nothing is deleted that a client wanted to keep."""
     if any(child.children for child in found.children):
         raise _malformed("an element of an Object has elements of its own")
     fields = found.fields()
@@ -184,7 +184,7 @@ def _boolean(text: str) -> bool:
 
 
 class _Builder:
-    """What expat calls back."""
+    """Callbacks for expat; builds the tree of elements."""
 
     def __init__(self) -> None:
         self.document = _Element("")
@@ -215,7 +215,7 @@ class _Builder:
 
 
 def _root(body: bytes, name: str) -> _Element:
-    """The root element, which must have that name.  S3Error MalformedXML."""
+    """Parse a body and return its root element, which must have that name.  S3Error MalformedXML."""
     if len(body) > S3_XML_BODY_BYTES_MAX:
         raise S3Error(400, "MalformedXML", f"the XML is longer than {S3_XML_BODY_BYTES_MAX} bytes")
     builder = _Builder()

@@ -43,7 +43,7 @@ class Running(Protocol):
         """Take more bytes; they are not kept."""
 
     def digest(self) -> bytes:
-        """Of all bytes so far; big-endian."""
+        """Return the digest of all bytes so far; big-endian."""
 
 
 class _Crc:
@@ -85,7 +85,7 @@ _COMBINE: Final[Mapping[Algorithm, Callable[[int, int, int], int]]] = {
 
 
 def start(algorithm: Algorithm) -> Running:
-    """A new digest of no bytes yet."""
+    """Return a new digest of no bytes."""
     match algorithm:
         case Algorithm.CRC32:
             return _Crc(isal_zlib.crc32, 4)
@@ -100,21 +100,21 @@ def start(algorithm: Algorithm) -> Running:
 
 
 def start_md5() -> Running:
-    """MD5, for ETag and Content-MD5."""
+    """Return a new MD5, for ETag and Content-MD5."""
     return hashlib.md5(usedforsecurity=False)
 
 
 class Expected(NamedTuple):
-    """What a client says that the body's digest is."""
+    """The digest of the body that a client sent."""
 
     algorithm: Algorithm
     digest: bytes
 
 
 def expected_checksum(headers: Mapping[bytes, bytes]) -> Expected | None:
-    """The x-amz-checksum-* value of a request's headers or trailers; None without one.
+    """Return the x-amz-checksum-* value of a request's headers or trailers; None without one.
 
-    S3Error: more than one, an unknown algorithm, or no base64 of the right length.
+    S3Error for more than one, an unknown algorithm, or no base64 of the right length.
     """
     names = [name for name in headers if name.startswith(_PREFIX) and name not in _NOT_VALUES]
     if not names:
@@ -128,12 +128,12 @@ def expected_checksum(headers: Mapping[bytes, bytes]) -> Expected | None:
 
 
 def several() -> S3Error:
-    """400 for more than one checksum."""
+    """Return a 400 for more than one checksum."""
     return _invalid("Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed.")
 
 
 def check_algorithm(headers: Mapping[bytes, bytes]) -> None:
-    """S3Error when x-amz-sdk-checksum-algorithm names a checksum that comes neither as a header nor as a trailer."""
+    """Raise S3Error if x-amz-sdk-checksum-algorithm names a checksum that is in no header and no trailer."""
     named = headers.get(b"x-amz-sdk-checksum-algorithm")
     if not named:
         return
@@ -146,7 +146,7 @@ def check_algorithm(headers: Mapping[bytes, bytes]) -> None:
 
 
 def announced_trailer(headers: Mapping[bytes, bytes]) -> Algorithm | None:
-    """The algorithm whose value x-amz-trailer announces, so that it can be computed while the body comes.  S3Error."""
+    """Return the algorithm that x-amz-trailer announces, to compute it while the body is received.  S3Error."""
     names = [name.strip() for name in headers.get(b"x-amz-trailer", b"").lower().split(b",")]
     checksums = [name for name in names if name.startswith(_PREFIX)]
     if not checksums:
@@ -157,7 +157,7 @@ def announced_trailer(headers: Mapping[bytes, bytes]) -> Algorithm | None:
 
 
 def algorithm_named(name: str) -> Algorithm:
-    """The algorithm of x-amz-checksum-algorithm or x-amz-sdk-checksum-algorithm, in any case of letters.  S3Error."""
+    """Return the algorithm of x-amz-checksum-algorithm or x-amz-sdk-checksum-algorithm, in any case.  S3Error."""
     try:
         return Algorithm(name.upper())
     except ValueError:
@@ -168,7 +168,7 @@ def algorithm_named(name: str) -> Algorithm:
 
 
 def expected_md5(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """The digest of Content-MD5; S3Error InvalidDigest when it is not one."""
+    """Return the digest of Content-MD5; S3Error InvalidDigest if it is malformed."""
     text = headers.get(b"content-md5")
     if text is None:
         return None
@@ -179,7 +179,7 @@ def expected_md5(headers: Mapping[bytes, bytes]) -> bytes | None:
 
 
 def decoded(algorithm: Algorithm, text: bytes) -> bytes:
-    """The digest of its base64.  S3Error."""
+    """Decode the base64 of a digest.  S3Error."""
     digest = _from_base64(text)
     if digest is None or len(digest) != DIGEST_BYTES[algorithm]:
         raise _invalid(f"Value for {HEADERS[algorithm].decode()} header is invalid.")
@@ -187,12 +187,12 @@ def decoded(algorithm: Algorithm, text: bytes) -> bytes:
 
 
 def encoded(digest: bytes) -> str:
-    """Base64, as headers and XML carry it."""
+    """Encode a digest to base64, as headers and XML carry it."""
     return b64encode(digest).decode()
 
 
 def mismatch(what: str) -> S3Error:
-    """400 BadDigest; `what` is an algorithm's name or Content-MD5."""
+    """Return a 400 BadDigest; `what` is an algorithm's name or Content-MD5."""
     return S3Error(
         400,
         "BadDigest",
@@ -201,7 +201,7 @@ def mismatch(what: str) -> S3Error:
 
 
 def full_object(algorithm: Algorithm, parts: Iterable[tuple[bytes, int]]) -> bytes:
-    """The CRC of all bytes from the parts' (digest, length), in order; of no parts: of no bytes.
+    """Combine the parts' (digest, length), in order, to the CRC of all bytes; without parts, that of no bytes.
 
     S3Error for an algorithm that cannot be combined.
     """
@@ -217,7 +217,7 @@ def full_object(algorithm: Algorithm, parts: Iterable[tuple[bytes, int]]) -> byt
 
 
 def composite(algorithm: Algorithm, digests: Sequence[bytes]) -> str:
-    """`base64-N`: the algorithm over the parts' digests.  S3Error for CRC64NVME, which has none."""
+    """Return `base64-N`: the algorithm over the parts' digests.  S3Error for CRC64NVME, which has none."""
     if algorithm is Algorithm.CRC64NVME:
         raise _invalid("The COMPOSITE checksum type cannot be used with the CRC64NVME checksum algorithm.")
     running = start(algorithm)
@@ -226,7 +226,7 @@ def composite(algorithm: Algorithm, digests: Sequence[bytes]) -> str:
 
 
 def multipart_etag(md5_digests: Sequence[bytes]) -> str:
-    """`hex-N`: the MD5 of the parts' MD5s, without quotes."""
+    """Return `hex-N`: the MD5 of the parts' MD5s, without quotes."""
     running = start_md5()
     running.update(b"".join(md5_digests))
     return f"{running.digest().hex()}-{len(md5_digests)}"

@@ -1,8 +1,8 @@
-"""Conditions of requests that change something: their If-* headers, as the store checks them with the change.  Pure.
+"""Conditions of requests that change something: their If-* headers, which the store checks with the change.  Pure.
 
 Rules kept here:
 - A condition is never ignored: one that the operation does not know is 501, one that cannot be read 400, and nothing is
-  done.  A client that gives a condition has something to lose.
+  done.  A client that sends a condition has something to lose.
 - If-Match on a key that does not exist is 404 NoSuchKey, as in S3; size and time hold there, as S3 documents them.
 
 Conditions of reads, and of a copy's source, are in `gateway.http.ranges`.
@@ -33,12 +33,12 @@ _KNOWN: Final[Mapping[Operation, frozenset[bytes]]] = {
     Operation.COMPLETE_MULTIPART_UPLOAD: _ON_WRITES,
     Operation.DELETE_OBJECT: frozenset((_IF_MATCH,)),
 }
-"""Those of HTTP's conditions that a request which changes something honours."""
+"""HTTP's conditions that each request which changes something honours."""
 _READS: Final = ("GET", "HEAD")
 
 
 def refuse_unknown_conditions(operation: Operation, head: RequestHead) -> None:
-    """S3Error 501 for a condition on a change that the operation does not know."""
+    """Raise S3Error 501 for a condition on a change that the operation does not know."""
     if head.method in _READS:
         return
     known = _KNOWN.get(operation, frozenset())
@@ -48,7 +48,7 @@ def refuse_unknown_conditions(operation: Operation, head: RequestHead) -> None:
 
 
 def write_condition(headers: Mapping[bytes, bytes]) -> Condition:
-    """If-Match and If-None-Match of a request that writes.  S3Error for what S3 does not have there."""
+    """Read If-Match and If-None-Match of a write.  S3Error for values that S3 does not have there."""
     none_match = headers.get(_IF_NONE_MATCH)
     if none_match not in (None, b"*"):
         raise not_implemented("If-None-Match with anything but * on a write")
@@ -56,7 +56,7 @@ def write_condition(headers: Mapping[bytes, bytes]) -> Condition:
 
 
 def delete_condition(headers: Mapping[bytes, bytes]) -> Condition:
-    """If-Match, x-amz-if-match-size and x-amz-if-match-last-modified-time of a delete.  S3Error InvalidArgument."""
+    """Read If-Match, x-amz-if-match-size and x-amz-if-match-last-modified-time.  S3Error InvalidArgument."""
     size, modified = headers.get(_MATCH_SIZE), headers.get(_MATCH_TIME)
     size_bytes = None if size is None else read_size(size)
     mtime_s = header_date(modified)
@@ -70,7 +70,7 @@ def delete_condition(headers: Mapping[bytes, bytes]) -> Condition:
 
 
 def read_size(text: bytes) -> int | None:
-    """A number of bytes; None for what is none."""
+    """Parse a number of bytes; None if malformed."""
     return int(text) if _SIZE.fullmatch(text) else None
 
 

@@ -1,6 +1,6 @@
-"""What goes wrong, in S3's words: `S3Error`, the one table from the store's errors to S3's codes, and the XML body.
+"""Errors as S3 has them: `S3Error`, the one table from the store's errors to S3's codes, and the XML body.
 
-Every class of `lakefs.errors` has a row; a test holds that.  Messages of the store are shown as they are, but for bugs
+Every class of `lakefs.errors` has a row; a test holds that.  The store's messages are shown unchanged, except for bugs
 and damage, where the client can do nothing with them and the log has them.
 """
 
@@ -19,8 +19,8 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 class S3Error(Exception):
     """A refusal by an operation: `status` and `code` as S3 has them, `message` for a person.
 
-    `resource` is what it is about (S3: the path); `headers` go into the answer (Content-Range of a 416, Allow of a
-    405), `details` into its XML (Region of a wrong region).
+    `resource` is the object of the error (S3: the path); `headers` are sent with the answer (Content-Range of a 416,
+    Allow of a 405), `details` in its XML (Region of a wrong region).
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class S3Error(Exception):
 
 
 class Row(NamedTuple):
-    """What one class of the store's errors answers as.  `shown`: with its own message."""
+    """The answer for one class of the store's errors.  `shown`: with its own message."""
 
     status: int
     code: str
@@ -112,45 +112,45 @@ TABLE: Final[Mapping[type[lake.LakeError], Row]] = MappingProxyType(
 
 
 def from_lake(error: lake.LakeError, resource: str = "") -> S3Error:
-    """What the store's error is to an S3 client; a class that is not in the table is what its parent is."""
+    """Return the store's error as an S3 client sees it; a class that is not in the table has its parent's row."""
     row = next(TABLE[parent] for parent in type(error).__mro__ if parent in TABLE)
     message = error.message if row.shown else _INTERNAL_MESSAGE
     return S3Error(row.status, row.code, message, resource, _RETRY if row.status == 503 else row.headers)
 
 
 def internal_error(resource: str = "") -> S3Error:
-    """500, for a bug of ours that was logged."""
+    """Return a 500, for a bug that was logged."""
     return S3Error(500, "InternalError", _INTERNAL_MESSAGE, resource)
 
 
 def not_implemented(what: str, resource: str = "") -> S3Error:
-    """501, for what S3 has and this store does not."""
+    """Return a 501, for a feature of S3 that this store does not have."""
     return S3Error(501, "NotImplemented", f"{what} is not offered by this store; nothing was done", resource)
 
 
 def invalid_argument(message: str, name: str = "", value: str = "") -> S3Error:
-    """400 InvalidArgument; `name` and `value` as S3 repeats them."""
+    """Return a 400 InvalidArgument; `name` and `value` as S3 repeats them."""
     details = {"ArgumentName": name, "ArgumentValue": value} if name else _NONE
     return S3Error(400, "InvalidArgument", message, details=details)
 
 
 def bad_bucket(bucket: str, refusal: lake.InvalidName) -> S3Error:
-    """400 InvalidBucketName; the store's refusal has the rule that the name breaks."""
+    """Return a 400 InvalidBucketName; the store's refusal has the rule that the name breaks."""
     return S3Error(400, "InvalidBucketName", refusal.message, details={"BucketName": bucket[:64]})
 
 
 def no_such_key(key: str) -> S3Error:
-    """There is no object of that key."""
+    """Return a 404: no object has that key."""
     return S3Error(404, "NoSuchKey", "The specified key does not exist.", details={"Key": key})
 
 
 def precondition_failed() -> S3Error:
-    """A condition of the request does not hold."""
+    """Return a 412: a condition of the request does not hold."""
     return S3Error(412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
 
 
 def error_body(error: S3Error, request_id: str, host_id: str) -> bytes:
-    """The XML of an answer; an answer to HEAD, and a 304, have none."""
+    """Return the XML of an answer; an answer to HEAD, and a 304, have none."""
     fields = {"Code": error.code, "Message": error.message, **error.details}
     fields |= {"Resource": error.resource, "RequestId": request_id, "HostId": host_id}
     return document("Error", "".join(map(element, fields, fields.values())), namespace=False)

@@ -1,4 +1,4 @@
-"""Access keys and what a proven signature hands on: values of `sigv4` and `aws_chunked`.
+"""Access keys, and the result of a proven signature: values of `sigv4` and `aws_chunked`.
 
 Secrets and signing keys are in no repr.
 """
@@ -15,7 +15,7 @@ _HMAC_BLOCK_BYTES: Final = 64
 
 
 class Payload(enum.Enum):
-    """What the signature says of the body."""
+    """Kinds of bodies, by the value that the signature covers."""
 
     HASH = "a SHA-256 of the body"
     UNSIGNED = "UNSIGNED-PAYLOAD"
@@ -25,7 +25,7 @@ class Payload(enum.Enum):
 
 
 class AccessKey(msgspec.Struct, frozen=True):
-    """A key pair and what it may do: `buckets` empty means all."""
+    """A key pair and its rights: `buckets` empty means all."""
 
     access_key: str
     secret_key: str
@@ -47,7 +47,7 @@ class SigningKey:
         self._outer = sha256(bytes(byte ^ 0x5C for byte in padded))
 
     def sign(self, message: bytes) -> str:
-        """HMAC-SHA256 in hex (RFC 2104)."""
+        """Return the HMAC-SHA256 in hex (RFC 2104)."""
         inner = self._inner.copy()
         inner.update(message)
         outer = self._outer.copy()

@@ -1,17 +1,17 @@
-"""Who signed a request: AWS Signature Version 4 for S3, in the Authorization header or in the query.  Pure.
+"""Authentication: AWS Signature Version 4 for S3, in the Authorization header or in the query.  Pure.
 
 Source: "Authenticating Requests (AWS Signature Version 4)" of the S3 API reference.
 
 Rules kept here:
-- The signature covers method, path, query, the signed headers (Host and every x-amz-* that came are among them), and
+- The signature covers method, path, query, the signed headers (Host and every x-amz-* sent are among them), and
   the payload's hash or its kind.  The path is encoded once and never normalised.
 - A client may encode a path or query otherwise than S3 does (`@` for `%40`): both the canonical form and the bytes as
-  received are tried.  Either binds what is served.
+  received are tried.  Either binds the bytes that are served.
 - Comparison is in constant time.  Secret and signing keys are in no message and no repr.
-- Nothing is decided here of what a key may do.
+- A key's rights are not checked here.
 
 Parsed Authorization headers (without their signature) and signing keys are cached; both caches are bounded and hold
-nothing that decides: `find_key` is asked each time.
+nothing that decides: `find_key` is called each time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _AUTHORIZATION: Final = re.compile(
 )
 _CREDENTIAL: Final = re.compile(r"([!-~]{1,128}?)/([0-9]{8})/([^/]*)/([^/]*)/([^/]*)")
 _TIMESTAMP_BYTES_KEPT: Final = 17
-"""One more than a time has: what is longer is none, and takes no more than that of the cache."""
+"""One more than a time has: a longer value is no time, and only this much of it is cached."""
 _TIMESTAMP: Final = re.compile(rb"([0-9]{4})([0-9]{2})([0-9]{2})T([0-9]{2})([0-9]{2})([0-9]{2})Z")
 _PLAIN_VALUE: Final = re.compile(rb"[-A-Za-z0-9._~]*")
 _QUERY_AUTH: Final = re.compile(rb"(?:^|&)X-Amz-(?:Signature|Algorithm|Credential)=")
@@ -55,14 +55,14 @@ _OLD_QUERY_AUTH: Final = re.compile(rb"(?:^|&)(?:AWSAccessKeyId|Signature)=")
 
 
 _PAYLOADS: Final = {payload.value.encode(): payload for payload in Payload if payload is not Payload.HASH} | {
-    _EMPTY_SHA256: Payload.HASH  # every GET's
+    _EMPTY_SHA256: Payload.HASH  # of every GET
 }
 
 
 class _Claim(NamedTuple):
-    """Who says to have signed, and which headers.
+    """The access key that a request claims, its scope, and the signed headers.
 
-    `lines` takes the headers' values by `%` and gives their part of the canonical request.
+    `lines` takes the headers' values by `%`; the result is their part of the canonical request.
     """
 
     access_key: str
@@ -77,10 +77,10 @@ class _Claim(NamedTuple):
 def authenticate(
     head: RequestHead, *, region: str, now_s: float, find_key: Callable[[str], AccessKey | None]
 ) -> Signature | None:
-    """The signature of a request, checked; None when it carries none (anonymous).
+    """Check and return the signature of a request; None if it carries none (anonymous).
 
-    `region`: the one that must have been signed for.  `find_key` gives the key pair of an access key, or None.
-    S3Error says what is wrong in S3's words.
+    `region`: the one that must have been signed for.  `find_key` returns the key pair of an access key, or None.
+    S3Error has S3's code for the failure.
     """
     authorization = head.headers.get(b"authorization")
     query = head.query
@@ -132,8 +132,8 @@ def _by_header(
 
 
 def _content_of_header(headers: Mapping[bytes, bytes], claim: _Claim) -> bytes:
-    """What the signature covers of the body.  Clients that sign by hand, as older curls do, leave the header out:
-    without a body that leaves one meaning."""
+    """Return the hash or kind of the body that the signature covers.  Clients that sign by hand, as older curls do,
+    leave the header out: without a body only one value is possible."""
     content = headers.get(_CONTENT_SHA256)
     if content is not None:
         return content
@@ -202,7 +202,7 @@ def _proven(
     content: bytes,
     given: bytes,
 ) -> Signature:
-    """The signature, or 403: the same whether path, query, headers, date, scope or key differ."""
+    """Return the signature, or raise a 403: the same for a wrong path, query, header, date, scope or key."""
     signing_key = _signing_key(key.secret_key, claim.date, claim.region)
     signed_headers = _signed_headers(head.headers, claim)
     method, path, when = head.method.encode(), head.path, timestamp.decode()
@@ -213,7 +213,7 @@ def _proven(
         return signing_key.sign(to_sign.encode())
 
     pairs = _pairs(query) if query else []
-    seed = signature_over(path, _joined(pairs))  # as received, which is how most clients sign
+    seed = signature_over(path, _joined(pairs))  # as received: most clients sign that
     if not hmac.compare_digest(seed.encode(), given):
         encoded_path = quote_from_bytes(unquote_to_bytes(path), b"/~").encode()
         encoded_pairs = [(_encoded(name), _encoded(value)) for name, value in pairs]
@@ -237,20 +237,20 @@ def _pairs(query: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def _joined(pairs: list[tuple[bytes, bytes]]) -> bytes:
-    """Parameters in order of their names, then values, each with its "="."""
+    """Return parameters in order of their names, then values, each with its "="."""
     return b"&".join([b"%b=%b" % pair for pair in sorted(pairs)])
 
 
 def _encoded(text: bytes) -> bytes:
-    """A name or value of a query as S3 encodes it; what came may be encoded otherwise, `+` for a space included."""
+    """Return a name or value of a query as S3 encodes it; a client may encode it otherwise, also a space as `+`."""
     if _PLAIN_VALUE.fullmatch(text):
         return text
     return quote_from_bytes(unquote_to_bytes(text.replace(b"+", b" ")), b"~").encode()
 
 
 def _signed_headers(headers: Mapping[bytes, bytes], claim: _Claim) -> bytes:
-    """`name:value LF` of each signed header, an empty line, their names.  Refused when one is missing or an x-amz-*
-    header was left out."""
+    """Return `name:value LF` of each signed header, an empty line, their names.  S3Error if one is missing, or an
+    x-amz-* header was not signed."""
     signed_set = claim.signed_set
     for name in headers:
         if name not in signed_set and name[:6] == b"x-amz-":
@@ -285,7 +285,7 @@ def _claim_of_header(before_signature: bytes) -> _Claim:
 
 _cached_claim: Final = lru_cache(maxsize=S3_AUTHORIZATIONS_CACHED)(_claim_of_header)
 _CACHED_AUTHORIZATION_BYTES: Final = 768
-"""Longer headers are read anew each time, so that strangers cannot fill the cache with their own."""
+"""Longer headers are parsed anew each time, so that strangers cannot fill the cache with their own."""
 
 
 def _claim(credential: bytes, signed: bytes, code: str) -> _Claim:
@@ -307,7 +307,7 @@ def _claim(credential: bytes, signed: bytes, code: str) -> _Claim:
 
 
 def _presigned_parameters(query: bytes) -> tuple[dict[str, bytes], bytes]:
-    """The X-Amz-* parameters, decoded, and the query without the signature."""
+    """Return the X-Amz-* parameters, decoded, and the query without the signature."""
     parameters: dict[str, bytes] = {}
     kept = []
     pairs = query.split(b"&")
@@ -348,7 +348,7 @@ def _signing_key(secret_key: str, date: str, region: str) -> SigningKey:
 
 @lru_cache(maxsize=1024)
 def _epoch(timestamp: bytes) -> int | None:
-    """Seconds since 1970 of `YYYYMMDDTHHMMSSZ`; None when it is no time."""
+    """Parse `YYYYMMDDTHHMMSSZ` to seconds since 1970; None if it is no time."""
     match = _TIMESTAMP.fullmatch(timestamp)
     if match is None:
         return None

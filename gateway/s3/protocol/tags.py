@@ -23,7 +23,7 @@ _OF_S3: Final = "aws:"
 
 
 def tags_of_header(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """The tags of x-amz-tagging, `key=value&key=value`, percent-encoded; none without one.  S3Error."""
+    """Return the tags of x-amz-tagging, `key=value&key=value`, percent-encoded; none without one.  S3Error."""
     text = headers.get(HEADER)
     if not text:
         return {}
@@ -41,7 +41,7 @@ def tags_of_header(headers: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def tags_of_copy(headers: Mapping[bytes, bytes]) -> dict[str, str] | None:
-    """The tags that a copy gets; None: those of its source.  S3Error."""
+    """Return the tags for a copy; None: those of its source.  S3Error."""
     directive = headers.get(_DIRECTIVE, b"COPY").decode("latin-1")
     if directive not in ("COPY", "REPLACE"):
         raise invalid_argument("Unknown tagging directive.", _DIRECTIVE.decode(), directive[:64])
@@ -49,7 +49,7 @@ def tags_of_copy(headers: Mapping[bytes, bytes]) -> dict[str, str] | None:
 
 
 def checked_tags(tags: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """S3Error BadRequest for more than ten, InvalidTag for what a tag cannot be."""
+    """Check tags.  S3Error BadRequest for more than ten, InvalidTag for a key or value that no tag has."""
     if len(tags) > S3_TAGS_MAX:
         raise S3Error(400, "BadRequest", f"Object tags cannot be greater than {S3_TAGS_MAX}")
     checked: dict[str, str] = {}
@@ -67,7 +67,7 @@ def checked_tags(tags: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def _is_text(text: str, units_max: int) -> bool:
-    """Whether a tag may have that text: letters, digits and spaces of any script, and some ASCII."""
+    """Return True if a tag may have that text: letters, digits and spaces of any script, and some ASCII."""
     if len(text) > units_max or sum(1 + (character > "\uffff") for character in text) > units_max:
         return False
     return all(character in _PUNCTUATION or unicodedata.category(character)[0] in "LNZ" for character in text)

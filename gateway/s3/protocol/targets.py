@@ -1,17 +1,17 @@
-"""What a request is about: bucket, key, parameters, and which operation.  Pure.
+"""The target of a request: bucket, key, parameters, and operation.  Pure.
 
 Rules kept here:
 - The bucket is the first part of the path, or the Host's labels before a configured suffix (virtual-host style).
 - A key is the rest of the path, percent-decoded once to UTF-8.  It is never normalised: `..`, `//` and `%2e%2e` are
-  ordinary parts of keys.  NUL is refused, and what is longer than 1,024 bytes.
+  ordinary parts of keys.  A key with NUL, or of more than 1,024 bytes, is refused.
 - A sub-resource that this store does not have (`?acl`, `?policy`, ...) is 501 before any data is touched.  A request
-  that would change something is 501 also when it brings any other parameter that its operation does not know: a
-  sub-resource that nobody has heard of yet must not overwrite a body.  Reads ignore such parameters, as S3 does.
+  that would change something is also 501 if it has any other parameter that its operation does not know: a
+  sub-resource unknown today must not overwrite a body.  Reads ignore such parameters, as S3 does.
 - `+` in a query is a space, in a path it is itself.
 - An x-amz-* parameter is the header of that name, as in S3: SDKs move headers into the query when they presign.  The
   signature's own parameters are not.
 
-Whether the bucket exists and what the caller may do is decided elsewhere.
+Not decided here: that the bucket exists, and the caller's rights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lakefs.limits import KEY_BYTES_MAX, S3_QUERY_PARAMETERS_MAX
 
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]*)(?::[0-9]{0,5})?")
 _HOST_BYTES_KEPT: Final = 320
-"""A host name has at most 253 bytes; a longer Host names no bucket, and takes no more than that of the cache."""
+"""A host name has at most 253 bytes; a longer Host names no bucket, and only this much of it is cached."""
 _BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 _NO_HEADER_VALUE: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -53,7 +53,7 @@ _OF_SIGNATURES: Final = {
 
 
 class Operation(enum.Enum):
-    """What S3 calls the operations that are offered here."""
+    """S3's names of the operations that are offered here."""
 
     LIST_BUCKETS = "ListBuckets"
     CREATE_BUCKET = "CreateBucket"
@@ -87,7 +87,7 @@ class Operation(enum.Enum):
 class Target(msgspec.Struct, frozen=True):
     """`bucket` "" is the service, `key` "" the bucket itself.  `parameters`: decoded, "" for one without a value.
 
-    `moved`: the headers that came as x-amz-* parameters; none of these is among `parameters`.
+    `moved`: the headers sent as x-amz-* parameters; none of these is among `parameters`.
     """
 
     operation: Operation
@@ -154,7 +154,7 @@ _COPIES: Final = {
     Operation.PUT_OBJECT: Operation.COPY_OBJECT,
     Operation.UPLOAD_PART: Operation.UPLOAD_PART_COPY,
 }
-"""What a PUT becomes by a header x-amz-copy-source."""
+"""The operation of a PUT that has a header x-amz-copy-source."""
 
 NOT_OFFERED: Final = frozenset(
     (
@@ -194,7 +194,7 @@ NOT_OFFERED: Final = frozenset(
 )
 """Sub-resources of S3 that this store does not have."""
 _OF_BUCKETS_ELSEWHERE: Final = frozenset(("tagging",))
-"""Offered for objects, not for buckets."""
+"""Sub-resources offered for objects, not for buckets."""
 _WRITING: Final = frozenset(("PUT", "POST", "DELETE"))
 _OF_VERSIONS: Final = frozenset(
     (
@@ -203,11 +203,11 @@ _OF_VERSIONS: Final = frozenset(
         Operation.DELETE_OBJECT_TAGGING,
     )
 )
-"""What changes one version of an object and so knows `versionId`."""
+"""Operations that change one version of an object and so know `versionId`."""
 
 
 def parse_target(head: RequestHead, domains: tuple[str, ...] = ()) -> Target:
-    """What the request asks for.
+    """Parse the target of a request.
 
     `domains`: lower-case host suffixes of virtual-host style, `s3.example.com` for `bucket.s3.example.com`.
     S3Error: InvalidURI, InvalidBucketName, KeyTooLongError, NotImplemented, MethodNotAllowed, InvalidArgument.
@@ -235,7 +235,7 @@ def parse_target(head: RequestHead, domains: tuple[str, ...] = ()) -> Target:
 
 
 def parse_copy_source(value: bytes) -> tuple[str, str, str]:
-    """Bucket, key and version ("" without one) of x-amz-copy-source: `/bucket/key?versionId=V`, encoded.  S3Error."""
+    """Parse x-amz-copy-source, `/bucket/key?versionId=V`, to bucket, key and version ("" for none).  S3Error."""
     raw_path, _, query = value.partition(b"?")
     raw_bucket, _, raw_key = raw_path.removeprefix(b"/").partition(b"/")
     if not raw_key:
@@ -253,7 +253,7 @@ def parse_copy_source(value: bytes) -> tuple[str, str, str]:
 
 
 def parse_query(query: bytes) -> dict[str, str]:
-    """Decoded parameters; S3Error InvalidArgument when one is repeated or there are too many."""
+    """Return the decoded parameters; S3Error InvalidArgument if one is repeated or there are too many."""
     parameters: dict[str, str] = {}
     for pair in query.split(b"&"):
         if not pair:
@@ -273,7 +273,7 @@ def _is_amz(name: str) -> bool:
 
 
 def _moved_headers(sent: Mapping[str, str], headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """The headers that came as parameters.  S3Error for a value that no header has, or a second, different one."""
+    """Return the headers sent as parameters.  S3Error for a value that no header has, or a second, different one."""
     moved: dict[bytes, bytes] = {}
     for name, text in sent.items():
         if not _is_amz(name) or name in _OF_SIGNATURES.values():
@@ -343,7 +343,7 @@ def _key(raw: bytes) -> str:
 
 
 def _decoded(raw: bytes) -> str:
-    """Percent-decoded once; UTF-8 without NUL, or S3Error InvalidURI."""
+    """Percent-decode once; the result is UTF-8 without NUL, or S3Error InvalidURI."""
     if b"%" in raw:
         if _BAD_ESCAPE.search(raw):
             raise _bad_uri("a % that begins no escape")
@@ -359,7 +359,7 @@ def _decoded(raw: bytes) -> str:
 
 @lru_cache(maxsize=1024)
 def _bucket_of_host(authority: bytes, domains: tuple[str, ...]) -> str:
-    """The bucket before one of the suffixes; "" for a host that names none.  S3Error for no host at all."""
+    """Return the bucket before one of the suffixes; "" for a host that names none.  S3Error if it is no host at all."""
     match = _HOST.fullmatch(authority.decode("latin-1").lower())
     if match is None:
         raise S3Error(400, "InvalidRequest", "the Host header is not a host with an optional port")

@@ -1,7 +1,8 @@
 """XML as S3 writes it: escaping, elements, whole documents.  Pure; `gateway.s3.protocol.bodies` reads it.
 
-XML 1.0 cannot carry most control characters, not even as references.  S3 writes references all the same, and so do we:
-a client that wants such keys asks for `encoding-type=url`, where `url_encoded` leaves nothing that XML minds.
+XML 1.0 cannot carry most control characters, not even as references.  S3 writes references all the same, and so does
+this module: a client that wants such keys asks for `encoding-type=url`, where `url_encoded` leaves only characters
+that XML can carry.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NAMED: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
 
 
 def escaped(text: str) -> str:
-    """`text` as content of an element; a carriage return or another control character becomes a reference."""
+    """Escape `text` as content of an element; a carriage return or another control character becomes a reference."""
     return _SPECIAL.sub(_reference, text) if _SPECIAL.search(text) else text
 
 
@@ -27,17 +28,17 @@ def _reference(match: re.Match[str]) -> str:
 
 
 def url_encoded(key: str) -> str:
-    """A key, prefix or delimiter as `encoding-type=url` wants it: percent-encoded but for "/"."""
+    """Encode a key, prefix or delimiter for `encoding-type=url`: percent-encoded but for "/"."""
     return quote(key, safe="/~")
 
 
 def element(name: str, text: object) -> str:
-    """`<name>text</name>`; a bool is written `true` or `false`."""
+    """Return `<name>text</name>`; a bool is written `true` or `false`."""
     content = ("true" if text else "false") if isinstance(text, bool) else escaped(str(text))
     return f"<{name}>{content}</{name}>"
 
 
 def document(root: str, content: str, *, namespace: bool = True) -> bytes:
-    """A whole answer; `content` is already XML."""
+    """Return a whole answer; `content` is already XML."""
     attribute = f' xmlns="{NAMESPACE}"' if namespace else ""
     return f"{_DECLARATION}<{root}{attribute}>{content}</{root}>".encode()

@@ -1,1 +1,1 @@
-"""One request: authorization, its body in, its content out."""
+"""One request: authorization, receiving its body, sending its content."""

@@ -1,4 +1,4 @@
-"""Who may do what: access keys as the store has them, read anew at most once a second.
+"""Authorization: checks access keys and public buckets.  Keys are read from the store at most once a second.
 
 So a revoked key works for a second at the most, and a new one may take as long to work.
 """
@@ -44,7 +44,7 @@ _OPEN_TO_STRANGERS: Final = frozenset(
         Operation.LIST_OBJECTS_V2,
     )
 )
-"""In a bucket that anybody may read."""
+"""Operations that a caller without a key may do in a public bucket."""
 
 
 class KnownKeys:
@@ -58,11 +58,11 @@ class KnownKeys:
 
     @property
     def are_old(self) -> bool:
-        """Whether they were read more than a second ago."""
+        """True if the keys were read a second ago or earlier."""
         return time.monotonic() - self._read_at >= _FRESH_S
 
     async def refresh(self) -> None:
-        """Read them again, if they are old."""
+        """Read the keys again, if they are old."""
         async with self._reading:
             if not self.are_old:
                 return
@@ -71,7 +71,7 @@ class KnownKeys:
             self._read_at = began
 
     def find(self, access_key: str) -> AccessKey | None:
-        """The key pair of an access key."""
+        """Return the key pair of an access key, or None."""
         return self._keys.get(access_key)
 
     async def _read(self) -> dict[str, AccessKey]:
@@ -90,21 +90,21 @@ class KnownKeys:
 
 
 async def check_stranger(engine: EngineClient, target: Target) -> None:
-    """S3Error AccessDenied unless anybody may do this.  Old versions are not for strangers."""
+    """Raise S3Error AccessDenied unless a caller without a key may do this.  Old versions always need a key."""
     is_open = target.operation in _OPEN_TO_STRANGERS and "versionId" not in target.parameters
     if not is_open or not await _is_public(engine, target.bucket):
         raise _denied()
 
 
 def check_key(key: AccessKey, target: Target) -> None:
-    """S3Error AccessDenied unless the key may do this."""
+    """Raise S3Error AccessDenied unless the key may do this."""
     if key.read_only and target.operation not in READING:
         raise _denied()
     check_bucket(key, target.bucket)
 
 
 def check_bucket(key: AccessKey, bucket: str) -> None:
-    """S3Error AccessDenied when the key is limited to other buckets; the list of buckets is filtered instead."""
+    """Raise S3Error AccessDenied if the key is limited to other buckets; lists of buckets are filtered instead."""
     if bucket and key.buckets and bucket not in key.buckets:
         raise _denied()
 

@@ -1,4 +1,4 @@
-"""One S3 request on its way: what it asks for, who asks, and what the operations work with."""
+"""One S3 request in progress: its target, its caller, and the store that the operations use."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Lakes:
 
 @dataclass(slots=True)
 class Call:
-    """One request that was let in.  `signature` is None for a stranger.
+    """One authorized request.  `signature` is None for a caller without a key.
 
-    `headers`: names in lower case; those that came in the query are among them.
+    `headers`: names in lower case; headers sent in the query are included.
     """
 
     request: Request
@@ -52,35 +52,35 @@ class Call:
 
     @property
     def bucket(self) -> str:
-        """The bucket that it is about."""
+        """Name of its bucket; "" for the service."""
         return self.target.bucket
 
     @property
     def key(self) -> str:
-        """The key in it."""
+        """Key in the bucket; "" for the bucket itself."""
         return self.target.key
 
     def header(self, name: bytes) -> str:
-        """A header as text, "" without one; bytes beyond ASCII as Latin-1, as HTTP has them."""
+        """Return a header as text, "" without one; bytes beyond ASCII as Latin-1, as HTTP has them."""
         return self.headers.get(name, b"").decode("latin-1")
 
     def parameter(self, name: str) -> str:
-        """A parameter of the query, "" without one."""
+        """Return a parameter of the query, "" without one."""
         return self.target.parameters.get(name, "")
 
     async def ask(self, request: m.Request, reply: type[M]) -> M:
-        """The store's answer to one request."""
+        """Send one request to the store and return its answer."""
         message = (await self.lakes.engine.call(request)).message
         assert isinstance(message, reply)
         return message
 
     async def ask_one(self, request: m.Request) -> m.ObjectStat:
-        """The stat that a request about one name is answered with; its failure is raised.  KeyNotFound for nothing."""
+        """Send a request about one name and return its stat; a failure is raised.  KeyNotFound if there is none."""
         return stat_of((await self.ask(request, m.NameResults)).results[0], self.key)
 
 
 def stat_of(result: m.NameResult, key: str) -> m.ObjectStat:
-    """An item of a batch, or its error raised."""
+    """Return the stat of one result of a batch, or raise its error."""
     if result.failure is not None:
         failure = result.failure
         raise failure.as_error()
@@ -90,10 +90,10 @@ def stat_of(result: m.NameResult, key: str) -> m.ObjectStat:
 
 
 def xml_response(document: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> Response:
-    """200 with an XML body."""
+    """Return a 200 with an XML body."""
     return Response(200, [XML, *headers], [document])
 
 
 def lake_error(error: LakeError, call: Call) -> S3Error:
-    """The store's error in S3's words, about this request's resource."""
+    """Return the store's error as S3's, about this request's resource."""
     return from_lake(error, f"/{call.bucket}/{call.key}" if call.key else f"/{call.bucket}")

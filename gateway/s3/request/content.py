@@ -1,18 +1,18 @@
-"""The content of objects on its way into answers: opened, read, checked.
+"""Content of objects for answers: opened, read, checked, sent.
 
-A small object comes whole with the answer to one request.  A larger one is held by a lease and read in windows: from
+A small object arrives whole with the answer to one request.  A larger one is held by a lease and read in windows: from
 the segment files of this machine where their pages are in memory, else by the steps that every client uses.
 
 Rules kept here:
-- Every byte is checked by CRC32C before it leaves: the whole payload of a small object, granules of 64 KiB of others.
-- No content is held for a client that makes us wait.  There is one window for all answers: it is filled, checked and
-  handed to the socket in one step; what the socket did not take is read again when it takes bytes again (at most a
-  granule more than was left).  So a thousand stalled clients cost no memory, and the window stays in the processor's
-  cache: 64 MiB cost 14 ms of CPU by 128 KiB, 22 ms by 1 MiB.
+- Every byte is checked by CRC32C before it is sent: the whole payload of a small object, granules of 64 KiB of others.
+- No content is kept for a client that is slow to read.  There is one window for all answers: it is filled, checked and
+  passed to the socket in one step.  Bytes that the socket did not take are read again when it takes bytes again (at
+  most a granule more than was left).  So a thousand stalled clients cost no memory, and the window stays in the
+  processor's cache: 64 MiB cost 14 ms of CPU by 128 KiB, 22 ms by 1 MiB.
 - Nothing is mapped: an I/O error is an error of the read, not a signal.
 
-Content that is not in memory is brought there, 2 MiB at a time.  Only where that does not help (memory is short, or the
-engine is on another machine) a piece of 1 MiB is held until its client has taken it.
+Content that is not in memory is brought into the page cache, 2 MiB at a time.  Only where that does not help (memory is
+short, or the engine is on another machine) a piece of 1 MiB is kept until its client has taken it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from lakefs.wire.messages import CloseLeases, Grant, OpenedObject, OpenObjects, 
 
 _log: Final = structlog.get_logger(__name__)
 _TURN_BYTES: Final = 1 << 20
-"""A client that takes all that it is given lets others in after so many."""
+"""Bytes after which a client that takes everything at once lets others in."""
 
 
 class Contents:
@@ -59,9 +59,9 @@ class Contents:
         self._window = memoryview(bytearray(S3_SEND_BYTES))
 
     async def open(self, name: Name, wanted: ByteRange | None = None, version: str = "") -> Opened:
-        """An object, small ones with their payload.  KeyNotFound, IsAFolder, ...; `close` it.
+        """Open an object; a small one has its payload.  KeyNotFound, IsAFolder, ...; the caller closes it.
 
-        Of `wanted` the places are asked for; a granule of it may be read once without a lease: see `at_hand`.
+        Grants are asked for the `wanted` bytes; up to a granule may be read once without a lease: see `at_hand`.
         """
         reply = await self._engine.call(_request(name, wanted, version))
         message = reply.message
@@ -74,20 +74,20 @@ class Contents:
         if opened is None and answer.chunks and (answer.lease or _is_short(wanted)):
             opened = opened_at(name, answer)
         if opened is None:
-            # A layout too long to come along, or a small payload that could not be read at once.
+            # A layout too long for the answer, or a small payload that could not be read at once.
             await self._end(answer.lease)
             opened = await self.open_leased(name, version)
         return opened
 
     async def open_leased(self, name: Name, version: str = "") -> Opened:
-        """An object with a lease, whatever its size.  Errors as `open`."""
+        """Open an object with a lease, whatever its size.  Errors as `open`."""
         access = self._driver.access()
         return await self._driver.run(
             open_object(access, name, inline_bytes=SMALL_PAYLOAD_BYTES, version=version)
         )
 
     async def close(self, opened: Opened) -> None:
-        """Give back what is held of the engine; also when cancelled."""
+        """Release the engine's lease; also when cancelled."""
         if opened.lease:
             with trio.CancelScope(shield=True):
                 await self._end(opened.lease)
@@ -98,12 +98,12 @@ class Contents:
         try:
             await self._engine.call(CloseLeases([lease]))
         except LakeError:
-            return  # a lost connection has given it back
+            return  # a lost connection has released it
 
     def at_hand(self, opened: Opened, chosen: ByteRange) -> bytes | None:
-        """The bytes, when they are in memory and few; None otherwise.  Does not wait.
+        """Return the bytes if they are in memory and few, else None.  Does not wait.
 
-        Without a lease the place may have been given to others meanwhile: then the checksum does not match, None.
+        Without a lease the place may have been reused since: then the checksum does not match, and the result is None.
         """
         if opened.inline or not opened.pieces:
             whole = b"".join(opened.inline.values())
@@ -114,7 +114,7 @@ class Contents:
         return bytes(found) if len(found) == chosen.stop - chosen.first else None
 
     async def send(self, opened: Opened, chosen: ByteRange, sender: ResponseSender) -> None:
-        """Send the bytes.  EngineUnreachable when the client is gone, or nothing more can be read."""
+        """Send the bytes.  EngineUnreachable if the client is gone, or no more can be read."""
         reading = _Reading(opened)
         at, turn = chosen.first, _TURN_BYTES
         while at < chosen.stop:
@@ -136,7 +136,7 @@ class Contents:
     async def _send_fetched(
         self, opened: Opened, at: int, stop: int, sender: ResponseSender, *, hold: bool
     ) -> int:
-        """Fetch from `at` on, and send: all of it, or what the socket takes at once; how much that was."""
+        """Fetch from `at` on, and send: all if `hold`, else as much as the socket takes.  Return the byte count."""
         access = self._driver.access()
         hold = hold or not access.can_use_descriptors
         length = min(S3_HELD_BYTES if hold else S3_BROUGHT_BYTES, stop - at)
@@ -171,7 +171,7 @@ def _request(name: Name, wanted: ByteRange | None, version: str) -> OpenObjects:
 
 
 class _Reading:
-    """Where one answer reads: the chunk that it is in, and that chunk's checksums."""
+    """Position of one answer: the present chunk, and that chunk's checksums."""
 
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
@@ -179,10 +179,10 @@ class _Reading:
         self._grant: Grant | None = None
         self._crcs: bytes | None = None
         self.fetched_at = -1
-        """How far the last fetched piece was sent; what is not in memory there does not stay in memory."""
+        """End of the last fetched piece that was sent; content not in memory there does not stay in memory."""
 
     def at_once(self, access: Access, at: int, stop: int, window: memoryview) -> memoryview:
-        """Some of the bytes [at, stop), checked, in `window`; none when that would need a wait."""
+        """Return some of the bytes [at, stop), checked, in `window`; none if that needs a wait."""
         piece = self._piece
         if self._grant is None or not piece.offset <= at < piece.offset + piece.length:
             piece = self._enter(access, at)
@@ -197,7 +197,7 @@ class _Reading:
         return target[skipped : skipped + stop - at]
 
     def _read(self, descriptors: SegmentDescriptors, grant: Grant, begin: int, target: memoryview) -> bool:
-        """Fill with whole granules; whether they were in memory and match.  If not, the steps find out."""
+        """Fill with whole granules; True if they were in memory and match.  If not, the steps decide."""
         chunk, segment = self._piece.chunk, SegmentId(grant.segment)
         if not descriptors.may_be_cached(segment, grant.offset + begin, len(target)):
             return False
@@ -218,7 +218,7 @@ class _Reading:
 
 
 def _with_payload(name: Name, answer: OpenedObject, reply: Reply) -> Opened | None:
-    """An object whose payload came along, checked; None when it did not.  ChunkDamaged."""
+    """Return an object whose payload was in the answer, checked; None if it was not.  ChunkDamaged."""
     if not answer.stat.size_bytes:
         return Opened(name, answer.stat, answer.lease, [], {}, {})
     if len(answer.grants) != 1 or answer.grants[0].medium != MEDIUM_INLINE:

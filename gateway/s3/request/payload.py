@@ -1,8 +1,8 @@
 """The payload of a PUT: received, decoded, digested, and proven before anything is stored under a name.
 
 Rules kept here:
-- The payload's length is known before its first byte: of the body, or x-amz-decoded-content-length.
-- Whoever stores it keeps it unnamed until `finish` has returned: signatures of chunks, SHA-256 of the body,
+- The payload's length is known before its first byte: the body's, or x-amz-decoded-content-length.
+- The caller stores it without a name until `finish` has returned: signatures of chunks, SHA-256 of the body,
   Content-MD5, and the x-amz-checksum-* of header or trailer are all compared there.
 - Digests of more than 64 KiB are computed in a thread, in the order of the bytes.
 """
@@ -35,9 +35,9 @@ class Incoming:
     """The payload of one request."""
 
     def __init__(self, call: Call, algorithm: Algorithm | None = None) -> None:
-        """`algorithm` is the checksum that is wanted where the client sends none.
+        """`algorithm` is the checksum to compute if the client sends none.
 
-        S3Error: no length, or digests that are none.
+        S3Error if the length is missing or a digest is malformed.
         """
         headers = call.headers
         self.offload: Offload = call.lakes.offload
@@ -58,15 +58,15 @@ class Incoming:
 
     @property
     def md5(self) -> bytes:
-        """MD5 of what was received so far."""
+        """MD5 of the bytes received so far."""
         return self._md5.digest()
 
     async def take(self, length: int) -> Received:
-        """Memory for the next `length` bytes, at most a chunk; waits while other payloads have all that there is."""
+        """Return memory for the next `length` bytes, at most a chunk; waits while other payloads use all of it."""
         return await self._memory.take(self._body, length)
 
     async def fill(self, target: memoryview) -> None:
-        """The next bytes of the payload into all of `target`, digested."""
+        """Receive the next bytes of the payload into all of `target`, and digest them."""
         done = 0
         while done < len(target):
             count = await self._source.receive_into(target[done:])
@@ -84,7 +84,7 @@ class Incoming:
             await self.offload.run(self._digest, target)
 
     async def finish(self) -> dict[str, bytes]:
-        """The checksums to keep with the object, once all is received and proven.  S3Error: nothing may be stored."""
+        """Return the checksums to keep with the object, once all is received and proven.  S3Error: store nothing."""
         trailers = await self._source.finish()
         expected = self._expected
         if self._announced is not None:
@@ -128,7 +128,7 @@ def _source(call: Call) -> _Plain | _Decoded:
 
 
 class _Plain:
-    """A body that is the payload."""
+    """A body that is the payload itself."""
 
     def __init__(self, body: RequestBody, length_bytes: int) -> None:
         self.length_bytes = length_bytes
@@ -142,7 +142,7 @@ class _Plain:
 
 
 class _Decoded:
-    """The payload in an aws-chunked body."""
+    """The payload of an aws-chunked body."""
 
     def __init__(self, body: RequestBody, decoder: AwsChunkedDecoder, offload: Offload) -> None:
         self.length_bytes = decoder.decoded_bytes

@@ -1,9 +1,9 @@
-"""A small body, read whole and proven: the XML that an operation works by.
+"""A small body, read whole and proven: the XML input of an operation.
 
 Rules kept here:
-- Nothing is returned before what the signature, Content-MD5 and the checksums say of the body was compared with it: an
-  operation must not work by XML that somebody put in the place of what was signed.
-- At most `limit_bytes`, and the little that an aws-chunked body has beside its payload, are held.
+- Nothing is returned before the body was compared with the signature, Content-MD5 and the checksums: an operation must
+  not use XML that an attacker put in the place of the signed body.
+- Memory: at most `limit_bytes`, and the little that an aws-chunked body has beside its payload.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WHOLE: Final = (Payload.HASH, Payload.UNSIGNED)
 
 
 async def read_proven_xml(call: Call, read: Callable[[bytes], T], *, has_checksum: bool = True) -> T:
-    """What `read` makes of the body; of a long one in a thread, since 10,000 parts take it 0.1 s.  As below."""
+    """Return `read(body)`; for a long body in a thread, since 10,000 parts take it 0.1 s.  Errors as below."""
     content = await read_proven_body(call, has_checksum=has_checksum)
     if len(content) <= _INLINE_BYTES:
         return read(content)
@@ -39,9 +39,9 @@ async def read_proven_xml(call: Call, read: Callable[[bytes], T], *, has_checksu
 async def read_proven_body(
     call: Call, limit_bytes: int = S3_XML_BODY_BYTES_MAX, *, has_checksum: bool = True
 ) -> bytes:
-    """All of a request's body.  S3Error when it is longer, or is not what the request's headers say.
+    """Return all of a request's body.  S3Error if it is too long, or does not match the request's headers.
 
-    `has_checksum` false: the x-amz-checksum-* headers are of something else (CompleteMultipartUpload: the object).
+    `has_checksum` false: the x-amz-checksum-* headers are not the body's (CompleteMultipartUpload: the object's).
     """
     signature = call.signature
     expected = checksums.expected_checksum(call.headers) if has_checksum else None

@@ -1,11 +1,12 @@
-"""Memory that payloads of PUTs are received into: pooled, bounded, and never kept from others by a stalled client.
+"""Memory for receiving the payloads of PUTs: pooled, bounded; a stalled client cannot keep it from others.
 
 Rules kept here:
-- Payloads of more than 64 KiB take buffers of one chunk from a pool that all requests share; who finds none waits, and
-  its client with it.  A fresh buffer costs as much to fill as an MD5 of its content, a used one nearly nothing.
-- While somebody waits, the connection that has sent nothing for longest, and for `STALLED_S` at least, is ended.
-- Nobody waits for a second buffer while it keeps the first from being given back: what is in one is being stored, or
-  copied out.
+- Payloads of more than 64 KiB take buffers of one chunk from a pool that all requests share; if none is free the
+  request waits, and its client with it.  Filling a fresh buffer costs as much as an MD5 of its content, a used one
+  nearly nothing.
+- While a request waits, the connection that has sent nothing for longest, and for `STALLED_S` at least, is ended.
+- No request waits for a second buffer while it keeps the first from being released: the content of the first is being
+  stored, or copied out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _log: Final = structlog.get_logger(__name__)
 
 
 class Received:
-    """Memory with payload in it, given back when the last that uses it has let go."""
+    """Memory with payload in it, released when its last user has let go."""
 
     __slots__ = ("_release", "_users", "memory")
 
@@ -36,18 +37,18 @@ class Received:
         self._users = 1
 
     def retain(self) -> None:
-        """One more uses it."""
+        """Add a user."""
         self._users += 1
 
     def release(self) -> None:
-        """One less uses it."""
+        """Remove a user; the last one releases the memory."""
         self._users -= 1
         if not self._users and self._release is not None:
             self._release()
 
 
 class ReceiveMemory:
-    """The memory of one gateway."""
+    """The receive memory of one gateway."""
 
     def __init__(self, total_bytes: int) -> None:
         self._pool = BufferPool(total_bytes)
@@ -55,11 +56,11 @@ class ReceiveMemory:
 
     @property
     def in_use(self) -> int:
-        """Pooled buffers that hold payload."""
+        """Number of pooled buffers that hold payload."""
         return self._pool.in_use
 
     async def take(self, body: RequestBody, length: int) -> Received:
-        """Memory for `length` bytes of this body, at most a chunk; waits its turn."""
+        """Return memory for `length` bytes of this body, at most a chunk; waits its turn."""
         assert length <= BUFFER_BYTES
         if length <= _PLAIN_BYTES_MAX:
             return Received(memoryview(bytearray(length)))
@@ -79,7 +80,7 @@ class ReceiveMemory:
         return Received(buffer.view[:length], release)
 
     async def _end_stalled(self) -> None:
-        """End the connection that has made its buffer wait longest."""
+        """End the connection whose buffer has waited longest for its bytes."""
         now = trio.current_time()
         stalled = [body for body in self._holders.values() if now - body.waits_since >= STALLED_S]
         if stalled:

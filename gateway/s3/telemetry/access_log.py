@@ -1,11 +1,12 @@
 """The access log: one line of JSON for each request, or one of N; answers with a status of 500 and more always.
 
 Rules kept here:
-- Access key ids are logged, secrets and signatures never; of a query only what a parsed target says, so nothing of it.
-- Whatever clients send is escaped by JSON and cut to a length, so a line is a line, of at most some 8 KiB.
+- Access key ids are logged; secrets, signatures and queries never.
+- All input from clients is escaped by JSON and cut to a length, so a line is one line, of at most some 8 KiB.
 - Lines gather in memory and are written once a second, or when there are many, in a thread, with O_APPEND and whole:
-  several processes may share a file.  What a slow or full disk does not take is dropped and counted; no request waits.
-- `reopen` (SIGHUP) goes on in a new file of the same name, so that the old one may be renamed before.
+  several processes may share a file.  Lines that a slow or full disk does not take are dropped and counted; no request
+  waits.
+- `reopen` (SIGHUP) continues in a new file of the same name, so that the old one may be renamed before.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class AccessLog:
-    """One log; `run` writes it, in a task of its owner.  LocalFileError when it cannot be opened."""
+    """One log; `run` writes it, in a task of its owner.  Raises LocalFileError if it cannot be opened."""
 
     def __init__(self, destination: str, one_of: int, offload: Offload) -> None:
         """`destination`: `stderr` or a path."""
         self.lost = 0
-        """Lines that could not be written."""
+        """Number of lines that could not be written."""
         self._destination = destination
         self._one_of = one_of
         self._turn = 0
@@ -78,7 +79,7 @@ class AccessLog:
             self._is_due.set()
 
     async def run(self) -> None:
-        """Write what was noted, until cancelled; then the rest."""
+        """Write noted lines until cancelled; then the rest."""
         try:
             while True:
                 with trio.move_on_after(_WRITE_EVERY_S):
@@ -92,7 +93,7 @@ class AccessLog:
                 os.close(self._file)
 
     def reopen(self) -> None:
-        """Go on in a new file; in the old one when that cannot be opened."""
+        """Continue in a new file; in the old one if the new one cannot be opened."""
         if self._destination == STDERR:
             return
         try:
@@ -100,7 +101,7 @@ class AccessLog:
         except LocalFileError as error:
             _log.error("access_log_not_reopened", reason=error.message)
             return
-        os.dup2(new, self._file, inheritable=False)  # a write under way ends in either
+        os.dup2(new, self._file, inheritable=False)  # a write under way ends in one of the two
         os.close(new)
 
     async def _write(self) -> None:

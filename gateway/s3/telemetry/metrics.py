@@ -1,6 +1,6 @@
-"""The counts of S3 traffic as Prometheus takes them.
+"""Counts of S3 traffic as Prometheus metrics.
 
-At most operations x 5 series of requests, and a histogram for each operation that was asked for: some 700 in all,
+At most operations x 5 series of requests, and a histogram for each operation that was requested: some 700 in all,
 however many clients, buckets and keys there are.
 """
 
@@ -34,11 +34,11 @@ class TrafficCollector(Collector):
         self._read = read
 
     def describe(self) -> Iterator[Metric]:
-        """The names, so that registering reads nothing."""
+        """Yield the families without values, so that registering reads nothing."""
         yield from _families(Snapshot(), Connections())
 
     def collect(self) -> Iterator[Metric]:
-        """The figures of now."""
+        """Yield the families with present values."""
         yield from _families(*self._read())
 
 

@@ -1,9 +1,9 @@
-"""What went through an S3 port: counted as cheaply as can be, and told when somebody asks.
+"""Counts of the traffic of an S3 port: cheap to keep, returned on request.
 
 Rules kept here:
-- One call for each answered request; it adds to plain integers and touches nothing that grows with what clients send.
-  Labels are our own words: operations, status classes, error codes.
-- A `Snapshot` can be added to another, so that processes behind one port are one.
+- One call for each answered request; it adds to plain integers and touches nothing that grows with clients' input.
+  Labels are from fixed sets: operations, status classes, error codes.
+- A `Snapshot` can be added to another, so that processes behind one port count as one.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from gateway.http.server import HttpServer
 from gateway.s3.protocol.targets import Operation, Target
 
 OPERATIONS: Final = (*(operation.value for operation in Operation), "none")
-"""`none`: a request that was refused before anybody knew what it was."""
+"""`none`: a request that was refused before its operation was known."""
 CLASSES: Final = ("1xx", "2xx", "3xx", "4xx", "5xx")
 BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _NUMBERS: Final = {name: number for number, name in enumerate(OPERATIONS)}
 _NONE: Final = len(OPERATIONS) - 1
 _BUCKETS: Final = len(BOUNDS_S) + 1
 _CODES_MAX: Final = 128
-"""Error codes are ours, and fewer; a bound all the same."""
+"""Error codes are from a fixed set that is smaller; a bound all the same."""
 
 Observer = Callable[[Request, Response, float, float, int, int, bool], None]
-"""Is told of each request that is logged; arguments as those of `Traffic.answered`."""
+"""Called for each request, for the log; see `Traffic.answered` and `AccessLog.answered` for the arguments."""
 
 
 class Snapshot(msgspec.Struct):
-    """Sums since a process began; lists go by operation, and class or bucket of time within it."""
+    """Sums since a process began; lists are ordered by operation, and within it by status class or time bucket."""
 
     requests: list[int] = msgspec.field(default_factory=lambda: [0] * (len(OPERATIONS) * len(CLASSES)))
     times: list[int] = msgspec.field(default_factory=lambda: [0] * (len(OPERATIONS) * _BUCKETS))
@@ -48,7 +48,7 @@ class Snapshot(msgspec.Struct):
     log_lost: int = 0
 
     def plus(self, other: Snapshot) -> Snapshot:
-        """Both together."""
+        """Return the sum of both."""
         return Snapshot(
             [a + b for a, b in zip(self.requests, other.requests, strict=True)],
             [a + b for a, b in zip(self.times, other.times, strict=True)],
@@ -67,14 +67,14 @@ class Snapshot(msgspec.Struct):
 
 
 class Connections(msgspec.Struct, frozen=True):
-    """Those that are there now: open, without a request, and being answered."""
+    """Present connections: all open, those without a request, and those being answered."""
 
     open: int = 0
     idle: int = 0
     in_flight: int = 0
 
     def plus(self, other: Connections) -> Connections:
-        """Both together."""
+        """Return the sum of both."""
         return Connections(self.open + other.open, self.idle + other.idle, self.in_flight + other.in_flight)
 
 
@@ -82,17 +82,16 @@ class Traffic:
     """The counts of one process."""
 
     def __init__(self, observer: Observer | None = None) -> None:
-        """`observer` is told of every request, too: the access log."""
+        """`observer` is also called for every request: the access log."""
         self._counts = Snapshot()
         self._observer = observer
 
     def answered(
         self, request: Request, response: Response, began: float, first: float, received: int, sent: int
     ) -> None:
-        """A request has been answered, or its connection broke: times of `perf_counter`, bytes of the bodies.
+        """Count a request that was answered or broken off: times of `perf_counter`, bytes of the bodies.
 
-        `first` is when the first bytes of the answer were sent, 0.0 when that is now; `sent` is -1 for all of
-        `response.parts`.
+        `first` is the time of the answer's first bytes, 0.0 for now; `sent` is -1 for all of `response.parts`.
         """
         now = perf_counter()
         counts = self._counts
@@ -116,7 +115,7 @@ class Traffic:
             self._observer(request, response, took, (first or now) - began, received, sent, is_cut)
 
     def malformed(self, response: Response) -> None:
-        """What came was no request."""
+        """Count the answer to bytes that were no request."""
         self._counts.requests[_NONE * 5 + response.status // 100 - 1] += 1
         self._refused(response.code)
 
@@ -127,7 +126,7 @@ class Traffic:
         errors[code] = errors.get(code, 0) + 1
 
     def snapshot(self, server: HttpServer, log_lost: int) -> Snapshot:
-        """The sums so far, with what the server and the log count."""
+        """Return the sums so far, with the counts of the server and the log."""
         counts = self._counts
         counts.turned_away = server.turned_away
         counts.timed_out = server.timed_out
@@ -136,7 +135,7 @@ class Traffic:
 
 
 def connections_of(server: HttpServer) -> Connections:
-    """Looks at every connection: for whoever asks now and then."""
+    """Count the present connections; looks at each one, so call it only now and then."""
     found = list(server.connections)
     idle = sum(connection.is_idle for connection in found)
     return Connections(len(found), idle, len(found) - idle)

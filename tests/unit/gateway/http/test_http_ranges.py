@@ -121,9 +121,9 @@ def test_conditions_are_combined_as_s3_documents(headers: dict[bytes, bytes], ou
     [(None, True), (b'"tag"', True), (b'"other"', False), (b'W/"tag"', False), (AT, True), (AFTER, False)],
 )
 def test_a_range_is_served_only_of_the_object_that_if_range_names(
-    if_range: bytes | None, references: bool
+    if_range: bytes | None, holds: bool
 ) -> None:
-    assert range_holds(if_range, "tag", MODIFIED_S) is references
+    assert range_holds(if_range, "tag", MODIFIED_S) is holds
 
 
 @pytest.mark.parametrize(
