@@ -325,7 +325,7 @@ def test_memory_of_many_pages_is_let_go_beside_the_loop(monkeypatch: pytest.Monk
         original(mapped, descriptor)
         gone.put((threading.current_thread(), descriptor))
 
-    monkeypatch.setattr(lent_memory, "_let_go", close_later)
+    monkeypatch.setattr(lent_memory, "_close_later", close_later)
     with memory_of() as descriptor:
         os.pwrite(descriptor, bytes(BYTES), 0)
         memory = LentMemory(os.dup(descriptor), BYTES, writable=True)
