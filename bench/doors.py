@@ -1,9 +1,9 @@
-"""`python -m bench.doors`: how many files of the product one operation enters, and its calls from file to file.
+"""`python -m bench.doors`: the number of product files that one operation enters, and its calls from file to file.
 
-A put of 1 KB by the blocking client, a signed S3 GET of 1 KB, a read of 1 KB through the mount; each on a warm store,
-in every process that takes part, by `sys.setprofile`.  A call counts when caller and called stand in two files of the
-product; so does the resumption of a coroutine or generator.  The run with the fewest calls of several is printed: the
-others met work that goes on beside them.
+Three operations: a put of 1 KB by the blocking client, a signed S3 GET of 1 KB, a read of 1 KB through the mount;
+each on a warm store, in every process that takes part, by `sys.setprofile`.  A call counts if caller and callee are
+in two files of the product; so does the resumption of a coroutine or generator.  Of several runs, the one with the
+fewest calls is printed: the others include background work.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PACKAGES: Final = ("lakefs", "engine", "gateway", "fuse", "cli")
 RUNS: Final = 5
 WARM_UP: Final = 3
 SETTLED_S: Final = 1.5
-"""What an operation has left to do behind its answer is done by then; what goes on by itself is rare enough."""
+"""An operation's work after its answer ends within this time; background work is rare enough."""
 _TRACED: Final = "from bench.doors import traced; traced()"
 
 Pair = tuple[str, str]
 
 
 class Doors:
-    """Calls between files of the product in this process, while it is open."""
+    """Counts calls between files of the product in this process, while `is_open`."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -49,7 +49,7 @@ class Doors:
         self._names: dict[str, str | None] = {}
 
     def install(self) -> None:
-        """See the calls of this thread and of those that begin later."""
+        """Watch the calls of this thread and of threads that start later."""
         threading.setprofile(self._profile)
         sys.setprofile(self._profile)
 
@@ -72,7 +72,7 @@ class Doors:
 
 
 def traced() -> None:
-    """Run `lake` with its doors watched: SIGUSR1 opens them, SIGUSR2 writes what was seen to the first argument."""
+    """Run `lake` with calls counted: SIGUSR1 starts counting, SIGUSR2 writes the counts to the first argument."""
     target = Path(sys.argv.pop(1))
     doors = Doors()
 
@@ -95,7 +95,7 @@ def traced() -> None:
 
 
 class Traced:
-    """A process of `lake` whose doors are watched."""
+    """A process of `lake` whose calls are counted."""
 
     def __init__(self, folder: Path, ready: str, *arguments: str) -> None:
         self._target = folder / f"{arguments[0]}.json"
@@ -115,12 +115,12 @@ class Traced:
         raise RuntimeError(f"{arguments[0]} ended with {self._process.wait()}")
 
     def begin(self) -> None:
-        """Count from here."""
+        """Start counting."""
         self._process.send_signal(signal.SIGUSR1)
         time.sleep(0.1)
 
     def end(self) -> Counter[Pair]:
-        """Count to here."""
+        """Stop counting; return the counts."""
         self._process.send_signal(signal.SIGUSR2)
         while not self._target.exists():
             time.sleep(0.01)
@@ -129,7 +129,7 @@ class Traced:
         return Counter({(caller, called): count for caller, called, count in seen})
 
     def stop(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.terminate()
         assert self._process.stdout is not None
         self._process.stdout.read()
@@ -138,7 +138,7 @@ class Traced:
 
 @contextmanager
 def running(folder: Path, ready: str, *arguments: str) -> Iterator[Traced]:
-    """A traced process for the time of the block."""
+    """Context manager: a traced process for the block."""
     process = Traced(folder, ready, *arguments)
     try:
         yield process
@@ -147,7 +147,7 @@ def running(folder: Path, ready: str, *arguments: str) -> Iterator[Traced]:
 
 
 def counted(operation: Callable[[], object], processes: Sequence[Traced], own: Doors | None) -> Counter[Pair]:
-    """The calls between files that one operation makes, in the run that makes the fewest."""
+    """Return the calls between files that one operation makes, in the run that makes the fewest."""
     for _ in range(WARM_UP):
         operation()
     found: list[Counter[Pair]] = []
@@ -168,7 +168,7 @@ def counted(operation: Callable[[], object], processes: Sequence[Traced], own: D
 
 
 def row(what: str, calls: Counter[Pair], *, shows_files: bool) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     between = sum(count for (caller, called), count in calls.items() if caller and caller != called)
     files = {name for pair in calls for name in pair if name}
     listed = "".join(f"\n    {name}" for name in sorted(files)) if shows_files else ""

@@ -1,17 +1,17 @@
-"""Which admission serves the DRAM tier best: hit rates of candidates on three synthetic traces.
+"""Compares admission policies for the DRAM tier: hit rates on synthetic traces.
 
     python -m bench.dram_admission [--seed N]
 
-Nothing is timed and nothing is read: a tier of 1,000 equal places with demotion by CLOCK is played through each
-trace.  Candidates: everything is admitted (`all`), what a ghost list of the last reads has seen (`ghost`, as long as
-the tier, or four times), and TinyLFU as the engine has it.  `fills` are copies into the tier for 100 reads: what
-admission costs.  Traces:
+Nothing is timed or read: each trace is played through a tier of 1,000 equal places with demotion by CLOCK.
+Candidates: admit everything (`all`); admit what a ghost list of the last reads has seen twice (`ghost`, as long as
+the tier, or four times); and the engine's TinyLFU.  `fills` are copies into the tier for 100 reads: the cost of
+admission.  Traces:
 
 - `checkpoint`: checkpoints of 3,000 chunks, each read in order once or twice, by turns, while one read in five is of
-  800 others (zipf), which somebody goes on working with;
+  a working set of 800 other chunks (zipf);
 - `kv-reuse`: requests for the first blocks of 600 chains (zipf 0.9) of 4 to 64 blocks, whose ranks change slowly;
-- `loader`: six epochs of 4,000 chunks, each shuffled anew;
-- `loader-fits`: the same of 900 chunks, which fit.
+- `loader`: six epochs of 4,000 chunks, each in a new random order;
+- `loader-fits`: the same with 900 chunks, which fit.
 """
 
 from __future__ import annotations
@@ -32,57 +32,57 @@ Trace = Callable[[random.Random], Iterator[int]]
 
 
 class Policy(Protocol):
-    """What decides on places."""
+    """Decides which keys get places."""
 
     def note(self, key: int) -> None:
-        """A chunk was read."""
+        """Record a read of a chunk."""
 
     def admits(self, key: int, victim: int | None) -> bool:
-        """Whether it gets a place."""
+        """Return True if the key gets the victim's place."""
         ...
 
 
 class AdmitAll:
-    """No admission at all: plain CLOCK."""
+    """Admits everything: plain CLOCK."""
 
     def note(self, key: int) -> None:
-        """Nothing to remember."""
+        """Record nothing."""
 
     def admits(self, key: int, victim: int | None) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
 
 class Ghost:
-    """The second read within a window of the last distinct ones."""
+    """Admits a chunk at its second read within a window of the last distinct ones."""
 
     def __init__(self, window: int) -> None:
         self._window = window
         self._seen: OrderedDict[int, int] = OrderedDict()
 
     def note(self, key: int) -> None:
-        """Count it, and forget the oldest."""
+        """Count the read, and forget the oldest key."""
         self._seen[key] = self._seen.pop(key, 0) + 1
         if len(self._seen) > self._window:
             self._seen.popitem(last=False)
 
     def admits(self, key: int, victim: int | None) -> bool:
-        """Whether it was seen twice."""
+        """Return True if the key was seen twice."""
         return self._seen.get(key, 0) >= 2
 
 
 class TinyLfu:
-    """The engine's own."""
+    """The engine's own policy."""
 
     def __init__(self) -> None:
         self._admission = Admission(PLACES)
 
     def note(self, key: int) -> None:
-        """Count it."""
+        """Record the read in the engine's sketch."""
         self._admission.note(_digest(key))
 
     def admits(self, key: int, victim: int | None) -> bool:
-        """What the engine would say."""
+        """Return the engine's decision."""
         return self._admission.admits(_digest(key), None if victim is None else _digest(victim))
 
 
@@ -104,7 +104,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 def play(trace: Iterator[int], policy: Policy) -> tuple[float, float]:
-    """Hits and fills, of 100 reads each, of a tier with demotion by CLOCK."""
+    """Return hits and fills per 100 reads, of a tier with demotion by CLOCK."""
     slots: list[int] = []
     used: list[bool] = []
     where: dict[int, int] = {}
@@ -135,7 +135,7 @@ def play(trace: Iterator[int], policy: Policy) -> tuple[float, float]:
 
 
 def checkpoint(rng: random.Random) -> Iterator[int]:
-    """Checkpoints read once or twice, beside a working set."""
+    """Yield checkpoints read once or twice, mixed with a working set."""
     working = _Zipf(rng, 800, 0.9)
     for number in range(8):
         for _ in range(1 + number % 2):
@@ -146,7 +146,7 @@ def checkpoint(rng: random.Random) -> Iterator[int]:
 
 
 def kv_reuse(rng: random.Random) -> Iterator[int]:
-    """Prefixes of chains of blocks, by popularity that drifts."""
+    """Yield prefixes of chains of blocks, by popularity that drifts."""
     chains = [rng.randint(4, 64) for _ in range(600)]
     popularity = _Zipf(rng, len(chains), 0.9)
     ranks = list(range(len(chains)))
@@ -160,7 +160,7 @@ def kv_reuse(rng: random.Random) -> Iterator[int]:
 
 
 def loader(count: int) -> Trace:
-    """Epochs of `count` chunks, each in an order of its own."""
+    """Return a trace of epochs of `count` chunks, each in its own order."""
 
     def trace(rng: random.Random) -> Iterator[int]:
         chunks = list(range(count))
@@ -178,7 +178,7 @@ class _Zipf:
         self._weights = list(accumulate(1 / (rank + 1) ** exponent for rank in range(count)))
 
     def draw(self) -> int:
-        """A rank, small ones more often."""
+        """Return a rank; small ones are more likely."""
         return self._rng.choices(self._ranks, cum_weights=self._weights)[0]
 
 

@@ -1,12 +1,12 @@
-"""`python -m bench.report [FILE...]`: what runs of the bench measured, as docs/performance.md with plots.
+"""`python -m bench.report [FILE...]`: writes bench results as docs/performance.md with plots.
 
-Results are taken from these files, by default all that `bench.run` wrote to bench/out: of each scenario the newest, on
-the kind of machine that the newest file is from; quick runs mean nothing and are left out.  Wins and losses stand side
-by side, each with the command that measures it again, its date, and how its load was checked.
+Results are read from these files, by default all that `bench.run` wrote to bench/out: the newest of each scenario, on
+the kind of machine that the newest file is from; quick runs mean nothing and are left out.  Wins and losses stand
+side by side, each with the command that measures it again, its date, and how its load was checked.
 
-Words are kept apart: `bench/report_notes.md` has a heading for a scenario (`## NAME`) or for a whole section
-(`## NAME-`, as its scenarios begin), and what stands below it comes below that scenario's figures.  A goal that is
-missed and has no words is told of on stderr.
+Prose is kept apart: `bench/report_notes.md` has a heading for a scenario (`## NAME`) or for a whole section (`##
+NAME-`, the prefix of its scenarios), and the text below it is printed below that scenario's figures.  A missed goal
+without prose is reported on stderr.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ SECTIONS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
 )
 _OTHERS: Final = "More"
 TIPS: Final = 8
-"""Functions that a profile names."""
+"""Functions that a profile lists."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The newest result of a scenario, and the run that it is from."""
+    """The newest result of a scenario, and its run."""
 
     name: str
     result: Mapping[str, Any]
@@ -59,7 +59,8 @@ class Found:
 
 
 def collected(files: Sequence[Path]) -> list[Found]:
-    """The newest result of each scenario; of quick runs and other machines than the newest file's, none."""
+    """Return the newest result of each scenario, without quick runs and other kinds of machine than the newest
+    file's."""
     documents = sorted(
         (json.loads(path.read_text()) for path in files), key=lambda found: found["machine"]["date"]
     )
@@ -76,7 +77,7 @@ def collected(files: Sequence[Path]) -> list[Found]:
 
 
 def notes_of(path: Path) -> dict[str, str]:
-    """What people wrote, by heading."""
+    """Return the written notes, by heading."""
     if not path.exists():
         return {}
     parts = re.split(r"^## +(\S+)[ \t]*$", path.read_text(), flags=re.MULTILINE)
@@ -90,12 +91,12 @@ class Report:
         self.plots: dict[str, str] = {}
         """SVG by file name."""
         self.unexplained: list[str] = []
-        """Scenarios with a missed goal and no words, neither their own nor of all that begin so."""
+        """Scenarios with a missed goal and no notes, neither their own nor their section's."""
         self._found = found
         self._notes = notes
 
     def page(self) -> str:
-        """Markdown."""
+        """Return the page as Markdown."""
         rows = [row for found in self._found for row in found.result["rows"]]
         parts = [_head(self._found), _summary(rows)]
         for title, members in self._sections():
@@ -177,7 +178,7 @@ class Report:
             yield f"![{found.name}: latency by percentile]({PLOTS}/{name})\n"
 
     def _profiles(self, found: Found) -> Iterator[str]:
-        """A flame graph for each role, and what is at the tips of its flames."""
+        """Yield a flame graph for each role, and a table of the functions at the tips of its flames."""
         for role, stacks in found.result.get("profile", {}).items():
             stacks = below_all(stacks)
             name = f"{found.name}-{role}.svg"
@@ -248,7 +249,7 @@ def _value(row: Mapping[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    """On one line, and no end of a cell."""
+    """Return the text as a table cell: on one line, with `|` escaped."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -265,7 +266,7 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _ratios(found: Found) -> Iterator[svg.Ratio]:
-    """Rows that compare with others, turned so that above 1 is ahead."""
+    """Yield rows that compare with another side, turned so that above 1 is ahead."""
     for row in found.result["rows"]:
         if row["unit"] != "x" or row["could_not_run"] or not 0 < row["value"] < math.inf:
             continue
@@ -292,7 +293,7 @@ def _higher_is_better(found: Found, row: Mapping[str, Any]) -> bool:
 
 
 def _rounds(found: Found) -> str:
-    """How many rounds there were: a scenario may have fewer than its run was asked for."""
+    """Return the number of rounds: a scenario may have fewer than its run requested."""
     result = found.result
     counts = {len(result[name]) for name in ("ours", "rounds", "alone") if isinstance(result.get(name), list)}
     counts |= {len(side["rounds"]) for side in result.get("sides", {}).values()}
@@ -318,7 +319,7 @@ def _curve(buckets: Sequence[tuple[int, int]]) -> svg.Curve:
 
 
 def write(found: Sequence[Found], notes: Mapping[str, str], folder: Path) -> list[str]:
-    """The page and its plots below a folder; plots that are no more are removed.  The unexplained shortfalls."""
+    """Write the page and its plots below a folder, and remove old plots.  Return the misses without notes."""
     report = Report(found, notes)
     page = report.page()
     plots = folder / PLOTS
@@ -333,7 +334,7 @@ def write(found: Sequence[Found], notes: Mapping[str, str], folder: Path) -> lis
 
 
 def main() -> int:
-    """The command."""
+    """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.report", description=(__doc__ or "").split("\n")[0]
     )

@@ -1,12 +1,12 @@
 """`python -m bench.run [SCENARIO...]`: measure, print a table, write JSON to bench/out/.
 
-Figures are honest only on a quiet machine; the spread beside each tells how quiet it was.  `--quick` moves next to
+Figures are honest only on a quiet machine; the spread beside each shows how quiet it was.  `--quick` moves almost
 nothing: it shows that every scenario works, and its figures mean nothing.
 
-A run of all ends within the hour: what would no longer fit is listed with that reason.
+A run of all ends within the hour: a scenario that no longer fits is listed with that reason.
 
-A scenario that fails has its traceback printed and its reason in the result; the others run all the same, and the exit
-code says it.  What was measured is written after each scenario, so that a run that is ended keeps it.
+A scenario that fails has its traceback printed and its reason in the result; the others still run, and the exit code
+reports it.  The results are written after each scenario, so that an interrupted run keeps them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from bench.trend import record
 
 OUT = ROOT / "bench" / "out"
 WITHIN_S = WHOLE_RUN_S - 60.0
-"""The last scenario may take longer than it should."""
+"""Leaves room for a last scenario that takes longer than planned."""
 
 
 def main() -> int:
-    """The command; its exit code: 0 when every scenario ran, whatever it measured; 1 when one failed."""
+    """Run the command.  Exit code 0 if every scenario ran, whatever it measured; 1 if one failed."""
     options = _parse()
     wanted = options.scenario or [""]
     names = [name for word in wanted for name in SCENARIOS if _meant(word, name)]
@@ -54,7 +54,7 @@ def main() -> int:
     if options.record and options.quick:
         print("a quick run is not recorded: its figures mean nothing", file=sys.stderr)
         return 2
-    # What was started and mounted is taken away then, too.
+    # So that processes are stopped and mounts removed on SIGTERM, too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     OUT.mkdir(parents=True, exist_ok=True)
     target = options.json or OUT / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 class _Whole:
-    """All scenarios of one run: what they gave, and the file that it is in."""
+    """All scenarios of one run: their results, and the file that holds them."""
 
     def __init__(self, work: Path, scale: Scale, target: Path) -> None:
         self.rows: list[Row] = []
@@ -101,7 +101,7 @@ class _Whole:
         }
 
     def warn_of(self, names: Sequence[str]) -> None:
-        """Say before the first scenario which ones have no room on the disk, while something can be done about it."""
+        """Report before the first scenario which ones lack disk space, while the user can still act."""
         bench = Bench(self._work, self._scale)
         for name in names:
             scenario = SCENARIOS[name]
@@ -109,7 +109,7 @@ class _Whole:
                 print(f"{name} will not run: {lack}; --dir says where else to measure", file=sys.stderr)
 
     def fits(self, name: str, within_s: float) -> bool:
-        """Whether there is time for it; what does not fit is listed with that reason."""
+        """Return True if there is time for it; otherwise list it with that reason."""
         elapsed_s = time.monotonic() - self._begin_s
         if self._scale.quick or elapsed_s + expected_s(name, SCENARIOS[name]) <= within_s:
             return True
@@ -118,7 +118,7 @@ class _Whole:
         return False
 
     def take(self, name: str) -> None:
-        """Run one, print it, and write what there is so far."""
+        """Run one scenario, print it, and write the results so far."""
         folder = self._work / name
         folder.mkdir()
         begin = time.monotonic()
@@ -133,7 +133,7 @@ class _Whole:
         self._note(name, rows, measured, time.monotonic() - begin)
 
     def _note(self, name: str, rows: Sequence[Row], measured: dict[str, Any], elapsed_s: float) -> None:
-        """In the file, and on the terminal."""
+        """Write a scenario's rows to the file, and print them."""
         found = {
             "rows": [asdict(row) for row in rows],
             "elapsed_s": round(elapsed_s, 1),
@@ -150,13 +150,13 @@ class _Whole:
         print(f"{'':10}({elapsed_s:.0f} s)", file=sys.stderr)
 
     def close(self) -> None:
-        """Give back what scenarios share."""
+        """Close what scenarios share."""
         for prepared in self._shared.values():
             prepared.close()
 
 
 def _print_plan(names: Sequence[str]) -> int:
-    """How long each takes, what it took last time, and all together."""
+    """Print the expected and last time of each scenario, and the total."""
     seconds = {name: expected_s(name, SCENARIOS[name]) for name in names}
     took: dict[str, float] = {}
     for path in sorted(OUT.glob("*.json")):
@@ -171,7 +171,7 @@ def _print_plan(names: Sequence[str]) -> int:
 
 
 def _meant(word: str, name: str) -> bool:
-    """A scenario is asked for by its name, or with others by what their names begin with: `peers`."""
+    """Return True if a word selects a scenario: by its name, or by a prefix such as `peers`."""
     return word in ("", name) or (word not in SCENARIOS and name.startswith(f"{word}-"))
 
 
@@ -210,7 +210,7 @@ def _line(row: Row) -> str:
 
 
 def _table(title: str, lines: list[list[str]]) -> str:
-    """A scenario's own table; as documents have it, with its columns in line."""
+    """Format a scenario's own table as Markdown, with its columns aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
     padded.insert(1, ["-" * width for width in widths])

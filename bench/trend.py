@@ -1,9 +1,10 @@
-"""What changed since a scenario was last recorded on such a machine: `python -m bench.trend [FILE]`.
+"""`python -m bench.trend [FILE]`: changes since a scenario was last recorded on such a machine.
 
-`bench/trends/NAME.jsonl` has a line for each run that was recorded (`--record`; nothing else writes there): the machine
-and its kind, the commit, the date, and the figures with their spread.  A result is compared with the last older line of
-the same kind.  What is worse by more than `CHANGE` is told, and the exit code is 1; so is what is better, without one.
-A change whose old value lies within the new spread is told as `within the spread`: noise, until it comes again.
+`bench/trends/NAME.jsonl` has a line for each recorded run (`--record`; nothing else writes there): the machine and
+its kind, the commit, the date, and the figures with their spread.  A result is compared with the last older line of
+the same kind of machine.  A figure that changed by more than `CHANGE` is printed; if one is worse, the exit code is
+1.  A change whose old value lies within the new spread is printed as `within the spread`: noise, until it happens
+again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LOWER: Final = "lower"
 
 @dataclass(frozen=True)
 class Point:
-    """A figure of one run: its median, its spread, and which way is good (empty: nobody says)."""
+    """A figure of one run: its median, its spread, and which direction is better (empty: unknown)."""
 
     value: float
     low: float
@@ -38,7 +39,7 @@ class Point:
 
 
 def points_of(result: Mapping[str, Any]) -> dict[str, Point]:
-    """The figures of one scenario's result, by what they are."""
+    """Return the figures of one scenario's result, by title."""
     if result.get("kind") == "sampled":
         return dict(_sampled_points(result))
     found: dict[str, Point] = {}
@@ -61,7 +62,7 @@ def _sampled_points(result: Mapping[str, Any]) -> Iterator[tuple[str, Point]]:
 
 
 def line_of(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What is recorded of one scenario of a run."""
+    """Return the line that records one scenario of a run."""
     machine = document["machine"]
     result = document["scenarios"][name]
     return {
@@ -75,7 +76,7 @@ def line_of(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def record(document: Mapping[str, Any], folder: Path = TRENDS) -> list[Path]:
-    """Add a line for each scenario that was measured; ValueError for a quick run, whose figures mean nothing."""
+    """Add a line for each measured scenario; ValueError for a quick run, whose figures mean nothing."""
     if document["quick"]:
         raise ValueError("a quick run is not recorded: its figures mean nothing")
     folder.mkdir(exist_ok=True)
@@ -91,7 +92,7 @@ def record(document: Mapping[str, Any], folder: Path = TRENDS) -> list[Path]:
 
 
 def last_recorded(folder: Path, name: str, kind: str, before: str) -> dict[str, Any] | None:
-    """The last line of a scenario from such a machine and from before that date; None when there is none."""
+    """Return the last line of a scenario from such a machine and from before that date; None if there is none."""
     path = folder / f"{name}.jsonl"
     lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
     older = [line for line in lines if line["kind"] == kind and line["date"] < before]
@@ -110,22 +111,22 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """Now / before."""
+        """The new value divided by the old."""
         return self.now.value / self.before.value
 
     @property
     def within_spread(self) -> bool:
-        """Whether the rounds of now reach what was before."""
+        """True if the old value lies within the spread of the new rounds."""
         return self.now.low <= self.before.value <= self.now.high
 
     @property
     def costs(self) -> bool:
-        """Whether it is worse, and no noise."""
+        """True if the figure is worse, beyond noise."""
         worse = _LOWER if self.ratio > 1 else _HIGHER
         return self.now.better == worse and not self.within_spread
 
     def told(self) -> str:
-        """One line."""
+        """Return the change as one line."""
         known = {_HIGHER: self.ratio > 1, _LOWER: self.ratio < 1}.get(self.now.better)
         word = "moved " if known is None else "better" if known else "WORSE "
         noise = ", within the spread" if self.within_spread else ""
@@ -134,7 +135,8 @@ class Change:
 
 
 def changes(document: Mapping[str, Any], folder: Path = TRENDS) -> tuple[list[Change], list[str]]:
-    """What moved by more than `CHANGE`; and the scenarios that have nothing to be compared with."""
+    """Return the figures that moved by more than `CHANGE`, and the scenarios without an older line to compare
+    with."""
     found: list[Change] = []
     new: list[str] = []
     for name in document["scenarios"]:
@@ -151,12 +153,12 @@ def changes(document: Mapping[str, Any], folder: Path = TRENDS) -> tuple[list[Ch
 
 
 def newest(folder: Path = OUT) -> Path | None:
-    """The last result that a run wrote."""
+    """Return the newest result that a run wrote."""
     return max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, default=None)
 
 
 def main() -> int:
-    """The command; its exit code: 1 when something costs more than it did."""
+    """Run the command; exit code 1 if a figure is worse than it was."""
     parser = argparse.ArgumentParser(prog="python -m bench.trend", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", nargs="?", type=Path, help="of bench.run; default the newest of bench/out")
     parser.add_argument("--record", action="store_true", help="add it to bench/trends")

@@ -197,9 +197,9 @@ class OpenFile:
 
     async def _opened_object(self, *, lease: bool) -> Opened:
         mount = self._mount
-        return await mount.lake.run(
+        return await mount.driver.run(
             open_object(
-                mount.lake.steps.access(None), mount.table.name_of(self.inode), lease=lease, durable=False
+                mount.driver.steps.access(None), mount.table.name_of(self.inode), lease=lease, durable=False
             )
         )
 
@@ -257,7 +257,7 @@ class OpenFile:
 
     def _new_reader(self, opened: Opened) -> BlobReader:
         mount = self._mount
-        return BlobReader(mount.lake, mount.offload, mount.read_buffers, opened)
+        return BlobReader(mount.driver, mount.offload, mount.read_buffers, opened)
 
     async def _stored(self) -> BlobReader | None:
         """The stored content; None for a new file.  KeyNotFound, PreconditionFailed when it is not to be had."""
@@ -298,7 +298,7 @@ class OpenFile:
         if self._behind is None:
             if staged.size < BEGIN_BYTES or staged.base_bytes:
                 return
-            self._behind = WriteBehind(self._mount.lake.steps, staged)
+            self._behind = WriteBehind(self._mount.driver.steps, staged)
         self._behind.changed(offset, end)
         if self._behind.has_work() and self._behind_is_idle.is_set():
             self._behind_is_idle = trio.Event()
@@ -307,7 +307,7 @@ class OpenFile:
     async def _run_behind(self, behind: WriteBehind, idle: trio.Event) -> None:
         try:
             async with self._mount.writers_behind:
-                await self._mount.lake.run(behind.run())
+                await self._mount.driver.run(behind.run())
         except LakeError as error:
             _log.info(
                 "write-behind ended; the rest is stored at close", name=self.inode.name, error=error.message
@@ -327,7 +327,7 @@ class OpenFile:
 
     async def _give_back_behind(self, behind: WriteBehind, idle: trio.Event) -> None:
         await idle.wait()
-        await self._mount.lake.run(behind.end())
+        await self._mount.driver.run(behind.end())
 
     async def _staging(self) -> StagedFile:
         if self._staged is None:
@@ -444,9 +444,9 @@ class OpenFile:
         keep_node = inode.node
         for attempt in range(_COMMIT_ATTEMPTS):
             try:
-                return await mount.lake.run(
+                return await mount.driver.run(
                     store_staged(
-                        mount.lake.steps,
+                        mount.driver.steps,
                         self._staged,
                         None if self._reader is None else self._reader.opened,
                         mount.table.name_of(inode),

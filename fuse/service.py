@@ -22,7 +22,7 @@ from fuse.staging.folder import StagingFolder
 from fuse.state.attributes import Owner
 from fuse.state.inodes import InodeTable
 from fuse.state.mount import Mount, now_ns
-from lakefs.client.trio.lake import TrioLake
+from lakefs.client.trio.driver import TrioDriver
 from lakefs.client.trio.reconnecting import connect_reconnecting
 from lakefs.errors import LakeError
 from lakefs.host.offload import ThreadOffload
@@ -45,11 +45,11 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
                 address, token=token, patience_s=options.engine_wait_s, silence_s=options.engine_silence_s
             ) as engine,
         ):
-            lake = TrioLake(engine, offload, network=address.startswith("tcp"))
+            driver = TrioDriver(engine, offload, network=address.startswith("tcp"))
             owner = Owner(os.getuid(), os.getgid())
             table = InodeTable(owner.bare_folder(_ROOT_MODE, now_ns()), options.bucket)
             async with trio.open_nursery() as nursery:
-                mount = Mount(lake, engine, offload, staging, table, owner, options, nursery)
+                mount = Mount(driver, engine, offload, staging, table, owner, options, nursery)
                 await _look_at_root(mount)
                 nursery.start_soon(Watcher(mount, engine).run)
                 nursery.start_soon(mount.give_leases_back)
@@ -66,7 +66,7 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
                     with trio.CancelScope(shield=True):
                         await operations.release_all(max(0.0, mount.end_by - trio.current_time()))
                 nursery.cancel_scope.cancel()
-            await lake.aclose()
+            await driver.aclose()
             _tell_unstored(mount)
     finally:
         staging.close()

@@ -4,7 +4,7 @@
     with lakefs.connect() as lake:
         lake.put("models/x", data)
 
-`import lakefs` is cheap: a client is loaded when its name is first used, and trio only for `connect_trio`.
+`import lakefs` is cheap: it loads a client when its name is first used, and trio only for `connect_trio`.
 """
 
 from __future__ import annotations

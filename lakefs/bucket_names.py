@@ -1,11 +1,11 @@
-"""Names of buckets: which ones a store can hold, and the stricter rules for a bucket that is made.
+"""Rules for bucket names: those that a store can hold, and the stricter ones for new buckets.
 
 The name of a new bucket keeps S3's rules for general purpose buckets (Amazon S3 User Guide, "General purpose bucket
-naming rules"), so that every S3 client, and the host names of virtual-host style, can use it.  A store can hold buckets
-with other names, from before it had these rules: shorter ones, capitals, `_`.  They are looked up, changed and removed
-as any other; only making one is refused.
+naming rules"), so that every S3 client, and the host names of virtual-host style, can use it.  A store can hold
+buckets with other names, made before it had these rules: shorter ones, capitals, `_`.  They can be looked up, changed
+and removed like any other; only creating one is refused.
 
-S3 keeps the suffix `-an` for one kind of general purpose bucket, so a bucket here may have it.
+S3 reserves the suffix `-an` for one kind of general purpose bucket, so a bucket here may have it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lakefs.limits import BUCKET_NAME_BYTES_MAX, BUCKET_NAME_BYTES_MIN
 from lakefs.names import shown
 
 _ANY: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_NO_CHARACTER_OF_A_NEW_ONE: Final = re.compile(r"[^a-z0-9.-]")
+_FORBIDDEN_CHARACTER: Final = re.compile(r"[^a-z0-9.-]")
 _ADDRESS: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+")
 _RESERVED_PREFIXES: Final = ("xn--", "sthree-", "amzn-s3-demo-")
 _RESERVED_SUFFIXES: Final = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
@@ -27,7 +27,7 @@ _NAMES_CACHED: Final = 1024
 
 
 def is_bucket_name(name: str) -> bool:
-    """Whether a store can hold a bucket of that name."""
+    """Return True if a store can hold a bucket of that name."""
     return len(name) <= BUCKET_NAME_BYTES_MAX and _is_bucket_name(name)
 
 
@@ -37,18 +37,18 @@ def _is_bucket_name(name: str) -> bool:
 
 
 def check_new_bucket_name(name: str) -> None:
-    """Raise InvalidName, with the rule that is broken, for a name that no new bucket may have."""
+    """Raise InvalidName, with the broken rule, for a name that no new bucket may have."""
     if broken_rule(name):
         raise invalid_bucket_name(name)
 
 
 def invalid_bucket_name(name: str) -> InvalidName:
-    """The error about a name that breaks a rule."""
+    """Return the error for a name that breaks a rule."""
     return InvalidName(f"bucket name {shown(name)} is not valid: {broken_rule(name)}", subject=shown(name))
 
 
 def broken_rule(name: str) -> str:
-    """The rule for new buckets that the name breaks, with an example; "" when it keeps all."""
+    """Return the rule for new buckets that the name breaks, with an example; "" if it keeps all rules."""
     rule = _broken_rule(name)
     return f"{rule}; for example: my-models" if rule else ""
 
@@ -56,7 +56,7 @@ def broken_rule(name: str) -> str:
 def _broken_rule(name: str) -> str:
     if not BUCKET_NAME_BYTES_MIN <= len(name) <= BUCKET_NAME_BYTES_MAX:
         return f"it has {len(name)} characters; use {BUCKET_NAME_BYTES_MIN} to {BUCKET_NAME_BYTES_MAX}"
-    if _NO_CHARACTER_OF_A_NEW_ONE.search(name):
+    if _FORBIDDEN_CHARACTER.search(name):
         return "use lower-case letters, digits, '.' and '-' only"
     if not (name[0].isalnum() and name[-1].isalnum()):
         return "begin and end it with a letter or a digit"

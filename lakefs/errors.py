@@ -1,8 +1,8 @@
 """The error tree, and the one table that gives each class its wire code, exit code and HTTP status.
 
-Four branches: what the user can mend, what operation must mend (retryable or not), damage, and bugs.
-Everything that crosses a port is one of these; faces translate once, at the edge, from this table.
-A message says what happened, to which object, and what to do next.
+Four branches: errors that the user can mend, errors that operation must mend (retryable or not), damage, and bugs.
+Every error that crosses a port is one of these classes.  Faces translate once, at the edge, from this table. A
+message says what happened, to which object, and what to do next.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from lakefs.findings import Finding
 
 
 class LakeError(Exception):
-    """Root of the tree.  `subject` names the object concerned, when there is one.
+    """Root of the tree.  `subject` names the object concerned, if there is one.
 
-    `finding` is the kind that fsck and scrub report it as: the raiser's choice, or the class's own.  It is not sent.
+    `finding` is the kind under which fsck and scrub report the error: given by the raiser, or else the class's own.
+    It is not sent over the wire.
     """
 
     wire_code: ClassVar[int] = 0
@@ -45,7 +46,7 @@ class CorruptionError(LakeError):
 
 
 class BugError(LakeError):
-    """A rule of ours was broken by ourselves."""
+    """The product broke one of its own rules."""
 
 
 class InvalidArgument(UserError):
@@ -65,7 +66,7 @@ class KeyNotFound(UserError):
 
 
 class KeyDeleted(KeyNotFound):
-    """The key is not there because a delete marker says so; its bucket keeps versions."""
+    """The key's current version is a delete marker; its bucket keeps versions."""
 
 
 class VersionNotFound(KeyNotFound):
@@ -73,27 +74,27 @@ class VersionNotFound(KeyNotFound):
 
 
 class VersionIsMarker(UserError):
-    """The version that was named is a delete marker, which has no content."""
+    """The named version is a delete marker, which has no content."""
 
 
 class AlreadyExists(UserError):
-    """The name is taken and the request asked for a new one."""
+    """The name is taken and the request wanted a new one."""
 
 
 class BucketNotEmpty(UserError):
-    """A bucket with names in it is not removed."""
+    """The bucket still contains names, so it is not removed."""
 
 
 class FolderNotEmpty(UserError):
-    """A folder with names in it is not replaced or removed."""
+    """The folder still contains names, so it is not replaced or removed."""
 
 
 class IsAFolder(UserError):
-    """An object was asked for and the name is a folder."""
+    """The request wants an object, and the name is a folder."""
 
 
 class NotAFolder(UserError):
-    """A folder was asked for and the name, or a part of it, is an object."""
+    """The request wants a folder, and the name or a part of it is an object."""
 
 
 class PreconditionFailed(UserError):
@@ -129,25 +130,25 @@ class UploadNotFound(UserError):
 
 
 class InvalidPart(UserError):
-    """A part of a multipart upload that is not there, is another than the one meant, or cannot be one."""
+    """A part of a multipart upload does not exist, differs from the part meant, or cannot be a part."""
 
 
 class InvalidPartOrder(UserError):
-    """The parts of a multipart upload are not listed in ascending order of their numbers."""
+    """The parts of a multipart upload are not listed in ascending order of part number."""
 
 
 class PartTooSmall(UserError):
-    """A part of a multipart upload other than the last is under the least size."""
+    """A part of a multipart upload, other than the last, is smaller than the minimum."""
 
 
 class EngineUnreachable(OperationalError):
-    """Nobody serves at the address, or the engine was lost and did not come back in time."""
+    """Nothing listens at the address, or the engine was lost and did not return in time."""
 
     retryable = True
 
 
 class EngineBusy(OperationalError):
-    """A bound of the engine is reached; try again."""
+    """A limit of the engine is reached; try again."""
 
     retryable = True
 
@@ -175,7 +176,7 @@ class ChunkNotFound(OperationalError):
 
 
 class StoreFull(OperationalError):
-    """No room for payload.  Removing names and running gc works."""
+    """No space for payload is left.  Removing names and running gc still work."""
 
 
 class StoreLocked(OperationalError):
@@ -201,7 +202,7 @@ class AddressInUse(OperationalError):
 
 
 class Unchecked(OperationalError):
-    """A check could not be made, so nothing is known of what it was to check."""
+    """A check could not run, so the state of what it covers is unknown."""
 
 
 class DiskFailed(OperationalError):
@@ -237,12 +238,12 @@ class ProtocolError(BugError):
 
 
 class InternalError(BugError):
-    """An invariant of ours does not hold; please report it."""
+    """An internal invariant does not hold; please report it."""
 
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """What one class answers as, on each face that has no table of its own."""
+    """The codes of one error class, for every face that has no table of its own."""
 
     error: type[LakeError]
     wire_code: int

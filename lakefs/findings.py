@@ -1,8 +1,8 @@
-"""Kinds of findings: all that fsck, scrub and repair report of a store, each with a code that scripts match.
+"""Kinds of findings: all that fsck, scrub and repair report about a store, each with a code that scripts can match.
 
-The code is the member's name in lower case, with hyphens: `CHUNK_DAMAGED` is `chunk-damaged`.  Codes are kept from
-release to release; a new kind gets a new one.  The severity is the kind's, so no finding can have another.  The
-message of a finding says more, and may change.
+The code is the member's name in lower case, with hyphens: `CHUNK_DAMAGED` is `chunk-damaged`.  Codes stay the same
+from release to release; a new kind gets a new code.  The severity belongs to the kind, so all findings of one kind
+have the same.  A finding's message says more, and may change between releases.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class Finding(Enum):
-    """What was found; the value says what it means and what to do."""
+    """One kind of finding; the value says what it means and what to do."""
 
     # payload
     CHUNK_DAMAGED = "The stored bytes do not match their checksum. Put the same bytes again."
@@ -86,16 +86,16 @@ class Finding(Enum):
 
     @property
     def code(self) -> str:
-        """The stable name, for scripts."""
+        """The stable code, for scripts."""
         return self.name.lower().replace("_", "-")
 
     @property
     def severity(self) -> str:
-        """`damage`: something that was stored cannot be served as it was.  `note`: nothing is affected."""
+        """`damage`: something stored can no longer be served as it was.  `note`: no stored object is affected."""
         return "note" if self in _NOTES else "damage"
 
     def as_json(self, subject: str, message: str) -> dict[str, str]:
-        """A finding of this kind as documents list it."""
+        """Return a finding of this kind as JSON documents list it."""
         return {"severity": self.severity, "code": self.code, "object": subject, "message": message}
 
 

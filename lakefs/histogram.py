@@ -1,9 +1,9 @@
-"""How long operations took, in a fixed number of buckets whatever their number: the layout of HdrHistogram.
+"""Histogram of durations, with a fixed number of buckets however many are recorded: the layout of HdrHistogram.
 
-Values are whole nanoseconds.  Below `_LINEAR` each has a bucket of its own; above, every doubling is cut into `_HALF`
-buckets of one width, so that a bucket is at most 1/128 of its values wide: a percentile is right to 0.8%.  A value
-beyond an hour counts as an hour.  Nothing here is locked: one thread records, or each has a histogram and they are
-added up.
+Values are whole nanoseconds.  Below `_LINEAR` each value has its own bucket.  Above, every doubling is cut into
+`_HALF` buckets of equal width, so a bucket is at most 1/128 of its values wide, and a percentile is right to 0.8%.  A
+value beyond an hour counts as an hour.  Nothing here is locked: one thread records, or each thread has its own
+histogram and the histograms are added.
 
 Source: Gil Tene, HdrHistogram, "Configuration Parameters" (the sub-bucket scheme).
 """
@@ -37,42 +37,43 @@ _BUCKETS: Final = _bucket(HISTOGRAM_MAX_NS) + 1
 
 
 class Histogram:
-    """Counts of durations.  At most `_BUCKETS` counters, 5 thousand, however many values are recorded."""
+    """Counts of durations.  At most `_BUCKETS` counters (about 5,000), however many values are recorded."""
 
     __slots__ = ("_counts", "count", "highest_ns")
 
     def __init__(self) -> None:
         self.count = 0
-        """Values that were recorded."""
+        """Number of recorded values."""
         self.highest_ns = 0
-        """The largest of them, exactly."""
+        """Largest recorded value, exact."""
         self._counts = [0] * _BUCKETS
 
     @classmethod
     def of_seconds(cls, values_s: Iterable[float]) -> Histogram:
-        """Of durations in seconds."""
+        """Return a histogram of durations given in seconds."""
         made = cls()
         for value_s in values_s:
             made.record(int(value_s * 1e9))
         return made
 
     def record(self, value_ns: int, times: int = 1) -> None:
-        """Count a duration, in ns; a negative one counts as none."""
+        """Count a duration, in ns, `times` times; a negative one counts as 0."""
         value_ns = min(max(0, value_ns), HISTOGRAM_MAX_NS)
         self._counts[_bucket(value_ns)] += times
         self.count += times
         self.highest_ns = max(self.highest_ns, value_ns)
 
     def add(self, other: Histogram) -> None:
-        """Count all that another has counted."""
+        """Add all counts of another histogram to this one."""
         self._counts = [mine + its for mine, its in zip(self._counts, other._counts, strict=True)]
         self.count += other.count
         self.highest_ns = max(self.highest_ns, other.highest_ns)
 
     def percentile_ns(self, share: float) -> int:
-        """The duration that `share` (0 to 1) of all values do not exceed, right to 0.8%; ValueError for no values.
+        """Return the duration that `share` (0 to 1) of all values do not exceed, right to 0.8%; ValueError for no
+        values.
 
-        The highest value of the bucket, as HdrHistogram has it: never less than what was measured.
+        The result is the highest value of its bucket, as in HdrHistogram: never less than the measured value.
         """
         if not self.count:
             raise ValueError("no values were recorded")
@@ -85,5 +86,5 @@ class Histogram:
         raise AssertionError("counts do not add up")
 
     def buckets(self) -> Iterator[tuple[int, int]]:
-        """(smallest value of the bucket in ns, count) of each bucket that is not empty, rising."""
+        """Yield (smallest value of the bucket in ns, count) of each bucket that is not empty, in ascending order."""
         return ((_lowest(bucket), count) for bucket, count in enumerate(self._counts) if count)

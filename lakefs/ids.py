@@ -1,10 +1,10 @@
-"""Identifiers: what names bytes, nodes, places and processes.
+"""Identifiers of chunks, blobs, nodes, segments, domains and processes.
 
-A chunk is named by the BLAKE3-256 of its bytes and one byte that says what the bytes are.  Manifests are
-hashed under a derive-key context of their own, so no user's bytes can have a manifest's name.
+A chunk's id is one kind byte and the BLAKE3-256 of the chunk's bytes.  Manifests are hashed under their own
+derive-key context, so no user's bytes can have a manifest's id.
 
-Ids never cross a function boundary as bare `bytes`, `int` or `str`: the types below are distinct to mypy
-and cost nothing at run time.
+Ids never cross a function boundary as bare `bytes`, `int` or `str`: the types below are distinct to mypy and cost
+nothing at run time.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from typing import Final, NewType
 import blake3
 
 NodeId = NewType("NodeId", int)
-"""Name of a node; 8 bytes, never reused; node 1 is the root."""
+"""Id of a node; 8 bytes, never reused; node 1 is the root."""
 SegmentId = NewType("SegmentId", int)
-"""Name of a segment file; 8 bytes, never reused."""
+"""Id of a segment file; 8 bytes, never reused."""
 Sequence = NewType("Sequence", int)
 """Position of a journal group; the first group has sequence 1."""
 Birth = NewType("Birth", int)
-"""Order in which chunks were recorded; dense, never reused; gc's mark set is a bitmap over it."""
+"""Number of a chunk's record, in the order of recording; dense, never reused; gc's mark set is a bitmap over
+births."""
 DomainIndex = NewType("DomainIndex", int)
 """Index of a domain in the superblock's list; 0 is the default domain."""
 ChunkId = NewType("ChunkId", bytes)
 """33 bytes: kind byte, then the digest."""
 BlobId = NewType("BlobId", bytes)
-"""33 bytes: the id of the blob's only chunk, or of its manifest; it names a layout of the bytes."""
+"""33 bytes: the id of the blob's only chunk, or of its manifest.  It identifies a layout of the bytes."""
 StoreId = NewType("StoreId", bytes)
 EngineId = NewType("EngineId", bytes)
 BootId = NewType("BootId", bytes)
@@ -42,7 +43,7 @@ MANIFEST_CONTEXT: Final = "lakefs-appliance 2026-11 manifest v1"
 
 
 class ChunkKind(IntEnum):
-    """What a chunk's bytes are; the first byte of its id."""
+    """Kind of a chunk's bytes; the first byte of its id."""
 
     DATA = 1
     MANIFEST = 2
@@ -54,58 +55,58 @@ Buffer = bytes | bytearray | memoryview
 
 
 def data_chunk_id(payload: Buffer) -> ChunkId:
-    """Id of a data chunk; releases the GIL on large payloads (about 0.6 ms for 4 MiB)."""
+    """Return the id of a data chunk.  Releases the GIL on large payloads (about 0.6 ms for 4 MiB)."""
     return ChunkId(b"\x01" + blake3.blake3(payload).digest())
 
 
 def manifest_chunk_id(payload: Buffer) -> ChunkId:
-    """Id of a manifest chunk: BLAKE3 in derive-key mode (BLAKE3 paper, section 2.3)."""
+    """Return the id of a manifest chunk: BLAKE3 in derive-key mode (BLAKE3 paper, section 2.3)."""
     digest = blake3.blake3(payload, derive_key_context=MANIFEST_CONTEXT).digest()
     return ChunkId(b"\x02" + digest)
 
 
 def chunk_id_of(kind: ChunkKind, payload: Buffer) -> ChunkId:
-    """Id of `payload` as a chunk of that kind."""
+    """Return the id of `payload` as a chunk of that kind."""
     return manifest_chunk_id(payload) if kind is ChunkKind.MANIFEST else data_chunk_id(payload)
 
 
 def kind_of(identifier: ChunkId | BlobId) -> ChunkKind:
-    """Kind byte of a well-formed id; ValueError for an unknown kind."""
+    """Return the kind of a well-formed id; ValueError for an unknown kind."""
     return _KINDS.get(identifier[0]) or ChunkKind(identifier[0])
 
 
 _KINDS: Final = {int(kind): kind for kind in ChunkKind}
-"""A look-up is a fifth of what an enumeration's call costs."""
+"""Kinds by number.  Looking one up here costs a fifth of calling the enumeration."""
 
 
 def is_well_formed(identifier: bytes) -> bool:
-    """Whether bytes from outside have the shape of a chunk or blob id."""
+    """Return True if bytes from outside have the shape of a chunk or blob id."""
     return len(identifier) == ID_BYTES and identifier[0] in _KINDS
 
 
 def blob_of(chunk: ChunkId) -> BlobId:
-    """The blob that a chunk is by itself: a lone data chunk, or the top manifest."""
+    """Return the blob that consists of this chunk: a lone data chunk, or the top manifest."""
     return BlobId(chunk)
 
 
 def chunk_of(blob: BlobId) -> ChunkId:
-    """The chunk that a blob's id names: its only chunk, or its top manifest."""
+    """Return the chunk that a blob's id names: its only chunk, or its top manifest."""
     return ChunkId(blob)
 
 
 EMPTY_CHUNK: Final = data_chunk_id(b"")
-"""The data chunk of no bytes.  It has no record and no extent."""
+"""The data chunk of zero bytes.  It has no record and no extent."""
 EMPTY_BLOB: Final = BlobId(EMPTY_CHUNK)
-"""The blob of no bytes."""
+"""The blob of zero bytes."""
 
 
 def new_id16() -> bytes:
-    """16 random bytes, for store, engine, boot and session ids."""
+    """Return 16 random bytes, for store, engine, boot and session ids."""
     return os.urandom(16)
 
 
 def id_text(identifier: bytes) -> str:
-    """An id as users see it: `c:` or `m:` and hex for chunks and blobs, bare hex otherwise."""
+    """Return an id as users see it: `c:` or `m:` and hex for chunks and blobs, bare hex otherwise."""
     if len(identifier) == ID_BYTES:
         return ("c:" if identifier[0] == ChunkKind.DATA else "m:") + identifier[1:].hex()
     return identifier.hex()

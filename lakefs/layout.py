@@ -1,10 +1,9 @@
-"""Fixed binary layouts: one declaration gives the struct, its size and the row of the documents.
+"""Fixed binary layouts: one declaration gives the struct, its size and the field table of the documents.
 
-Every fixed structure of the store and of the wire is declared once as a `Layout`; the module that packs it
-is the module that declares it.  `docs/format.md` and `docs/protocol.md` hold the same tables for readers,
-and a test compares the two, field by field.
+Every fixed structure of the store and of the wire is declared once as a `Layout`, in the module that packs it.
+`docs/format.md` and `docs/protocol.md` hold the same tables for readers, and a test compares the two, field by field.
 
-Rules kept here: little-endian, no implicit padding, every byte of a layout named.
+Rules: little-endian, no implicit padding, every byte of a layout has a name.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _REGISTRY: Final[dict[str, Layout]] = {}
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a layout: its name, its struct code and where it lies."""
+    """One field of a layout: its name, struct code, offset and size in bytes."""
 
     name: str
     code: str
@@ -53,18 +52,18 @@ class Layout:
         _REGISTRY[name] = self
 
     def offset_of(self, field_name: str) -> int:
-        """Byte offset of the field of that name; KeyError for an unknown one."""
+        """Return the byte offset of the named field; KeyError for an unknown one."""
         for field in self.fields:
             if field.name == field_name:
                 return field.offset
         raise KeyError(field_name)
 
     def unpack_fields(self, buffer: bytes | bytearray | memoryview) -> dict[str, Any]:
-        """The fields by name, for tools and tests; hot paths unpack to a tuple instead."""
+        """Return the fields by name, for tools and tests; hot paths unpack to a tuple instead."""
         values = self.struct.unpack_from(buffer)
         return dict(zip((field.name for field in self.fields), values, strict=True))
 
 
 def registered() -> dict[str, Layout]:
-    """All layouts declared by the modules imported so far, by name."""
+    """Return all layouts declared by the modules imported so far, by name."""
     return dict(_REGISTRY)

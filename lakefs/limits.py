@@ -1,4 +1,4 @@
-"""Every bound of the product, with the arithmetic beside it.  Nothing grows with input unbounded."""
+"""Every limit of the product, with the arithmetic beside it.  Nothing grows without a limit as input grows."""
 
 from __future__ import annotations
 
@@ -10,54 +10,56 @@ GIB: Final = 1024 * MIB
 
 # --- layout of content -------------------------------------------------------------------------------
 CHUNK_BYTES: Final = 4 * MIB
-"""Largest chunk; also the fixed cut."""
+"""Largest chunk; also the size of fixed cuts."""
 GRANULE_BYTES: Final = 64 * KIB
 """Unit of CRC32C; a 4 MiB chunk has a vector of 64 checksums, 256 bytes."""
 SMALL_PAYLOAD_BYTES: Final = 64 * KIB
-"""Payloads below this are packed into small segments and answered inline."""
+"""Smaller payloads are packed into small segments and answered inline."""
 PAGE_BYTES: Final = 4 * KIB
 PAGE_SUMS_MAX: Final = 32_768
-"""Granules of which a mount keeps checksums by page: 2 GiB of content read at random; 350 bytes each: 11 MiB."""
+"""Granules for which a mount keeps per-page checksums: 2 GiB of content read at random; 350 bytes each: 11 MiB."""
 MANIFEST_FANOUT: Final = 8192
 """Entries of one manifest: 8192 x 40 bytes = 320 KiB, and one level-0 manifest maps up to 32 GiB."""
 MANIFEST_LEVELS_MAX: Final = 4
-"""8192^5 chunks: far past any disk; a deeper manifest is refused."""
+"""8192^5 chunks: far beyond any disk.  A deeper manifest is refused."""
 BLOB_BYTES_MAX: Final = 1 << 62
 FILE_BYTES_MAX: Final = 4 << 40
-"""Of a file written through a mount, holes included: a million chunks, whose plan takes some 100 MB of memory."""
+"""Largest file written through a mount, holes included: a million chunks, whose plan takes about 100 MB of memory."""
 SAFETENSORS_HEADER_BYTES_MAX: Final = 32 * MIB
-"""Larger headers are not parsed and the file is cut fixed; the format's own limit is 100 MB."""
+"""Larger headers are not parsed, and the file gets fixed cuts; the format's own limit is 100 MB."""
 SAFETENSORS_TENSORS_MAX: Final = 1_000_000
 
 # --- names -------------------------------------------------------------------------------------------
 KEY_BYTES_MAX: Final = 1024
 """S3's limit for a key, in UTF-8 bytes."""
 BUCKET_NAME_BYTES_MIN: Final = 3
-"""Of a new bucket, as in S3."""
+"""Shortest name of a new bucket, as in S3."""
 BUCKET_NAME_BYTES_MAX: Final = 63
 BUCKETS_MAX: Final = 10_000
-"""All of them are listed in one answer: 10,000 x at most 90 bytes is well inside one control part."""
+"""One answer lists all of them: 10,000 x at most 90 bytes is well inside one control part."""
 PART_NUMBER_MAX: Final = 10_000
 """S3's limit for parts of one upload.  Completing one removes 10,000 records of 27 bytes in one group: 270 KB."""
 PART_BYTES_MIN: Final = 5 * MIB
-"""S3's least size of a part, the last one apart."""
+"""S3's minimum size of a part, except the last."""
 PART_BYTES_MAX: Final = 5 * GIB
 PART_CHUNKS_MAX: Final = 4096
-"""A part's layout fits in one answer: 4,096 x 45 bytes = 180 KiB.  5 GiB cut every 4 MiB are 1,280 chunks."""
+"""Chunks of one part; its layout fits in one answer: 4,096 x 45 bytes = 180 KiB.  5 GiB cut every 4 MiB are 1,280
+chunks."""
 UPLOAD_DETAILS_BYTES_MAX: Final = 1024
-"""A page of 1,000 uploads with keys of 1 KiB: 2 MiB of one control part."""
+"""Largest details of one upload.  A page of 1,000 uploads with keys of 1 KiB takes 2 MiB of one control part."""
 PART_CHECKSUMS_BYTES_MAX: Final = 512
 """S3's five checksums take 120 bytes."""
 UPLOAD_EXPIRY_S: Final = 7 * 86_400.0
 """Unfinished uploads are removed at this age, unless configured otherwise."""
 ACCESS_KEYS_MAX: Final = 10_000
-"""Counted when one is made: about 10 ms."""
+"""They are counted when one is created: about 10 ms."""
 ACCESS_KEY_BUCKETS_MAX: Final = 50
-"""A page of 1,000 access keys, each limited to so many buckets of 63 bytes: 3.3 MiB of one control part."""
+"""Buckets that one access key can be limited to.  A page of 1,000 keys with so many buckets of 63 bytes takes 3.3 MiB
+of one control part."""
 PART_NAMES_MAX: Final = 8
-"""Names tried for the part of a local file; each that is free costs a system call of about a microsecond."""
+"""Names tried for the part of a local file; each free one costs a system call of about a microsecond."""
 COMPONENT_SPLIT_BYTES: Final = 480
-"""LMDB keys end at 511 bytes: 8 bytes of parent and 480 of component leave room for the slash."""
+"""LMDB keys hold at most 511 bytes: 8 bytes of parent and 480 of component leave room for the slash."""
 ATTRIBUTES_BYTES_MAX: Final = 64 * KIB
 """Encoded attributes of one node: user metadata, headers, xattrs."""
 SYMLINK_TARGET_BYTES_MAX: Final = 4095
@@ -76,132 +78,139 @@ OVERLAY_ENTRIES_APPLY: Final = 16_384
 OVERLAY_ENTRIES_MAX: Final = 131_072
 """Entries at which commits wait for the index; about 400 bytes each: 52 MiB."""
 OVERLAY_BYTES_APPLY: Final = 32 * MIB
-"""The same by estimated memory, for records with large attributes (64 KiB each at most)."""
+"""Like OVERLAY_ENTRIES_APPLY, but in estimated bytes, for records with large attributes (64 KiB each at most)."""
 OVERLAY_BYTES_MAX: Final = 128 * MIB
 OVERLAY_APPLY_INTERVAL_S: Final = 1.0
 CHECKPOINT_JOURNAL_BYTES: Final = 64 * MIB
-"""A checkpoint is due when the journal since the last is longer than this and than half of that one."""
+"""A checkpoint is due when the journal written since the last one is longer than this, and longer than half of that
+checkpoint."""
 JOURNAL_SHARE: Final = 32
 """On a small file system a checkpoint is due when the journal has taken 1/32 of it."""
 LMDB_MAP_BYTES: Final = 1 << 42
 """4 TiB of address space, sized once; the file grows as needed."""
 ADDRESS_SPACE_BYTES: Final = 3 * LMDB_MAP_BYTES
-"""12 TiB that a process with a store may map: the index, one made anew beside it, and as much for everything else (the
-DRAM tier, memory that clients lend, buffers, threads' stacks), which is a few times the machine's memory."""
+"""12 TiB that a process with a store may map: the index, a rebuilt index beside it, and as much for everything else
+(the DRAM tier, memory that clients lend, buffers, threads' stacks), which is a few times the machine's memory."""
 VERIFY_BATCH: Final = 4096
-"""Records checked by one call to a thread while the index is verified behind start-up: about 5 ms."""
+"""Records checked by one call to a thread while the index is verified after start-up: about 5 ms."""
 
 # --- shared index ---------------------------------------------------------------------------------------
 HOT_INDEX_SLOTS_MIN: Final = 1 << 10
 HOT_INDEX_SLOTS_MAX: Final = 1 << 32
-"""Of one table; at 64 bytes each 256 GiB.  Bits of a home that come from the first 8 bytes of a digest."""
+"""Slots of one table; at 64 bytes each 256 GiB.  An entry's home slot is taken from the first 8 bytes of its digest."""
 HOT_INDEX_ENTRIES_MIN: Final = 200_000
-"""What a table has room for at the least, where nothing was said: 16 MiB.  It grows by itself."""
+"""Entries that the smallest default table has room for: 16 MiB.  The table grows by itself."""
 HOT_INDEX_MEMORY_SHARE: Final = 16
-"""A table takes at most 1/16 of the memory: on 32 GiB 2 GiB, 26 million chunks."""
+"""A table takes at most 1/16 of the memory: 2 GiB on 32 GiB, 26 million chunks."""
 HOT_INDEX_ATTEMPTS: Final = 8
-"""Looks of a reader at a part of the table that changes under it; then the engine is asked."""
+"""Attempts of a reader at a part of the table that changes during the read; then it asks the engine."""
 READ_NOTES_EVERY: Final = 8
-"""Of so many reads by the shared index about one is noted, for the engine to be told."""
+"""About one of so many reads through the shared index is noted, to be reported to the engine."""
 READ_NOTES_MAX: Final = 256
-"""Told in one request: 8.5 KB, at most ten times a second."""
+"""Notes in one request: 8.5 KB, at most ten times a second."""
 
 # --- reading whole content ---------------------------------------------------------------------------
 UNLEASED_BELOW_BYTES: Final = 8 * MIB
-"""Shorter content is read without a lease: in a few milliseconds, and once more should gc free it meanwhile."""
+"""Shorter content is read without a lease: it takes a few milliseconds, and is read again if gc frees a chunk during
+the read."""
 
 # --- reading ahead -----------------------------------------------------------------------------------
 READ_AHEAD_WINDOW_BYTES_MIN: Final = 4 * MIB
-"""Brought in before a reader that goes on from where it was: a chunk, 1.4 ms of a disk that reads 3 GB/s."""
+"""First window of a reader that continues where it stopped: a chunk, 1.4 ms of a disk that reads 3 GB/s."""
 READ_AHEAD_WINDOW_BYTES_MAX: Final = 32 * MIB
-"""Of such a reader, after three doublings: what a disk reads in 10 ms, more than a thread's pause."""
+"""Window of such a reader after three doublings: 10 ms of a disk's reading, longer than a thread's pause."""
 TABLE_HEADER_BYTES_MAX: Final = 512 * KIB
-"""Of a header that is parsed for the order of its tensors: some 4,500 of them, 10 us each, once an opened object."""
+"""Longest header that is parsed for the order of its tensors: about 4,500 tensors, 10 us each, once per opened
+object."""
 TABLE_OBJECT_BYTES_MIN: Final = 16 * MIB
-"""Of the object of which it is: a shorter one is four chunks, and read before its order is known."""
+"""Smallest object whose header is parsed: a shorter one has four chunks, and is read before its order is known."""
 TABLE_RANGES_AHEAD_MAX: Final = 256
-"""Brought in at once, however short they are: 64 of them in 4 MiB are 64 KiB each."""
+"""Ranges read ahead at once, however short: 64 of them in 4 MiB are 64 KiB each."""
 
 # --- segments ----------------------------------------------------------------------------------------
 LARGE_SEGMENT_BYTES: Final = 1 * GIB
 SMALL_SEGMENT_BYTES: Final = 256 * MIB
 LARGE_EXTEND_BYTES: Final = 128 * MIB
 WRITE_RUN_BYTES: Final = MIB
-"""Large payloads hashed by one call to a thread, and written by another: 0.3 ms of a core, 0.5 ms of a disk."""
+"""Large payload hashed by one call to a thread, and written by another: 0.3 ms of a core, 0.5 ms of a disk."""
 WRITE_RUNS_AT_ONCE: Final = 4
 """Runs of one request that are hashed or written at once: two for the cores, two for the disk."""
 WRITE_AHEAD_BYTES: Final = MIB
-"""A request is written while it is hashed, from this length; hashing less takes under 0.2 ms."""
+"""A request of at least this length is written while it is hashed; hashing less takes under 0.2 ms."""
 WRITE_AHEAD_RUN_BYTES: Final = 4 * MIB + 64 * KIB
-"""Of those: a chunk of the greatest length, or several with what is written behind each, 2 ms of a disk in one call."""
+"""Longest run written ahead: a chunk of the maximum length, or several with the checksums written behind each; 2 ms
+of a disk in one call."""
 SMALL_FILL_BYTES: Final = 4 * MIB
 SMALL_UNWRITTEN_BYTES: Final = 2 * MIB
-"""Small payloads in memory, at which they are written without waiting for more."""
+"""Small payloads in memory at which they are written without waiting for more."""
 SMALL_UNWRITTEN_BYTES_MAX: Final = 16 * MIB
-"""Small payloads in memory, at which more wait: one batch being written, one behind it, and one request more."""
+"""Small payloads in memory at which more wait: one batch being written, one behind it, and one more request."""
 RESERVE_BYTES: Final = 64 * MIB
-"""Room that only the journal and the index may use, so that rm and gc work on a full disk."""
+"""Space that only the journal and the index may use, so that rm and gc work on a full disk."""
 RESERVE_SHARE: Final = 32
 """On a small file system the reserve is at most 1/32 of it."""
 RING_ENTRIES: Final = 256
-"""Reads that io_uring has at once: four requests of 64 pieces; 256 x 64 bytes and 512 x 16 bytes of memory."""
+"""Reads that io_uring has in flight: four requests of 64 pieces; 256 x 64 bytes and 512 x 16 bytes of memory."""
 
 # --- the DRAM tier -----------------------------------------------------------------------------------
 DRAM_PAYLOAD_BYTES_MIN: Final = 4 * KIB
-"""Shorter payloads come inline from the page cache; in a slot of 16 KiB they would waste most of it."""
+"""Shorter payloads are served inline from the page cache; in a slot of 16 KiB they would waste most of it."""
 DRAM_SHARE: Final = 16
-"""Where nobody says how much, 1/16 of the memory that machine and control group leave to the engine."""
+"""Default size of the tier: 1/16 of the memory that the machine and the control group leave to the engine."""
 DRAM_BYTES_AUTO_MIN: Final = 256 * MIB
-"""A share of less, four slabs, is not worth having: a machine of less than 4 GiB."""
+"""A smaller share (four slabs) is not worth having: a machine of less than 4 GiB has no tier."""
 DRAM_BYTES_AUTO_MAX: Final = 4 * GIB
 DRAM_SHARE_MOST: Final = 0.75
-"""The most of that memory that the tier may be: the rest is for everything else, the page cache too."""
+"""Largest share of that memory that the tier may take; the rest serves everything else, the page cache too."""
 DRAM_FILLS_QUEUED_MAX: Final = 256
-"""Chunks that wait to be brought in; more are left to their next read.  50 KB of references."""
+"""Chunks that wait to be filled; the rest wait for their next read.  50 KB of references."""
 DRAM_HELD_BYTES_MAX: Final = 16 * MIB
-"""Of those that wait, payload that somebody's read has brought already; what has no room is read again."""
+"""Payload that reads have already fetched, held for chunks that wait; a payload that does not fit is read again."""
 DRAM_FILLERS: Final = 2
-"""Chunks that are brought in at the same time: two of the engine's threads at most."""
+"""Chunks filled at the same time: two of the engine's threads at most."""
 SLABS_PER_REQUEST_MAX: Final = 63
-"""Their descriptors and that of the generations are one frame's."""
+"""Their descriptors and that of the generations fit in one frame."""
 
 # --- sessions, gc ------------------------------------------------------------------------------------
 SESSIONS_PER_CONNECTION_MAX: Final = 4096
-"""Puts in progress of one client; a gateway process is one, with 4,096 connections (HTTP_CONNECTIONS_MAX)."""
+"""Puts in progress of one client; a gateway process is one client, with 4,096 connections (HTTP_CONNECTIONS_MAX)."""
 SESSIONS_MAX: Final = 65_536
-"""The same of all connections, a quarter of it of one user: 16,384, four such gateways.  A session takes 0.5 KiB, and
-0.7 KiB for each 4,096 births in a row of which it holds any: 77 MiB where each holds one chunk."""
+"""Sessions of all connections; one user gets a quarter: 16,384, four such gateways.  A session takes 0.5 KiB, and 0.7
+KiB for each run of 4,096 births of which it holds any: 77 MiB if each session holds one chunk."""
 SESSIONS_LINGERING_MAX: Final = 64
-"""Of a connection that has ended: as many as it has requests in flight.  Those of 256 such connections are a user's."""
+"""Sessions kept for a connection that has ended: as many as it has requests in flight.  256 such connections fill one
+user's share."""
 SESSION_LINGER_S: Final = 60.0
 LEASES_PER_CONNECTION_MAX: Final = 65_536
 """Objects open for reading on one connection: all handles of a mount.  About 200 bytes each: 13 MiB."""
 LEASES_MAX: Final = 1 << 20
-"""The same of all connections: 200 MiB.  A quarter of it of one user: four such connections."""
+"""Leases of all connections: 200 MiB.  One user gets a quarter: four such connections."""
 GC_GRACE_S: Final = 10.0
-"""No frees this long after a start that found a store: clients of the last boot re-offer first."""
+"""No chunk is freed this long after a start that found a store: clients of the last boot re-offer first."""
 SCRUB_RATE_BYTES_PER_S: Final = 64 * MIB
-"""Of a scrub that runs by itself: 5.3 TiB a day; a hundredth of what a core hashes."""
+"""Rate of a background scrub: 5.3 TiB a day; a hundredth of the rate at which a core hashes."""
 SCRUB_INTERVAL_S: Final = 14 * 24 * 3600.0
-"""From the end of one full pass to the beginning of the next."""
+"""Time from the end of one full pass to the start of the next."""
 SCRUB_STEP_S_MAX: Final = 60.0
-"""How long one request may go on with a pass before it is answered."""
+"""Longest time that one request may continue a pass before it is answered."""
 GC_BATCH: Final = 256
 """Records walked between two checkpoints of the loop: about 0.6 ms."""
 COMPACT_SHARE: Final = 0.75
-"""A segment is compacted when at most this share of the room that it takes lives: three bytes written give one back."""
+"""A segment is compacted when at most this share of its space is live: three bytes written free one."""
 COMPACT_SHARE_MOST: Final = 0.97
-"""The same when all room is asked for."""
+"""The share when all space is to be freed."""
 COMPACT_WON_BYTES_MIN: Final = 16 * KIB
-"""Less is not worth a new file: the last page of a segment is never full, and each start begins a new segment."""
+"""Saving less is not worth a new file: the last page of a segment is never full, and each start begins a new
+segment."""
 COMPACT_BATCH: Final = 128
 """Chunks moved by one decision: 11 KiB of a group."""
 COMPACT_BATCH_BESIDE_WRITERS: Final = 16
-"""The same while somebody writes, whose group waits for this one: a millisecond of the loop, one small write."""
+"""Chunks moved by one decision while a writer's group waits for this one: a millisecond of the loop, one small
+write."""
 COMPACT_BATCH_BYTES: Final = 4 * MIB
 """Payload copied at once; with a chunk's vector and rounding at most 3 buffers of the pool."""
 COMPACT_BYTES_PER_S: Final = 128 * MIB
-"""Rate of compaction: a share of any disk's that leaves room for writers."""
+"""Rate of compaction: a share of any disk's rate that leaves room for writers."""
 COMPACT_RECORDS_MAX: Final = 100_000
 """Records in memory while segments are compacted, about 400 bytes each: 40 MiB."""
 
@@ -214,12 +223,13 @@ BATCH_MAX: Final = 4096
 INFLIGHT_PER_CONNECTION: Final = 64
 """Requests being served for one connection; the next is not read until one ends."""
 CONNECTIONS_MAX: Final = 4096
-"""Of clients that were let in: 3,072 (three quarters) of root and the engine's own user, 1,024 of any other user."""
+"""Connections of accepted clients: 3,072 (three quarters) for root and the engine's own user, 1,024 for any other
+user."""
 STRANGERS_MAX: Final = 64
-"""Connections over TCP that have not shown the token, beside those: 64 x 32 KiB (receive buffer, control part) = 2 MiB.
-The oldest makes room: where 1,000 come in a second, one has 64 ms to send its Hello."""
+"""TCP connections that have not shown the token, in addition to those: 64 x 32 KiB (receive buffer, control part) = 2
+MiB. A new one replaces the oldest: where 1,000 arrive in a second, one has 64 ms to send its Hello."""
 FRAME_TIMEOUT_S: Final = 30.0
-"""A frame that has begun must end within this."""
+"""Time within which a frame that has begun must end."""
 HELLO_TIMEOUT_S: Final = 5.0
 SOURCES_PER_CONNECTION_MAX: Final = 64
 """Descriptors that one client has registered for the engine to read from."""
@@ -230,41 +240,43 @@ PINS_MAX: Final = 131_072
 LENT_MEMORIES_PER_CONNECTION_MAX: Final = 16
 """Memories that one client has lent to the engine."""
 LENT_MEMORIES_MAX: Final = 1024
-"""The same of all connections: two descriptors and a mapping each."""
+"""Memories lent on all connections: two descriptors and a mapping each."""
 LENT_MEMORY_BYTES_MAX: Final = 256 * GIB
-"""Bytes of all memory lent: page tables of 512 MiB, were every page of it (4 KiB) mapped and written to."""
+"""Bytes of all memory lent: page tables of 512 MiB if every page (4 KiB) were mapped and written to."""
 BUFFER_POOL_BYTES: Final = 64 * MIB
 """Pooled payload buffers of the engine: 15 of 4 MiB + 4 KiB."""
 BUFFERS_HUGE: Final = 6
-"""Of them on huge pages, from the first large payload on: 26 MiB, for a request of 16 x 1 MiB, or six of a chunk."""
+"""Pool buffers on huge pages, from the first large payload on: 26 MiB, for a request of 16 x 1 MiB, or six of a
+chunk."""
 SMALL_MEMORY_BYTES: Final = 128 * MIB
-"""Small payloads of all requests that are received or stored: 8 requests of 16 MiB, or 2,000 of 64 KiB."""
+"""Small payloads of all requests that are being received or stored: 8 requests of 16 MiB, or 2,000 of 64 KiB."""
 WATCHERS_MAX: Final = 1024
 """Open watches of one engine: with full queues 1024 x 4096 references of 8 bytes = 32 MiB.  Users share them as they
-share CONNECTIONS_MAX: 768 of root and the engine's own user, 256 of any other, which are those of 16 connections."""
+share CONNECTIONS_MAX: 768 for root and the engine's own user, 256 for any other, which are the watches of 16
+connections."""
 WATCH_QUEUE_MAX: Final = 4096
 """Events kept for a slow watcher before it gets one `resync`."""
 ENGINE_WAIT_S: Final = 5.0
-"""How long a client waits for an engine that it lost."""
+"""Time that a client waits for an engine that it lost."""
 ENGINE_SILENCE_S: Final = 30.0
-"""How long an engine may leave requests unanswered, a Ping too, before its connection counts as lost.  Its own
-watchdog ends one that hangs as long."""
+"""Time that an engine may leave requests, a Ping too, unanswered before its connection counts as lost.  The engine's
+own watchdog ends a process that hangs as long."""
 HELLO_CONTROL_BYTES_MAX: Final = 16 * KIB
-"""Control part before Hello has been accepted, so that strangers make us hold next to nothing."""
+"""Control part before Hello has been accepted, so that a stranger makes the engine hold almost nothing."""
 DESCRIPTORS_PER_FRAME_MAX: Final = 64
-"""Descriptors that one frame may bring; the kernel carries up to 253."""
+"""Descriptors that one frame may carry; the kernel allows up to 253."""
 WATCHES_PER_CONNECTION_MAX: Final = 16
 """Watches stay open, so they are counted apart from requests in flight."""
 RECEIVE_BUFFER_BYTES: Final = 16 * KIB
 """Receive buffer of one connection: 4096 connections hold 64 MiB; some 200 small requests fit."""
 SOCKET_BUFFER_BYTES: Final = 1 * MIB
-"""Kernel buffers asked for on Unix sockets: a quarter of the largest chunk between two wake-ups."""
+"""Kernel buffers requested for Unix sockets: a quarter of the largest chunk between two wake-ups."""
 LISTEN_BACKLOG: Final = 1024
 """Connections that wait to be accepted."""
 
 # --- in flight ---------------------------------------------------------------------------------------
-# A window is how many requests, or pieces of work for threads, are in flight at once: the bytes that all of them may
-# hold, divided by the bytes that one holds at most.
+# A window is the number of requests, or pieces of work for threads, that are in flight at once: the bytes
+# that all of them may hold, divided by the bytes that one holds at most.
 #
 # window                 one     all  count  what is in flight; what bounds the bytes of all
 # STORE_WINDOW         8 MiB  48 MiB   6  requests to store two chunks, or manifests; 12 of the engine's 15 buffers
@@ -286,7 +298,7 @@ FRAME_BYTES: Final = 4 * MIB
 """Payload of small objects that travel together."""
 FETCH_GROUP_BYTES: Final = 16 * MIB
 CHECK_BYTES: Final = CHUNK_BYTES
-"""Checked by one call to a thread: a chunk, or short ones together."""
+"""Bytes checked by one call to a thread: a chunk, or short ones together."""
 WRITE_FILES_BATCH: Final = 32
 STORE_WINDOW: Final = 48 * MIB // STORE_REQUEST_BYTES
 PUT_MANY_WINDOW: Final = 32 * MIB // BODY_BYTES_MAX
@@ -300,24 +312,24 @@ CHECK_WINDOW: Final = 16 * MIB // CHECK_BYTES
 WRITE_FILES_WINDOW: Final = 8 * MIB // (WRITE_FILES_BATCH * SMALL_PAYLOAD_BYTES)
 COPY_WINDOW: Final = INFLIGHT_PER_CONNECTION // 2
 READ_AHEAD_BYTES_MAX: Final = FETCH_WINDOW * FETCH_GROUP_BYTES + READ_AHEAD_WINDOW_BYTES_MAX
-"""Waiting to be brought in for one client: the groups in flight, and one reader's window, 128 MiB."""
+"""Bytes waiting to be read ahead for one client: the groups in flight, and one reader's window, 128 MiB."""
 STREAM_BYTES: Final = 16 * MIB
-"""Payload of one step of a stream; twice that is in memory: one is fetched while one is written."""
-# One piece of a gateway's answer: sent from memory that all answers share, brought into the page cache, or held.
+"""Payload of one step of a stream; memory holds twice that: one step is fetched while one is written."""
+# One piece of a gateway's answer: sent from memory that all answers share, read into the page cache, or held.
 S3_SEND_BYTES: Final = 2 * GRANULE_BYTES
 S3_BROUGHT_BYTES: Final = 2 * MIB
 S3_HELD_BYTES: Final = 1 * MIB
 
 # --- admin port --------------------------------------------------------------------------------------
 ADMIN_CONNECTIONS_MAX: Final = 128
-"""When full, the connection that has waited longest for its next request makes room: 128 x 8 KiB = 1 MiB."""
+"""When full, a new connection replaces the one that has waited longest for its next request: 128 x 8 KiB = 1 MiB."""
 ADMIN_HEAD_BYTES_MAX: Final = 8 * KIB
 ADMIN_REQUEST_TIMEOUT_S: Final = 15.0
-"""From the end of one request to the end of the next head, however its bytes trickle in."""
+"""Time from the end of one request to the end of the next head, however slowly its bytes arrive."""
 ADMIN_RESPONSE_TIMEOUT_S: Final = 5.0
-"""For a client that does not read; also the most that a shutdown waits for an answer under way."""
+"""Time for a client that does not read; also the longest that a shutdown waits for an answer in progress."""
 ADMIN_LINGER_S: Final = 1.0
-"""How long a refused client's bytes are read and dropped, so that the refusal reaches it before a reset."""
+"""Time that a refused client's bytes are read and dropped, so that the refusal reaches it before a reset."""
 
 # --- HTTP and S3 requests ----------------------------------------------------------------------------
 HTTP_HEAD_BYTES_MAX: Final = 32 * KIB
@@ -329,47 +341,48 @@ HTTP_TRAILER_BYTES_MAX: Final = 4 * KIB
 """All lines behind the last chunk; S3 clients send a checksum and its signature."""
 HTTP_TRAILERS_MAX: Final = 16
 HTTP_IDLE_TIMEOUT_S: Final = 75.0
-"""Between requests; longer than the 60 s after which clients' pools and balancers drop a connection themselves."""
+"""Idle time between requests; longer than the 60 s after which clients' pools and balancers drop a connection
+themselves."""
 HTTP_HEAD_TIMEOUT_S: Final = 15.0
-"""From a head's first byte to its last, however they trickle in."""
+"""Time from a head's first byte to its last, however slowly they arrive."""
 HTTP_HANDSHAKE_TIMEOUT_S: Final = 10.0
-"""For a TLS handshake, which takes two round trips."""
+"""Time for a TLS handshake, which takes two round trips."""
 HTTP_STALL_TIMEOUT_S: Final = 60.0
-"""For the next bytes of a body to come, or to be taken: up to 1 MiB that way, 17 KiB/s at the least."""
+"""Time for the next bytes of a body to arrive, or to be accepted: up to 1 MiB that way, 17 KiB/s at least."""
 GATEWAY_PROCESSES_MAX: Final = 64
-"""Of one `lake gateway`; each takes some 60 MiB and a connection to the engine."""
+"""Processes of one `lake gateway`; each takes about 60 MiB and a connection to the engine."""
 HTTP_LINGER_S: Final = 5.0
-"""How long a refused client's bytes are read and dropped, so that the refusal reaches it before a reset."""
+"""Time that a refused client's bytes are read and dropped, so that the refusal reaches it before a reset."""
 HTTP_LINGER_BYTES_MAX: Final = 64 * MIB
-"""The same in bytes: a PUT of that size that is refused is told why."""
+"""The same limit in bytes: the client of a refused PUT of that size still receives the reason."""
 HTTP_CONNECTIONS_MAX: Final = 4096
-"""When full, the one that has been idle longest makes room; 4096 x 8 KiB of buffers = 32 MiB."""
+"""When full, a new connection replaces the one that has been idle longest; 4096 x 8 KiB of buffers = 32 MiB."""
 HTTP_DATES_CACHED: Final = 4096
-"""Dates read or written lately: 4096 x about 200 bytes = 0.8 MiB for each direction."""
+"""Dates parsed or formatted recently: 4096 x about 200 bytes = 0.8 MiB for each direction."""
 S3_CLOCK_SKEW_S: Final = 900
-"""How far a client's clock may be from ours; S3's own 15 minutes."""
+"""Largest difference between a client's clock and the gateway's; S3's own 15 minutes."""
 S3_PRESIGN_S_MAX: Final = 7 * 24 * 3600
 S3_SIGNING_KEYS_CACHED: Final = 4096
 """One for each access key, day and region: 4096 x about 400 bytes = 1.6 MiB."""
 S3_AUTHORIZATIONS_CACHED: Final = 4096
-"""Taken-apart Authorization headers, one for each key, day and set of signed headers: 4096 x 2 KiB = 8 MiB."""
+"""Parsed Authorization headers, one for each key, day and set of signed headers: 4096 x 2 KiB = 8 MiB."""
 S3_XML_BODY_BYTES_MAX: Final = 4 * MIB
 """A CompleteMultipartUpload of 10,000 parts with checksums is about 2.5 MiB."""
 S3_XML_DEPTH_MAX: Final = 8
 S3_XML_ELEMENTS_MAX: Final = 100_000
-"""10,000 parts of up to eight elements each, and some air."""
+"""10,000 parts of up to eight elements each, and some margin."""
 S3_PARTS_MAX: Final = 10_000
 S3_BUCKETS_PAGE_MAX: Final = 10_000
 """S3's own page; as many as a store has buckets (BUCKETS_MAX)."""
 S3_DOMAINS_MAX: Final = 16
 """Host suffixes of virtual-host style; each is compared with every new Host."""
 S3_RECEIVE_BYTES: Final = 192 * MIB
-"""Payloads of PUTs on their way through a gateway: 47 buffers of a chunk."""
+"""Payload bytes of PUTs that a gateway is receiving: 47 buffers of a chunk."""
 S3_ACCESS_LOG_BYTES_MAX: Final = 4 * MIB
-"""Lines of the access log that wait for the disk: some 10,000."""
+"""Access log lines that wait for the disk: about 10,000."""
 S3_TAGS_MAX: Final = 10
 S3_QUERY_PARAMETERS_MAX: Final = 64
 HISTOGRAM_MAX_NS: Final = 3600 * 10**9
 """An operation that takes longer counts as an hour."""
 HISTOGRAM_PRECISION_BITS: Final = 7
-"""A doubling is cut into 128: (42 - 8 + 2) x 128 = 4,608 counters, 37 KiB, right to 0.8%."""
+"""Each doubling has 128 buckets: (42 - 8 + 2) x 128 = 4,608 counters, 37 KiB, right to 0.8%."""

@@ -1,6 +1,6 @@
 """Names as users write them: `BUCKET/KEY`, with or without `lake://`.
 
-What a bucket name or key may contain is decided by the engine; here a text is only taken apart.
+The engine decides which characters a bucket name or key may have; this module only splits the text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Name(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Whether the text asked for a folder."""
+        """True if the text names a folder."""
         return not self.key or self.key.endswith("/")
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class Name(NamedTuple):
 
 
 def parse_name(text: str) -> Name:
-    """`BUCKET/KEY` or `lake://BUCKET/KEY`; a bare bucket has the empty key.  InvalidName."""
+    """Split `BUCKET/KEY` or `lake://BUCKET/KEY`; a bare bucket has the empty key.  InvalidName."""
     bare = text.removeprefix(SCHEME)
     bucket, _, key = bare.partition("/")
     if not bucket:
@@ -42,7 +42,7 @@ def parse_name(text: str) -> Name:
 
 
 def parse_object_name(text: str) -> Name:
-    """As `parse_name`, and the key must not be empty."""
+    """Like `parse_name`, but InvalidName if the key is empty."""
     name = parse_name(text)
     if not name.key:
         raise InvalidName(f"{text!r} names a bucket, not an object in it; write BUCKET/KEY", subject=text)
@@ -50,7 +50,7 @@ def parse_object_name(text: str) -> Name:
 
 
 def shown(text: str) -> str:
-    """A name as messages show it: quoted, escaped where it does not print, cut when long."""
+    """Return a name as messages show it: quoted, escaped if not printable, cut if long."""
     if len(text) > _SHOWN_CHARACTERS:
         return ascii(text[:_SHOWN_CHARACTERS]) + "..."
     return repr(text) if text.isprintable() else ascii(text)

@@ -1,8 +1,7 @@
-"""The ports: what the product asks of disks, clocks, threads, networks and engines.
+"""Ports: the interfaces through which the product uses disks, clocks, threads and networks.
 
-Each has a real and a simulated implementation, and one contract suite in `tests/contract` that all of them
-pass.  The methods of `Disk` and `DiskFile` block: the engine calls them through `Offload`, which the
-simulator runs inline.
+Each has a real and a simulated implementation, and one contract suite in `tests/contract` that all of them pass.  The
+methods of `Disk` and `DiskFile` block: the engine calls them through `Offload`, which the simulator runs inline.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ T = TypeVar("T")
 
 
 class FileStat(NamedTuple):
-    """Inode number, length, and room taken on the medium."""
+    """Inode number, length, and space taken on the medium."""
 
     inode: int
     size_bytes: int
@@ -27,34 +26,34 @@ class FileStat(NamedTuple):
 class DiskFile(Protocol):
     """An open file of a store.
 
-    Errors: StoreFull (ENOSPC, EDQUOT), StoreReadOnly (EROFS), SourceChanged (EFAULT: the memory is a client's, who
-    shrank it), DiskFailed (any other OSError).  A write is whole or raises; after a raise any part of it may be on the
-    medium.
+    Errors: StoreFull (ENOSPC, EDQUOT), StoreReadOnly (EROFS), SourceChanged (EFAULT: the memory belongs to a client
+    that shrank it), DiskFailed (any other OSError).  A write writes everything or raises; after a raise any part of
+    it may be on the medium.
     """
 
     @property
     def direct(self) -> bool:
-        """Whether writes bypass the page cache and must be page-aligned in offset, length and memory."""
+        """True if writes bypass the page cache and must be page-aligned in offset, length and memory."""
         ...
 
     @property
     def in_memory(self) -> bool:
-        """Whether the file system is memory itself: nothing read waits for a medium."""
+        """True if the file system is memory itself: no read waits for a medium."""
         ...
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill `buffer` from `offset`; the count read, short only at the file's end."""
+        """Fill `buffer` from `offset`; return the number of bytes read, short only at the file's end."""
         ...
 
     def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
-        """Fill `buffer` from memory, without waiting for the medium; whether all of it was there.
+        """Fill `buffer` from memory, without waiting for the medium; return True if all of it was in memory.
 
-        When it was not, `buffer` may hold anything.
+        If it returns False, `buffer` may hold anything.
         """
         ...
 
     def preadv_cached_into(self, buffers: Sequence[memoryview], offset: int) -> bool:
-        """`pread_cached_into` of buffers that are filled one behind the other, at most 1,024 of them."""
+        """`pread_cached_into` for buffers that are filled one after the other, at most 1,024 of them."""
         ...
 
     def pwrite(self, payload: Buffer, offset: int) -> None:
@@ -62,7 +61,7 @@ class DiskFile(Protocol):
         ...
 
     def pwritev(self, payloads: Sequence[Buffer], offset: int) -> None:
-        """Write the payloads one behind the other, as one `pwrite` of their sum."""
+        """Write the payloads one after the other, like one `pwrite` of all of them joined."""
         ...
 
     def sync_data(self) -> None:
@@ -70,7 +69,8 @@ class DiskFile(Protocol):
         ...
 
     def allocate(self, offset: int, length: int) -> None:
-        """Reserve blocks, extending the file; bytes read as zero.  Where the file system cannot, extends only."""
+        """Reserve blocks and extend the file; the new bytes read as zero.  Where the file system cannot, only extends
+        it."""
         ...
 
     def punch(self, offset: int, length: int) -> None:
@@ -86,23 +86,23 @@ class DiskFile(Protocol):
         ...
 
     def allocated_bytes(self) -> int:
-        """Room taken on the medium, in bytes."""
+        """Space taken on the medium, in bytes."""
         ...
 
     def fileno(self) -> int:
-        """A descriptor to hand to a client; DiskFailed where there is none (simulation)."""
+        """Return a descriptor to hand to a client; DiskFailed if there is none (simulation)."""
         ...
 
     def close(self) -> None:
-        """Release the file; makes nothing durable."""
+        """Close the file; makes nothing durable."""
         ...
 
 
 class DiskLock(Protocol):
-    """A lock that is held."""
+    """A held lock."""
 
     def close(self) -> None:
-        """Give it up; nothing happens the second time."""
+        """Release the lock; a second call does nothing."""
         ...
 
 
@@ -114,20 +114,20 @@ class Disk(Protocol):
     ) -> DiskFile:
         """Open a file; with `create` it must be new (mode 0600).  FileNotFoundError, FileExistsError.
 
-        `direct` asks for O_DIRECT writes; where it is refused the file's `direct` is false.
+        `direct` requests O_DIRECT writes; if the file system refuses, the file's `direct` is False.
         """
         ...
 
     def list_folder(self, path: str) -> list[str]:
-        """Names in a folder, sorted; empty when the folder does not exist."""
+        """Return the names in a folder, sorted; empty if the folder does not exist."""
         ...
 
     def make_folder(self, path: str) -> None:
-        """Create a folder (mode 0700); nothing happens when it exists."""
+        """Create a folder (mode 0700); does nothing if it exists."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether a file or folder of that name exists."""
+        """Return True if a file or folder of that name exists."""
         ...
 
     def rename(self, source: str, target: str) -> None:
@@ -135,7 +135,7 @@ class Disk(Protocol):
         ...
 
     def unlink(self, path: str) -> None:
-        """Remove a file; FileNotFoundError when there is none."""
+        """Remove a file; FileNotFoundError if it does not exist."""
         ...
 
     def sync_folder(self, path: str) -> None:
@@ -143,31 +143,31 @@ class Disk(Protocol):
         ...
 
     def stat(self, path: str) -> FileStat:
-        """What is known of a file without a descriptor; FileNotFoundError when there is none."""
+        """Return a file's status without a descriptor; FileNotFoundError if it does not exist."""
         ...
 
     def free_bytes(self) -> int:
-        """Bytes that can still be written."""
+        """Return the number of bytes that can still be written."""
         ...
 
     def total_bytes(self) -> int:
-        """Size of the file system."""
+        """Return the size of the file system in bytes."""
         ...
 
     def lock(self, path: str) -> DiskLock:
-        """Lock the folder itself and this file, made if needed: exclusive, held until close.  StoreLocked.
+        """Lock the folder itself and this file, created if missing: exclusive, held until close.  StoreLocked.
 
-        The folder's lock stays when the file is removed.  While the lock is held, creating, renaming and removing
-        names first do what `check_lock` does.
+        The folder's lock stays when the file is removed.  While the lock is held, `rename`, `unlink` and creating a
+        name first call `check_lock`.
         """
         ...
 
     def check_lock(self) -> None:
-        """StoreReadOnly unless folder and lock file are those that `lock` locked; without a lock nothing happens."""
+        """Raise StoreReadOnly unless folder and lock file are those that `lock` locked; without a lock do nothing."""
         ...
 
     def local_path(self, path: str) -> str:
-        """The path for libraries that open files themselves (LMDB)."""
+        """Return the path for libraries that open files themselves (LMDB)."""
         ...
 
 
@@ -175,7 +175,8 @@ class Offload(Protocol):
     """Runs blocking or CPU-heavy calls off the loop: threads, or inline in the simulator."""
 
     async def run(self, call: Callable[..., T], *args: object) -> T:
-        """The call's result or exception.  Not interruptible: a cancelled caller waits for the call to end."""
+        """Return the call's result or raise its exception.  Not interruptible: a cancelled caller waits for the call
+        to end."""
         ...
 
 
@@ -201,22 +202,23 @@ class IoQueue(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why it is not io_uring; empty when it is."""
+        """The reason why io_uring is not used; empty if it is."""
         ...
 
     async def read_many(self, reads: Sequence[FileRead]) -> list[int | LakeError]:
-        """For each read the count of bytes, short only at the file's end, or its error; a checkpoint when it waits.
+        """Return for each read the number of bytes, short only at the file's end, or its error; a checkpoint if it
+        waits.
 
-        The files stay open, and the buffers (at most 2 GiB each) are touched by nobody else, until it returns.
-        Cancelled only before it begins: a caller cancelled meanwhile waits until the kernel gave all memory back.
+        Until it returns, the files stay open and nothing else touches the buffers (at most 2 GiB each). It can be
+        cancelled only before it begins: a caller cancelled later waits until the kernel has released all memory.
         """
         ...
 
     async def read_packed(self, places: Sequence[FilePlace], buffer: memoryview) -> list[bool]:
-        """Read places into one buffer, one behind the other; whether each was read whole.
+        """Read places into one buffer, one after the other; return for each whether it was read whole.
 
-        What was not, for whatever reason, is for the caller to read again; its part of the buffer may hold anything.
-        Places are of 1 byte and more, and no longer in all than the buffer; else as `read_many`.
+        The caller reads the others again, whatever the reason; their part of the buffer may hold anything. Each place
+        has at least 1 byte, and all together fit in the buffer; otherwise like `read_many`.
         """
         ...
 
@@ -225,64 +227,67 @@ class Clock(Protocol):
     """Time.  Sleeping is trio's own, which the simulator's clock drives."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back; for intervals."""
+        """Return seconds that never decrease; for intervals."""
         ...
 
     def wall_ns(self) -> int:
-        """Nanoseconds since 1970 UTC; may jump either way; shown and stored, and compared only where days count."""
+        """Return nanoseconds since 1970 UTC.  May jump either way; shown and stored, and compared only where days
+        count."""
         ...
 
 
 class Stream(Protocol):
-    """A two-way byte stream with ordered delivery, and descriptors where the medium can carry them.
+    """A two-way byte stream with ordered delivery, and descriptors if the medium can carry them.
 
-    One task sends and one receives at a time.  Errors: EngineUnreachable when the peer is gone.
+    One task sends and one receives at a time.  Errors: EngineUnreachable if the peer is gone.
     """
 
     @property
     def carries_descriptors(self) -> bool:
-        """Whether descriptors can be sent along (Unix sockets)."""
+        """True if descriptors can be sent along (Unix sockets)."""
         ...
 
     @property
     def peer(self) -> str:
-        """Who is at the other end, for people: `uid 0 pid 4711`, `127.0.0.1:50312`."""
+        """The peer, for people: `uid 0 pid 4711`, `127.0.0.1:50312`."""
         ...
 
     @property
     def uid(self) -> int | None:
-        """The user at the other end, by the kernel's word; None where there is none: over TCP, and of a server."""
+        """The peer's user, as the kernel reports it; None over TCP, and on the client's side."""
         ...
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Bytes received into `buffer`, 0 when the peer has finished.  Descriptors are kept aside."""
+        """Receive bytes into `buffer`; return their number, 0 if the peer has finished.  Descriptors are kept for
+        later."""
         ...
 
     def take_descriptors(self) -> list[int]:
-        """Descriptors received so far; the caller owns and closes them."""
+        """Return the descriptors received so far; the caller owns and closes them."""
         ...
 
     def send_nowait(self, parts: Sequence[Buffer], descriptors: Sequence[int] = ()) -> int:
-        """Send what fits without waiting: the count of bytes, 0 when nothing does.  Not while a `send` waits.
+        """Send as much as fits without waiting; return the number of bytes, 0 if nothing fits.  Not while a `send`
+        waits.
 
-        Descriptors go with the first byte: a count above 0 means that they were sent.
+        Descriptors travel with the first byte: a result above 0 means that they were sent.
         """
         ...
 
     async def wait_writable(self) -> None:
-        """Wait until `send_nowait` may take something again; a checkpoint only when it waits."""
+        """Wait until `send_nowait` may be able to send again; a checkpoint only if it waits."""
         ...
 
     async def send(self, parts: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
-        """Send all parts; descriptors go with the first byte.  A cancelled send leaves the stream unusable."""
+        """Send all parts; descriptors travel with the first byte.  A cancelled send leaves the stream unusable."""
         ...
 
     def is_at_end(self) -> bool:
-        """Whether the peer has finished and all that it sent was received; asks the system, and does not wait."""
+        """Return True if the peer has finished and all its bytes were received; asks the kernel, does not wait."""
         ...
 
     def send_end(self) -> None:
-        """Tell the peer that nothing more is sent; what it sends can still be received.  Never raises."""
+        """Signal to the peer that nothing more is sent; its bytes can still be received.  Never raises."""
         ...
 
     async def aclose(self) -> None:
@@ -299,7 +304,7 @@ class Listener(Protocol):
         ...
 
     async def accept(self) -> Stream:
-        """The next connection.  Transient failures (descriptors exhausted) are waited out."""
+        """Return the next connection.  Waits out transient failures (descriptors exhausted)."""
         ...
 
     async def aclose(self) -> None:

@@ -1,3 +1,3 @@
-"""The product's version, in one place: the distribution's metadata reads it too."""
+"""The product's version, in one place; the distribution's metadata reads it too."""
 
 VERSION = "0.1.0"

@@ -1,1 +1,1 @@
-"""What every scenario is run with: sides in turn, load, processes, CPU accounts, plots."""
+"""Parts shared by all scenarios: sides in turn, load, processes, CPU accounts, plots."""

@@ -1,9 +1,8 @@
-"""What a piece of work cost beside time: CPU of the processes that serve and of those that ask, bytes that the disk
-took, memory.
+"""Costs of a piece of work beside time: CPU of server and client processes, bytes that the disk took, memory.
 
-CPU is each process's own accounting, to the nanosecond.  What the disk took is the block device's own counter (field 7
-of its `stat`, in sectors of 512 bytes): it counts what everybody on the machine writes, so it means something on a
-quiet one only.  A file system without a block device of its own (tmpfs, overlay) has none.
+CPU is each process's own accounting, to the nanosecond.  Disk bytes are the block device's own counter (field 7 of
+its `stat`, in sectors of 512 bytes): it counts writes of all processes on the machine, so it means something only on
+a quiet one.  A file system without a block device of its own (tmpfs, overlay) has no counter.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Memory:
 
 
 def memory_of(pids: Iterable[int]) -> Memory:
-    """Of these processes together; a shared page counts in each."""
+    """Return the memory of these processes together; a shared page counts in each."""
     found = {"RssAnon": 0, "RssShmem": 0}
     for pid in pids:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -51,16 +50,16 @@ class Device:
         self._folder = folder
         self._stat = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
         self.counts = self._stat.exists()
-        """Whether there is one."""
+        """True if there is such a device."""
 
     def written_bytes(self) -> int:
-        """Since the machine started; 0 when there is no device."""
+        """Return the bytes written since the machine started; 0 without a device."""
         if not self.counts:
             return 0
         return int(self._stat.read_text().split()[_WRITTEN_SECTORS]) * SECTOR_BYTES
 
     def settle(self) -> None:
-        """Have everything written that the file system still holds back: syncfs(2)."""
+        """Write out everything that the file system still holds back: syncfs(2)."""
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if _libc.syncfs(descriptor):
@@ -71,7 +70,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Spent:
-    """By one piece of work.  `device_bytes`: None when nobody counts them."""
+    """Costs of one piece of work.  `device_bytes`: None if they were not counted."""
 
     elapsed_s: float
     server_cpu_s: float
@@ -81,7 +80,7 @@ class Spent:
 
 
 def _own_cpu_s() -> float:
-    """Of this process and of its children that were waited for."""
+    """Return the CPU time of this process and of its children that were waited for."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
@@ -93,11 +92,11 @@ def account(
     clients: Callable[[], Sequence[int]],
     device: Device | None,
 ) -> Spent:
-    """Do it; what it cost.
+    """Do the work; return its costs.
 
-    `servers`, `clients`: processes, asked for before and after, so that those count that were started meanwhile; this
-    process is a client, and so are children that it waits for.  With a `device`, what is held back is written out
-    before and after, uncounted in time, so that the bytes of this work are in its figure, and no others.
+    `servers`, `clients`: return processes; called before and after, so that processes started in between count.  This
+    process is a client, and so are children that it waits for.  With a `device`, held-back writes are flushed before
+    and after, outside the time, so that the figure has this work's bytes and no others.
     """
     if device is not None:
         device.settle()

@@ -1,8 +1,9 @@
-"""Arrivals of an open loop: requests that begin when it is their time, whatever became of those before.
+"""Arrivals of an open loop: requests that begin at their time, whatever became of earlier ones.
 
-`Arrivals` has the times; `Readers` are processes that read objects, or files, one after the other at such times.  A
-latency counts from the time that the request was meant to begin: one that had to wait for the one before it is charged
-with the wait, as its user would be (no coordinated omission; Gil Tene, "How NOT to Measure Latency", wrk2).
+`Arrivals` has the times; `Readers` are processes that read objects, or files, one after the other at such times.
+A latency counts from the time that the request was meant to begin: a request that had to wait for the one before
+it is charged with the wait, as its user would be (no coordinated omission; Gil Tene, "How NOT to Measure
+Latency", wrk2).
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ import lakefs
 _TIMER_SLACK: Final = 29
 """PR_SET_TIMERSLACK."""
 _START_S: Final = 0.02
-"""From the order to the first arrival, so that all processes are ready for it."""
+"""Time from the order to the first arrival, so that all processes are ready for it."""
 
 
 class Arrivals:
-    """When requests are meant to begin: at even distances, whatever is answered; none at or after `end_s`."""
+    """Times at which requests are meant to begin: evenly spaced, whatever is answered; none at or after `end_s`."""
 
     __slots__ = ("_begin_s", "_end_s", "_every_s", "_number", "due_s")
 
     def __init__(self, begin_s: float, rate_per_s: float, end_s: float) -> None:
         self.due_s = begin_s
-        """Of the next; infinite when there is none."""
+        """Time of the next arrival; infinite if there is none."""
         self._begin_s = begin_s
         self._end_s = end_s
         self._every_s = 1 / rate_per_s
@@ -42,11 +43,11 @@ class Arrivals:
 
     @property
     def ended(self) -> bool:
-        """Whether there is none any more."""
+        """True if no arrival is left."""
         return math.isinf(self.due_s)
 
     def take(self) -> float:
-        """The time of the next, which is begun now."""
+        """Return the time of the next arrival, and advance."""
         taken_s = self.due_s
         self._number += 1
         due_s = self._begin_s + self._number * self._every_s
@@ -55,12 +56,13 @@ class Arrivals:
 
 
 def sleep_exactly() -> None:
-    """Have this thread's waits end when they should: without the 50 us that Linux may put them off."""
+    """Make this thread's waits end on time: without the 50 us by which Linux may delay them."""
     ctypes.CDLL(None).prctl(_TIMER_SLACK, 1, 0, 0, 0)
 
 
 def paced(arrivals: Arrivals, call: Callable[[], object]) -> list[int]:
-    """Call at each arrival, or as soon after it as the one before has ended; ns from arrival to end, of each."""
+    """Call at each arrival, or as soon after it as the previous call has ended; return ns from arrival to end, of
+    each."""
     taken_ns: list[int] = []
     clock = time.perf_counter
     while not arrivals.ended:
@@ -76,7 +78,7 @@ def paced(arrivals: Arrivals, call: Callable[[], object]) -> list[int]:
 class Readers:
     """Processes that read these names again and again; a context manager.
 
-    `address`: of an engine; empty: the names are paths of files.  Each has a connection of its own.
+    `address`: of an engine; empty: the names are paths of files.  Each process has its own connection.
     """
 
     def __init__(self, address: str, names: Sequence[str], count: int = 2) -> None:
@@ -104,11 +106,11 @@ class Readers:
             process.join()
 
     def pids(self) -> Sequence[int]:
-        """The processes."""
+        """Return the processes' ids."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     def run(self, rate_per_s: float, for_s: float) -> list[int]:
-        """So many arrivals a second for so long; the latency of each read in ns."""
+        """Read at so many arrivals a second for so long; return the latency of each read in ns."""
         begin_s = time.perf_counter() + _START_S  # one clock for all processes
         count = len(self._pipes)
         for number, pipe in enumerate(self._pipes):
@@ -117,7 +119,7 @@ class Readers:
 
 
 def _read_for(pipe: Connection, address: str, names: Sequence[str]) -> None:
-    """One of the processes: a run for each order, until it is ended."""
+    """Body of one of the processes: a run for each order, until it is ended."""
     sleep_exactly()
     with _getter(address) as get:
         left = cycle(names)

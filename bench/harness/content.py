@@ -1,7 +1,7 @@
 """Bytes for measuring: incompressible, all different, and quick to make.
 
-A base block of random bytes is repeated; every 4 KiB page begins with a stamp that never comes again in this
-process, so no two pages, and no two chunks, are the same.
+A base block of random bytes is repeated; every 4 KiB page begins with a stamp that is never repeated in this process,
+so no two pages, and no two chunks, are equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _stamp() -> bytes:
 
 
 def block(size: int = BLOCK) -> bytearray:
-    """`size` bytes, at most 4 MiB, unlike any other."""
+    """Return `size` bytes, at most 4 MiB, unlike any other."""
     content = bytearray(_base[:size])
     for offset in range(0, size, PAGE):
         content[offset : offset + 16] = _stamp()[: size - offset]
@@ -32,7 +32,7 @@ def block(size: int = BLOCK) -> bytearray:
 
 
 def payload(size: int) -> bytes:
-    """A small payload, unlike any other; at least 16 bytes."""
+    """Return a small payload, unlike any other; at least 16 bytes."""
     assert size >= 16
     return (_stamp() + _base[: size - 16]) if size <= PAGE else bytes(block(size))
 
@@ -49,9 +49,11 @@ def _random() -> memoryview:
 
 
 def window(size: int) -> memoryview:
-    """`size` bytes, at most 64 MiB, made in no time: of one run of random bytes, each time from another offset.
+    """Return `size` bytes, at most 64 MiB, at no cost: a view of one run of random bytes, each time from another
+    offset.
 
-    So no two have a chunk in common, wherever they are cut; there are a million before they come again.
+    So no two views have a chunk in common, wherever they are cut; about a million views differ before offsets
+    repeat.
     """
     assert size <= WINDOW_MAX
     begin = next(_windows) * _WINDOW_STEP % (WINDOW_MAX + _WINDOW_ROOM - size)
@@ -59,7 +61,7 @@ def window(size: int) -> memoryview:
 
 
 def write_file(path: Path, size: int) -> None:
-    """A file of different pages, on disk and in the page cache."""
+    """Write a file of different pages, on disk and in the page cache."""
     with path.open("wb") as file:
         for offset in range(0, size, BLOCK):
             file.write(block(min(BLOCK, size - offset)))
@@ -68,7 +70,7 @@ def write_file(path: Path, size: int) -> None:
 
 
 def renew_file(path: Path) -> None:
-    """Make every chunk of a file one that was never seen, by a new stamp in each 64 KiB; synced."""
+    """Make every chunk of a file new, by a new stamp in each 64 KiB; synced."""
     with path.open("r+b") as file:
         size = os.fstat(file.fileno()).st_size
         for offset in range(0, size, 1 << 16):

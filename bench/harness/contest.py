@@ -1,9 +1,9 @@
-"""A scenario of more than two sides: ours, and contenders that may not be able to do what the row asks for.
+"""A scenario of more than two sides: ours, and contenders that may be unable to do the work.
 
 All sides run in turn, round after round, after a warm-up that is not counted.  Contenders of one tool are tried in
-their order until one gets through the warm-up: the first that does takes part.  What a contender cannot do is part of
-the result: it has a row of its own, `could not run: REASON`, with the plain reason and nothing more.  A failure of our
-own side is a failure of the scenario.
+order until one passes the warm-up: only that one takes part.  A contender's inability is part of the result: it has
+its own row, `could not run: REASON`, with the plain reason and nothing more.  A failure of our own side is a failure
+of the scenario.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from bench.harness.measure import Bench, Goal, Row, at_least, at_most, spread_of
 
 
 class CouldNotRun(Exception):
-    """A contender cannot do the row; the text is the reason, in plain words."""
+    """A contender cannot do the work; the text is the reason, in plain words."""
 
 
 Run = Callable[[], float]
-"""Do the work once; what was measured, in the contest's unit."""
+"""Does the work once; returns the figure, in the contest's unit."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A side: `enter` sets it up and gives what is run.  `tool`: of those with the same one, one takes part."""
+    """A side: `enter` sets it up and returns what runs a round.  Of contenders with the same `tool`, one takes
+    part."""
 
     name: str
     tool: str
@@ -36,7 +37,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Contest:
-    """`set_up` gives our side and the others.  `once`: a figure that does not change from run to run."""
+    """A contest; `set_up` returns our side and the others.  `once`: the figure does not change from run to run."""
 
     name: str
     title: str
@@ -47,11 +48,11 @@ class Contest:
 
     @property
     def goal(self) -> Goal:
-        """To be ahead."""
+        """The goal: to be ahead."""
         return at_least(1, "x") if self.higher_is_better else at_most(1, "x")
 
     def run(self, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
-        """A row for each contender, and all that was measured."""
+        """Run it; return a row for each contender, and all measured values."""
         rounds = 1 if self.once else bench.scale.rounds
         with self.set_up(bench) as (ours, others), ExitStack() as stack:
             race = _Race(stack, warm_up=not self.once)
@@ -100,7 +101,7 @@ class Contest:
 
 @dataclass
 class _Race:
-    """Who takes part, and what was measured so far."""
+    """The sides that take part, and the figures so far."""
 
     stack: ExitStack
     warm_up: bool
@@ -112,13 +113,13 @@ class _Race:
     _tools: set[str] = field(default_factory=set)
 
     def enter_ours(self, contender: Contender) -> None:
-        """Must not fail."""
+        """Set up and warm up our side; an error ends the scenario."""
         self._run_ours = self.stack.enter_context(contender.enter())
         if self.warm_up:
             self._run_ours()
 
     def enter(self, contender: Contender) -> None:
-        """When it is the first of its tool that can."""
+        """Set up and warm up a contender, unless another of its tool takes part; note the reason if it cannot."""
         if contender.tool in self._tools:
             return
         try:
@@ -135,7 +136,7 @@ class _Race:
         self.theirs[contender.name] = []
 
     def round(self) -> None:
-        """Everybody once; who fails is out, with all that it measured before."""
+        """Run every side once; a side that fails is removed, with its earlier figures."""
         self.ours.append(self._run_ours())
         for name, run in list(self._runs.items()):
             try:

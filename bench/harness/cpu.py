@@ -1,4 +1,4 @@
-"""CPU time of other processes, to the nanosecond."""
+"""CPU time and resident memory of other processes; CPU to the nanosecond."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """User and system time so far of these processes: of all their threads, the ended ones too.
+    """Return the user and system time so far of these processes: of all their threads, ended ones too.
 
-    By the clock that Linux keeps for each process (clock_getcpuclockid(3)); /proc/PID/stat counts in steps of 10 ms.
-    What the kernel does in threads of its own (writing back, most of the network's interrupts) is in nobody's.
+    Uses the clock that Linux keeps for each process (clock_getcpuclockid(3)); /proc/PID/stat counts in steps of 10
+    ms. The work of kernel threads (writeback, most of the network's interrupts) is in no process's time.
     """
     return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
 
 
 def process_tree(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all its descendants."""
     found = [pid]
     for parent in found:
         for task in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -26,7 +26,7 @@ def process_tree(pid: int) -> list[int]:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Resident memory of these processes together: VmRSS, pages that they share counted in each."""
+    """Return the resident memory of these processes together: VmRSS, shared pages counted in each."""
     total = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():

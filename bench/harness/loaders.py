@@ -1,8 +1,8 @@
 """Workers of a data loader: processes forked from this one that take batches of names and read them.
 
-As the loaders of training frameworks do it: each worker opens what it reads from after the fork, batches go to the
-workers in turn, and what a worker has read stays with it (a framework hands it over by shared memory, at the same cost
-for all).
+They follow the loaders of training frameworks: each worker opens its source after the fork, batches are handed to the
+workers in turn, and a worker keeps what it has read (a framework passes it on by shared memory, at the same cost for
+all).
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 
 ReadBatch = Callable[[Sequence[str]], int]
-"""Read these; the bytes of their content."""
+"""Reads the named objects; returns the bytes of their content."""
 
 
 class Loaders:
-    """`count` workers; a context manager.  `opened` gives, in each of them, what reads a batch."""
+    """`count` workers; a context manager.  `opened`, called in each worker, provides the function that reads a
+    batch."""
 
     def __init__(self, opened: Callable[[], AbstractContextManager[ReadBatch]], count: int) -> None:
         self._pipes: list[Connection] = []
@@ -43,11 +44,11 @@ class Loaders:
             process.join()
 
     def pids(self) -> Sequence[int]:
-        """The workers."""
+        """Return the workers' process ids."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     def run(self, batches: Sequence[Sequence[str]]) -> tuple[int, list[int]]:
-        """Read all; bytes, and the time of each batch in ns.  RuntimeError for what a worker could not read."""
+        """Read all; return the bytes, and the time of each batch in ns.  RuntimeError if a worker could not read."""
         for number, pipe in enumerate(self._pipes):
             pipe.send(batches[number :: len(self._pipes)])
         moved_bytes, taken_ns = 0, list[int]()
@@ -61,7 +62,7 @@ class Loaders:
 
 
 def _work(pipe: Connection, opened: Callable[[], AbstractContextManager[ReadBatch]]) -> None:
-    """One worker: an answer for each order, until it is ended."""
+    """Body of one worker: an answer for each order, until it is ended."""
     try:
         with opened() as read:
             while True:
@@ -73,5 +74,5 @@ def _work(pipe: Connection, opened: Callable[[], AbstractContextManager[ReadBatc
                 pipe.send((moved_bytes, taken_ns))
     except EOFError:
         return
-    except Exception as error:  # noqa: BLE001 - it is told to who waits
+    except Exception as error:  # noqa: BLE001 - sent to the parent
         pipe.send(f"{type(error).__name__}: {error}")

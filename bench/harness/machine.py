@@ -1,6 +1,6 @@
-"""Where and what was measured: the machine, its state, and the code's commit.
+"""The machine, its state, and the code's commit.
 
-`kind` names machines that figures may be compared between: same processor, count, memory and kind of disk.
+Figures may be compared between machines of one `kind`: same processor, count, memory and kind of disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lakefs.version import VERSION
 
 
 def machine(folder: Path) -> dict[str, Any]:
-    """JSON-able facts; `folder`: on the disk that is measured."""
+    """Return JSON-able facts; `folder` is on the measured disk."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     facts = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -35,13 +35,13 @@ def machine(folder: Path) -> dict[str, Any]:
 
 
 def kind_of(facts: dict[str, Any]) -> str:
-    """`AMD EPYC, 2 cpus, 24 GiB, ext4 on vda`."""
+    """Return the kind of machine, like `AMD EPYC, 2 cpus, 24 GiB, ext4 on vda`."""
     memory_gib = round(facts["memory_bytes"] / (1 << 30))
     return f"{facts['processor']}, {facts['cpus']} cpus, {memory_gib} GiB, {facts['disk']}"
 
 
 def commit() -> str:
-    """The checkout's, with a + when files differ from it; empty outside a checkout."""
+    """Return the checkout's commit, with a + if files differ from it; empty outside a checkout."""
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
@@ -64,7 +64,7 @@ def _processor() -> str:
 
 
 def _disk(folder: Path) -> str:
-    """File system and device of the mount that a folder is on."""
+    """Return file system and device of the mount that a folder is on."""
     number = os.stat(folder).st_dev
     wanted = f"{os.major(number)}:{os.minor(number)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

@@ -1,9 +1,9 @@
-"""What a scenario is, how it is run, and what comes out.
+"""Scenarios: their kinds, how one runs, and its result.
 
-A scenario is a value: a name, a goal, and a context manager that sets its sides up.  The two sides of a scenario are
-run in turn, round after round, after a warm-up that is not counted; so a disk that changes its mood meets both.
-The result is the median of the rounds' ratios, with their spread.  A scenario without another side gives figures
-of its own, and a goal for them.
+A scenario is a value: a name, a goal, and a context manager that sets its sides up.  The two sides of a scenario run
+in turn, round after round, after a warm-up that is not counted, so changes of the disk's speed affect both.  The
+result is the median of the rounds' ratios, with their spread.  A scenario without another side has figures of its
+own, and a goal for them.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ class Goal:
     at_least: bool
 
     def met(self, value: float) -> bool:
-        """Whether a value is within the bound."""
+        """Return True if a value is within the bound."""
         return value >= self.limit if self.at_least else value <= self.limit
 
 
 def at_least(limit: float, unit: str = "") -> Goal:
-    """A figure that should be large."""
+    """Return the goal of a figure that should be large."""
     return Goal(f">= {limit:g}{unit}", limit, at_least=True)
 
 
 def at_most(limit: float, unit: str = "") -> Goal:
-    """A figure that should be small."""
+    """Return the goal of a figure that should be small."""
     return Goal(f"<= {limit:g}{unit}", limit, at_least=False)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is moved: `full` as the goals are meant, or a thousandth of it to see that everything works."""
+    """Amount of work: `full` as the goals assume, or a thousandth of it to see that everything works."""
 
     quick: bool
     rounds: int
     profile: bool = False
-    """Whether a scenario that misses a goal looks where the time goes."""
+    """True if a scenario that misses a goal takes a profile."""
 
     def pick(self, full: int, quick: int) -> int:
-        """The size for this run."""
+        """Return the size for this run."""
         return quick if self.quick else full
 
 
 @dataclass
 class Bench:
-    """What a scenario may use: a folder of its own on the disk, the scale, and what others have prepared."""
+    """Resources of a scenario: its own folder on the disk, the scale, and what other scenarios have prepared."""
 
     folder: Path
     scale: Scale
@@ -68,7 +68,7 @@ class Bench:
 
 @dataclass
 class Sides:
-    """Two ways to do one thing.  Each runs once and gives what it measured, in the scenario's unit.
+    """Two ways to do one thing.  Each runs once and returns its figure, in the scenario's unit.
 
     `higher_is_better`: the unit is a rate; else a time.  `prepare` runs before each, uncounted.
     """
@@ -102,7 +102,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Single:
-    """A scenario of figures; `measure` gives the values of each round by figure name, `repeat` says how often."""
+    """A scenario of figures; `measure` returns one round's values by figure name; `repeat`: as many rounds as the run
+    has."""
 
     name: str
     title: str
@@ -112,14 +113,14 @@ class Single:
 
 
 class Own(Protocol):
-    """A scenario that knows itself how it is run: `bench.harness.contest` has those of several sides."""
+    """A scenario that runs itself: `bench.harness.contest` and `bench.harness.sampled` have some."""
 
     @property
     def name(self) -> str:
-        """As the command line has it."""
+        """The name, as on the command line."""
 
     def run(self, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
-        """Run it; its rows, and all that was measured, JSON-able."""
+        """Run it; return its rows, and all measured values, JSON-able."""
 
 
 Scenario = Paired | Single | Own
@@ -127,7 +128,7 @@ Scenario = Paired | Single | Own
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.  One that could not be run has the reason, and neither a value nor a miss."""
+    """One line of the table.  A row that could not be run has the reason, and neither a value nor a miss."""
 
     scenario: str
     what: str
@@ -141,14 +142,14 @@ class Row:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
+    """Return the seconds that a call takes."""
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
 
 
 def run_scenario(scenario: Scenario, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
-    """Run it; its rows, and all that was measured, JSON-able."""
+    """Run a scenario; return its rows, and all measured values, JSON-able."""
     if isinstance(scenario, Paired):
         return _run_paired(scenario, bench)
     if isinstance(scenario, Single):
@@ -211,12 +212,12 @@ def _run_single(scenario: Single, bench: Bench) -> tuple[list[Row], dict[str, An
 
 
 def spread_of(values: list[float]) -> str:
-    """From the smallest to the largest."""
+    """Format the range from the smallest to the largest."""
     return f"{three_digits(min(values))}..{three_digits(max(values))}"
 
 
 def spread_values(text: str, value: float) -> tuple[float, float]:
-    """Of a row's spread, `1.2k..1.5k`; the value itself without one."""
+    """Parse a row's spread, `1.2k..1.5k`; the value itself if there is none."""
     units = {"G": 1e9, "M": 1e6, "k": 1e3}
     ends = text.split("..")
     if len(ends) != 2:
@@ -226,7 +227,7 @@ def spread_values(text: str, value: float) -> tuple[float, float]:
 
 
 def three_digits(value: float) -> str:
-    """Three digits that matter."""
+    """Format a value with three significant digits."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"

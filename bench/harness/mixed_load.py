@@ -1,10 +1,10 @@
-"""Everything that clients do with small and large objects, in turn, and what it does to an engine's memory and tail.
+"""A client's mixed work on small and large objects, and its effect on an engine's memory and tail latency.
 
-The store stays as large as it is: names are taken from a fixed set and put anew with new content, so that what was
-there is garbage, and gc runs every so many operations.  Operations are counted by object: a batch of 16 is 16.
+The store keeps its size: names are taken from a fixed set and put again with new content, so the old content is
+garbage, and gc runs every so many operations.  Operations are counted by object: a batch of 16 is 16.
 
-What is watched, sample by sample, each of a fiftieth of all operations: RssAnon of the engine, which must not grow, and
-the 99th percentile of gets of 4 KiB one at a time, which must not either.
+Samples, each of a fiftieth of all operations, record two figures that must not grow: RssAnon of the engine, and the
+99th percentile of gets of 4 KiB one at a time.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ BATCH: Final = 16
 GC_EVERY: Final = 50_000
 SMALL, MIDDLE, LARGE = 4 << 10, 64 << 10, 1 << 20
 NAMES: Final = {SMALL: 4096, MIDDLE: 512, LARGE: 32}
-"""Live bytes at most: 16 + 32 + 32 MiB; of garbage between two cycles of gc, some 2 GiB."""
+"""Live bytes: at most 16 + 32 + 32 MiB; garbage between two cycles of gc: about 2 GiB."""
 
 
 @dataclass
 class Sample:
-    """What one stretch of operations came to."""
+    """Figures of one stretch of operations."""
 
     private_bytes: int
     p99_s: float
@@ -42,17 +42,17 @@ class Sample:
 
 @dataclass
 class MixedLoad:
-    """One client that does a bit of everything.  `check` compares what is read with what was put."""
+    """One client that does a bit of everything, and compares what it reads with what it put."""
 
     lake: Lake
     chance: random.Random
     done: int = 0
     _stamps: dict[str, bytes] = field(default_factory=dict)
-    """The first bytes of what each name has; absent: removed, or never put."""
+    """The first bytes of each name's content; absent if the name was removed, or never put."""
     _gets_s: list[float] = field(default_factory=list)
 
     def run(self, count: int) -> list[float]:
-        """At least `count` operations; the seconds of each single get of 4 KiB."""
+        """Do at least `count` operations; return the seconds of each single get of 4 KiB."""
         self._gets_s = []
         acts: tuple[Callable[[], int], ...] = (
             self._get, self._get_many, self._put, self._put_many, self._large, self._stat, self._list, self._remove
@@ -64,7 +64,7 @@ class MixedLoad:
         return self._gets_s
 
     def collect(self) -> None:
-        """A cycle of gc."""
+        """Run a cycle of gc."""
         self.lake.gc()
 
     def _name(self, size: int) -> str:
@@ -104,7 +104,7 @@ class MixedLoad:
         return len(objects)
 
     def _large(self) -> int:
-        """Put, and read back a range of it."""
+        """Put, and read back a range."""
         name = self._name(LARGE)
         content = payload(LARGE)
         self.lake.put(name, content)
@@ -135,7 +135,7 @@ class MixedLoad:
 def watch_mixed(
     engine: EngineProcess, count: int, seed: int, say: Callable[[str], None] = lambda line: None
 ) -> list[Sample]:
-    """`count` operations, in samples."""
+    """Run `count` operations, in samples."""
     samples: list[Sample] = []
     with engine.connect() as lake:
         lake.create_bucket(BUCKET)
@@ -158,14 +158,14 @@ def watch_mixed(
 
 
 def growth(samples: list[Sample]) -> float:
-    """RssAnon at the end against RssAnon after the first tenth: medians of a tenth each."""
+    """Return RssAnon at the end / RssAnon after the first tenth: medians of a tenth each."""
     tenth = len(samples) // 10
     early = statistics.median(sample.private_bytes for sample in samples[tenth : 2 * tenth])
     return statistics.median(sample.private_bytes for sample in samples[-tenth:]) / early
 
 
 def slowing(samples: list[Sample]) -> float:
-    """The 99th percentile of gets in the second half against that in the first, the first tenth left out."""
+    """Return the 99th percentile of gets in the second half / that in the first half, without the first tenth."""
     tenth = len(samples) // 10
     middle = (len(samples) + tenth) // 2
     early = statistics.median(sample.p99_s for sample in samples[tenth:middle])

@@ -1,6 +1,7 @@
-"""Processes that serve a mount in the foreground: the mount itself, and the file systems it is held against.
+"""Processes that serve a mount in the foreground: the lake mount, and the file systems it is compared with.
 
-Nothing waits without a limit, and nothing stays mounted: what does not end on SIGTERM is unmounted lazily and killed.
+Nothing waits without a limit, and nothing stays mounted: a process that does not end on SIGTERM is unmounted lazily
+and killed.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ POLL_S: Final = 0.01
 
 
 def mounted_at(folder: Path) -> bool:
-    """Whether something is mounted there; asks the kernel's table, never the mount."""
+    """Return True if something is mounted at the folder; reads the kernel's table, never the mount."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return any(line.split(" ")[4] == str(folder) for line in lines)
 
 
 class MountProcess:
-    """A process that serves a mount; `folder` is its mount point, `log` gets all that it says.
+    """A process that serves a mount; `folder` is its mount point, `log` gets all its output.
 
-    `says_ready`: it does, in its log; a program that is not ours is ready when its mount is there.
+    `says_ready`: it logs a line when it is ready; other programs are ready when their mount exists.
     """
 
     def __init__(
@@ -74,30 +75,30 @@ class MountProcess:
         return process
 
     def _says_ready(self, begin: int) -> bool:
-        """The last that is done before a process says so is to raise the kernel's read-ahead."""
+        """Return True if the process logged that it is ready, which it does after raising the kernel's read-ahead."""
         if not self._waits_for_word:
             return True
         said = self.log.read_bytes()[begin:].splitlines()
         return any(line.startswith((b"ready", b"mounted")) for line in said)
 
     def end(self) -> int:
-        """SIGTERM; the exit code, when it ends by itself in time."""
+        """Send SIGTERM; return the exit code if the process ends in time."""
         self.process.terminate()
         return self.process.wait(END_S)
 
     def restart(self) -> None:
-        """End and mount again: nothing that a kernel or a process remembers is left."""
+        """End and mount again, so that neither the kernel nor a process remembers anything."""
         if code := self.end():
             raise RuntimeError(f"the mount at {self.folder} ended with {code}: {self.log.read_text()}")
         self.process = self._started()
 
     def memory_bytes(self) -> int:
-        """RssAnon of the process."""
+        """Return RssAnon of the process."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
     def clear_away(self) -> None:
-        """Nothing of it is left afterwards, whatever state it is in."""
+        """End the process and unmount, whatever state they are in."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -122,7 +123,7 @@ def mounting(
     *,
     says_ready: bool = True,
 ) -> Iterator[MountProcess]:
-    """A mount for the block; see `MountProcess`."""
+    """Context manager: a mount for the block; see `MountProcess`."""
     process = MountProcess(command, folder, log, environment, says_ready=says_ready)
     try:
         yield process
@@ -132,7 +133,7 @@ def mounting(
 
 @contextmanager
 def lake_mounted(engine: EngineProcess, folder: Path) -> Iterator[MountProcess]:
-    """The store of a running engine, mounted at `folder`/lake."""
+    """Context manager: the store of a running engine, mounted at `folder`/lake."""
     point = folder / "lake"
     command = [
         *lake_command(), "--server", engine.address, "mount", "--foreground",
@@ -145,7 +146,7 @@ def lake_mounted(engine: EngineProcess, folder: Path) -> Iterator[MountProcess]:
 
 @contextmanager
 def constant_mounted(folder: Path, size: int) -> Iterator[Path]:
-    """The file of the file system that answers from a buffer."""
+    """Context manager: the file of the file system that answers from a buffer."""
     point = folder / "constant"
     with mounting(_peer("constant", point, "--size", str(size)), point, folder / "constant.log") as mount:
         yield mount.folder / "data"
@@ -153,7 +154,7 @@ def constant_mounted(folder: Path, size: int) -> Iterator[Path]:
 
 @contextmanager
 def passthrough_mounted(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """The mount point of the file system that passes through, and the folder that it passes to."""
+    """Context manager: the mount point of the passthrough file system, and the folder that it passes to."""
     point, source = folder / "passthrough", folder / "source"
     source.mkdir()
     command = _peer("passthrough", point, "--source", str(source))
@@ -162,13 +163,13 @@ def passthrough_mounted(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _peer(kind: str, point: Path, *options: str) -> list[str]:
-    """A peer with the mount's own time-outs; its read-ahead and its number of tasks are the mount's anyhow."""
+    """Return a peer's command with the mount's time-outs; read-ahead and number of tasks are the mount's anyway."""
     timeout = ("--timeout", str(MountOptions.attribute_timeout_s))
     return [sys.executable, "-m", "bench.peers.fuse_file_systems", kind, str(point), *options, *timeout]
 
 
 def forget_pages(path: Path) -> None:
-    """Have the kernel drop a file's clean pages; of a file on a mount: the mount's, not the store's."""
+    """Make the kernel drop a file's clean pages; for a file on a mount: the mount's pages, not the store's."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -177,7 +178,7 @@ def forget_pages(path: Path) -> None:
 
 
 def forget_pages_below(folder: Path) -> None:
-    """As `forget_pages`, of all files below: a store gets cold."""
+    """Call `forget_pages` for all files below a folder: the store becomes cold."""
     for path in folder.rglob("*"):
         if path.is_file():
             forget_pages(path)

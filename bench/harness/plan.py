@@ -1,7 +1,7 @@
-"""How long each scenario takes, so that all of them stay under an hour; and how its load was checked.
+"""Expected time of each scenario, so that all of them stay under an hour; and how its load was checked.
 
-Seconds of a whole run on two virtual cores, with room; a `Sampled` scenario says its own.  `make bench` prints beside
-each what it took.  `GENERATORS`: by the beginning of the name, why what asks is not the limit of what answers.
+Seconds of a whole run on two virtual cores, with a margin; a `Sampled` scenario has its own.  `make bench` prints the
+measured time beside each.  `GENERATORS`: by prefix of the name, why the load generator does not limit the server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench.harness.sampled import ALONE, Sampled
 
 WHOLE_RUN_S: Final = 3600
 UNTIMED_S: Final = 60.0
-"""A scenario that is not in the table is taken to need so long."""
+"""Assumed time of a scenario that is not in the table."""
 
 EXPECTED_S: Final[Mapping[str, float]] = {
     "startup": 6, "grant-blake3": 4, "grant-crc32c": 3,
@@ -50,11 +50,11 @@ GENERATORS: Final[Mapping[str, str]] = {
 
 
 def expected_s(name: str, scenario: Scenario) -> float:
-    """Of a whole run."""
+    """Return the seconds of a whole run of a scenario."""
     return scenario.expected_s if isinstance(scenario, Sampled) else EXPECTED_S.get(name, UNTIMED_S)
 
 
 def generator_of(name: str) -> str:
-    """How it was checked that the load was not the limit, of a scenario that is not a `Sampled`."""
+    """Return how the load was checked not to be the limit, for a scenario that is not a `Sampled`."""
     fitting = [beginning for beginning in GENERATORS if name.startswith(beginning)]
     return GENERATORS[max(fitting, key=len)]

@@ -1,4 +1,4 @@
-"""A `lake serve` process to measure, on a folder of a real disk, and what it uses."""
+"""A `lake serve` process to measure, on a folder of a real disk, and its resource use."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 def lake_command() -> list[str]:
-    """The installed `lake`, else the module."""
+    """Return the command of the installed `lake`, or of the module."""
     script = Path(sys.executable).with_name("lake")
     return [str(script)] if script.exists() else [sys.executable, "-m", "cli.main"]
 
 
 def clean_environment() -> dict[str, str]:
-    """This environment without settings of the user's."""
+    """Return this environment without the user's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LAKE_")}
     return kept | {"PYTHONPATH": str(ROOT)}
 
@@ -34,12 +34,12 @@ class EngineProcess:
     """One engine.  A context manager: started at the beginning, stopped cleanly at the end."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        """`flags`: more of `lake serve`'s."""
+        """Prepare an engine; `flags` are further flags of `lake serve`."""
         self.data = folder / "store"
         self.printed: list[str] = []
-        """What it said before it served."""
+        """Lines printed before it served."""
         self._flags = flags
-        # A socket's path must be short, so it lies elsewhere than the store.
+        # A socket's path must be short, so it is not below the store.
         self.socket = Path(f"/tmp/lake-bench-{os.getpid()}-{id(self):x}.sock")
         self.address = f"unix:{self.socket}"
         self._process: subprocess.Popen[str] | None = None
@@ -56,12 +56,12 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The process id."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:
-        """Start, and return when it serves."""
+        """Start, and return once it serves."""
         command = [*lake_command(), "serve", "--data", str(self.data), "--socket", str(self.socket)]
         self._process = subprocess.Popen(
             [*command, "--admin", "off", "--s3", "off", "--log-level", "error", *self._flags],
@@ -78,11 +78,11 @@ class EngineProcess:
         raise RuntimeError(f"the engine ended with {self._process.wait()}")
 
     def stop(self) -> None:
-        """SIGTERM, and wait."""
+        """Send SIGTERM, and wait."""
         self._end("terminate")
 
     def kill(self) -> None:
-        """SIGKILL, and wait."""
+        """Send SIGKILL, and wait."""
         self._end("kill")
 
     def _end(self, how: str) -> None:
@@ -96,14 +96,14 @@ class EngineProcess:
         self._process = None
 
     def connect(self, check: lakefs.Check = lakefs.Check.BLAKE3) -> lakefs.Lake:
-        """A client of this engine, in which there is the bucket `bench`."""
+        """Return a client of this engine, and create the bucket `bench` if it is missing."""
         lake = lakefs.connect(self.address, check=check)
         with suppress(lakefs.errors.AlreadyExists):
             lake.create_bucket("bench")
         return lake
 
     def s3(self) -> tuple[str, str, str]:
-        """The URL at which it serves S3, and the access key and secret of the store's first start."""
+        """Return the URL at which it serves S3, and the access key and secret of the store's first start."""
         [url] = [line.split()[1] for line in self.printed if line.startswith("s3 ")]
         found = configparser.ConfigParser()
         found.read(self.data / "s3-first-key")
@@ -111,12 +111,13 @@ class EngineProcess:
         return url, key["aws_access_key_id"], key["aws_secret_access_key"]
 
     def cpu_s(self) -> float:
-        """User and system time so far, in steps of 10 ms."""
+        """Return user and system time so far, in steps of 10 ms."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
     def memory_bytes(self) -> tuple[int, int]:
-        """RssAnon, the engine's private memory; and that with RssShmem, its shared buffers.  Not the page cache."""
+        """Return RssAnon, the engine's private memory; and RssAnon + RssShmem, with its shared buffers.  Not the page
+        cache."""
         found: dict[str, int] = {}
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             name, _, value = line.partition(":")
@@ -126,7 +127,7 @@ class EngineProcess:
 
 
 class MemoryWatch:
-    """Samples an engine's memory 20 times a second while the block runs; keeps the highest of each kind."""
+    """Samples an engine's memory 20 times a second during the block; keeps the highest of each kind."""
 
     def __init__(self, engine: EngineProcess) -> None:
         self.private_bytes = 0
@@ -152,12 +153,12 @@ class MemoryWatch:
             self.buffered_bytes = max(self.buffered_bytes, buffered)
 
     def figures(self) -> dict[str, float]:
-        """Both peaks."""
+        """Return both peaks."""
         return {"RssAnon": float(self.private_bytes), "with RssShmem": float(self.buffered_bytes)}
 
 
 def allocated_bytes(folder: Path, *, leave_out: str = "") -> int:
-    """Room that a folder's files take on the disk, as `du` counts it."""
+    """Return the disk space of a folder's files, as `du` counts it."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:

@@ -1,9 +1,9 @@
-"""Where processes spend their time while they work: samples of their stacks, taken by py-spy from outside.
+"""Profiles of working processes: samples of their stacks, taken by py-spy from outside.
 
-py-spy is had by name and kept beside the peers (`bench.peers.packages`); it sees Python and compiled frames, needs the
-right to trace (root, or kernel.yama.ptrace_scope of 0), and slows what it looks at: a profile is taken apart from the
-rounds that count.  Samples are folded stacks, `outermost;...;innermost count`, as flame graphs are made of (Brendan
-Gregg).  Threads that wait for work are left out; waiting for an answer is not.
+py-spy is installed by package name and kept beside the peers (`bench.peers.packages`).  It sees Python and compiled
+frames, needs the right to trace (root, or kernel.yama.ptrace_scope of 0), and slows the process: a profile is taken
+apart from the rounds that count.  Samples are folded stacks, `outermost;...;innermost count`, the input of flame
+graphs (Brendan Gregg).  Threads that wait for work are left out; threads that wait for an answer are not.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from bench.peers.packages import Package, last_line, pip_install
 VERSION: Final = "0.4.1"
 PY_SPY: Final = Package("py-spy", VERSION, "BENCH_PY_SPY", pip_install(f"py-spy=={VERSION}"))
 RATE: Final = 200
-"""Samples a second."""
+"""Samples per second."""
 PROFILE_S: Final = 4.0
 WAIT_S: Final = 30.0
 KEPT_SHARE: Final = 0.002
-"""Of all samples; a stack that has fewer is left out."""
+"""Share of all samples; rarer stacks are left out."""
 
 IDLE: Final = ("PyThread_acquire_lock_timed ", "epoll_wait ", "select_epoll_poll ")
-"""At the tip of a thread that has nothing to do."""
+"""Tip frames of a thread that has nothing to do."""
 
 
 class NoProfile(Exception):
-    """None could be taken; the text says why."""
+    """No profile could be taken; the text says why."""
 
 
 def profiled(
     roles: Mapping[str, Sequence[int]], work: Callable[[], object], fetch: bool
 ) -> dict[str, dict[str, int]]:
-    """Folded stacks of each role's processes while the work is done again and again.  NoProfile, PeerUnavailable."""
+    """Return folded stacks of each role's processes while the work is repeated.  NoProfile, PeerUnavailable."""
     program = PY_SPY.folder(fetch=fetch) / "bin" / "py-spy"
     with TemporaryDirectory(prefix="lake-bench-") as folder:
         spies = {
@@ -77,7 +77,7 @@ def _collected(spy: subprocess.Popen[str], target: Path) -> Counter[str]:
 
 
 def folded(lines: Iterable[str]) -> Counter[str]:
-    """Samples by stack, frames without line numbers and addresses, and without those around the work."""
+    """Return samples by stack, frames without line numbers and addresses, and without idle threads."""
     found: Counter[str] = Counter()
     for line in lines:
         stack, _, count = line.rpartition(" ")
@@ -88,7 +88,7 @@ def folded(lines: Iterable[str]) -> Counter[str]:
 
 
 def _named(frame: str) -> str:
-    """`Reads.open (engine/requests/open.py:107)` without the line number; empty for an address."""
+    """Return `Reads.open (engine/requests/open.py:107)` without the line number; empty for an address."""
     if frame.startswith("0x"):
         return ""
     name, place, rest = frame.partition(" (")
@@ -96,13 +96,14 @@ def _named(frame: str) -> str:
 
 
 def pruned(stacks: Mapping[str, int]) -> dict[str, int]:
-    """Without what is too rare to be seen."""
+    """Return the stacks without those too rare to be seen."""
     least = KEPT_SHARE * sum(stacks.values())
     return {stack: count for stack, count in sorted(stacks.items()) if count >= least}
 
 
 def shares(stacks: Mapping[str, int], most: int) -> list[tuple[str, float, float]]:
-    """(function, share of all samples with it, share of those in it itself), by the second, the first `most`."""
+    """Return (function, share of samples with it, share of samples in it itself), ranked by the latter, the first
+    `most`."""
     total = sum(stacks.values())
     inside: Counter[str] = Counter()
     itself: Counter[str] = Counter()
@@ -115,18 +116,18 @@ def shares(stacks: Mapping[str, int], most: int) -> list[tuple[str, float, float
 
 
 def below_all(stacks: Mapping[str, int]) -> dict[str, int]:
-    """The same without the frames that all stacks begin with: how the process was started says nothing."""
+    """Return the stacks without the frames that all begin with: they only show how the process was started."""
     levels = zip(*(stack.split(";") for stack in stacks), strict=False)
     common = sum(1 for _ in takewhile(lambda frames: len(set(frames)) == 1, levels))
     return {";".join(stack.split(";")[common:]) or stack: count for stack, count in stacks.items()}
 
 
 Box = tuple[int, float, float, str]
-"""(depth, begin, width, frame), both shares of all samples."""
+"""(depth, begin, width, frame); begin and width are shares of all samples."""
 
 
 def boxes(stacks: Mapping[str, int]) -> Iterator[Box]:
-    """Of a flame graph: a frame is as wide as the samples that have it there; callers lie below."""
+    """Yield the boxes of a flame graph: a frame is as wide as the samples that have it there; callers lie below."""
     total = sum(stacks.values())
     split = sorted((stack.split(";"), count) for stack, count in stacks.items())
     depth = max((len(frames) for frames, _ in split), default=0)

@@ -1,10 +1,10 @@
 """S3 servers side by side: the same requests, in turn, round after round; ours against each peer.
 
-Requests are signed and contents made before; connections are kept from round to round; the first round is a warm-up and
-not counted.  A peer that is not here, does not answer as it should, or whose content does not hold takes no part
-(`could not run`); ours must.  What is compared is the CPU time that all processes of a server took while the requests
-of a round were answered, divided by their number.  On a busy machine CPU time is worth more than the clock, though it
-grows there too.
+Requests are signed and contents made before each round; connections stay open from round to round; the first round is
+a warm-up and not counted.  A peer that is not installed, answers wrongly, or has wrong content takes no part (`could
+not run`); ours must.  The compared figure is the CPU time of all processes of a server while it answers a round's
+requests, divided by their number.  On a busy machine CPU time is more reliable than the clock, though it grows there
+too.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ GENERATOR: Final = (
     "the server's own CPU time counts, whatever the generator's speed; its share of a core stands beside it"
 )
 GIVEN_UP_S: Final = 120.0
-"""A round that takes longer is not waited for."""
+"""A round that takes longer is abandoned."""
 _FAILED: Final = (StoreUnavailable, WrongAnswer, OSError)
 
 T = TypeVar("T")
 Enter = Callable[[], AbstractContextManager[Callable[[], T]]]
-"""Sets a side up, and gives what runs one round of it."""
+"""Sets a side up, and returns what runs one round of it."""
 
 
 def race(
     sides: Mapping[str, Enter[T]], rounds: int, renew: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, list[T]], dict[str, str]]:
-    """What each side measured, by name and round; and why the others could not.
+    """Return the results of each side, by name and round; and the reasons of the sides that could not run.
 
     The first side is ours.  Setting a side up includes its warm-up.  `renew` runs before each round.
     """
@@ -75,7 +75,7 @@ def _tolerated(name: str, absent: dict[str, str]) -> Iterator[None]:
 
 
 def servers(bench: Bench) -> dict[str, Callable[[], AbstractContextManager[Server]]]:
-    """All that there are, by name, each in a folder of its own."""
+    """Return all servers by name, each in its own folder."""
 
     def folder(name: str) -> Path:
         path = bench.folder / name
@@ -91,10 +91,11 @@ def servers(bench: Bench) -> dict[str, Callable[[], AbstractContextManager[Serve
 
 @dataclass(frozen=True)
 class Work:
-    """What a row asks of each server.
+    """The work of a row, for each server.
 
     `fill` stores what will be read, once for each server.  `renew` makes new contents for the next round.  `requests`
-    are those of one round for one server.  `check` compares what a server has with what it should: WrongAnswer.
+    returns those of one round for one server.  `check` compares a server's content with what it should be:
+    WrongAnswer.
     """
 
     fill: Callable[[Server], None]
@@ -105,8 +106,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one round: microseconds of server CPU an operation, operations and bytes a second, milliseconds to the last
-    byte, and the share of one core that the generator took."""
+    """Figures of one round: microseconds of server CPU per operation, operations and bytes per second, milliseconds
+    to the last byte, and the share of one core that the generator took."""
 
     cpu_us: float
     per_s: float
@@ -117,7 +118,7 @@ class Figures:
 
 
 def once(server: Server, load: Load, work: Work) -> Figures:
-    """One round on one server."""
+    """Run one round on one server."""
     requests = work.requests(server, Signer(server.endpoint))
     before = server.cpu_s()
     outcome = load.run(requests, give_up_s=GIVEN_UP_S)
@@ -128,7 +129,7 @@ def once(server: Server, load: Load, work: Work) -> Figures:
 
 
 def figures_of(outcome: Outcome, cpu_s: float) -> Figures:
-    """What a run comes to."""
+    """Return the figures of a run."""
     return Figures(
         cpu_s / outcome.count * 1e6,
         outcome.count / outcome.elapsed_s,
@@ -140,13 +141,13 @@ def figures_of(outcome: Outcome, cpu_s: float) -> Figures:
 
 
 def median_of(rounds: Sequence[Figures]) -> Figures:
-    """Of each figure."""
+    """Return the median of each figure."""
     names = asdict(rounds[0])
     return Figures(**{name: statistics.median(asdict(found)[name] for found in rounds) for name in names})
 
 
 def told(name: str, rounds: Sequence[Figures]) -> str:
-    """The medians, in words."""
+    """Format the medians in words."""
     middle = median_of(rounds)
     return (
         f"{name}: {three_digits(middle.cpu_us)} us CPU, {three_digits(middle.per_s)}/s, p50 {middle.p50_ms:.3g} ms,"
@@ -163,9 +164,9 @@ def contest_of(
     expected_s: float,
     stores: bool,
 ) -> Sampled:
-    """One operation on ours and these peers; a peer without a goal is shown for comparison.
+    """Return a scenario of one operation on ours and these peers; a peer without a goal is shown for comparison.
 
-    What counts is the CPU time that all processes of a server take for a request.
+    The figure is the CPU time that all processes of a server take per request.
     """
 
     @contextmanager
@@ -182,7 +183,7 @@ def contest_of(
 
 @contextmanager
 def _side(make: Callable[[], AbstractContextManager[Server]], work: Work) -> Iterator[Side]:
-    """A server that is filled; what its first round has stored or got is compared with what it should be."""
+    """Context manager: a filled server; the result of its first round is compared with what it should be."""
     requests: list[Request] = []
     unchecked = [work.check]
     with make() as server, Load(server.endpoint, CONNECTIONS) as load:
@@ -220,7 +221,7 @@ def compared_row(
     name: str,
     base: str = OURS,
 ) -> Row:
-    """CPU an operation of `base` / that of `name`."""
+    """Return the row of CPU per operation, `base` / `name`."""
     mine, theirs = results[base], results[name]
     ratios = [a.cpu_us / b.cpu_us for a, b in zip(mine, theirs, strict=True)]
     ratio = statistics.median(ratios)
@@ -237,7 +238,7 @@ def compared_row(
 
 
 def absent_row(scenario: str, what: str, goal: Goal | None, reason: str) -> Row:
-    """A row that could not be run."""
+    """Return a row that could not be run."""
     return Row(scenario, what, 0, "", _text(goal), met=True, spread="", could_not_run=reason)
 
 
@@ -246,6 +247,6 @@ def _text(goal: Goal | None) -> str:
 
 
 def same(server: Server, key: str, expected: bytes, got: bytes) -> None:
-    """WrongAnswer unless an object is what was stored."""
+    """Raise WrongAnswer unless an object is what was stored."""
     if got != expected:
         raise WrongAnswer(f"{server.name}: {key} is not what was stored: {len(got)} of {len(expected)} bytes")

@@ -1,16 +1,15 @@
 """Load for an HTTP server: requests made ahead, over a number of connections that are kept open.
 
-One thread, one epoll, and
-nothing parsed but the answer's first line and its length: some 12 us of CPU a small request, less than any server that
-is measured with it takes.  `Outcome.own_cpu_s` says how near it came to being the limit.
+One thread and one epoll, and it parses only the answer's first line and its length: about 12 us of CPU per small
+request, less than any measured server takes.  `Outcome.own_cpu_s` shows how close it was to being the limit.
 
-With a rate it is an open loop: requests have their times whether or not those before have been answered, one that finds
-no connection free waits, and its latency counts from the time that it was meant to begin.  So a server that stalls is
-charged with all that came meanwhile (no coordinated omission).  Closed: each connection sends its next request when the
-answer to the one before has come whole.
+With a rate it is an open loop: requests have their times whether or not earlier ones have been answered.  A request
+that finds no connection free waits, and its latency counts from the time that it was meant to begin.  So a server
+that stalls is charged with all requests due during the stall (no coordinated omission).  Without a rate the loop is
+closed: each connection sends its next request once the previous answer is complete.
 
-Every answer's status, and its length where it is known, is compared: a wrong one is `WrongAnswer`, never a figure.
-Contents are compared apart, by `ask`, which keeps a body.
+Every answer's status, and its length where known, is compared: a wrong one is `WrongAnswer`, never a figure.
+Contents are compared separately, by `ask`, which keeps a body.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ _LAST_CHUNK: Final = b"0\r\n\r\n"
 _RECEIVE_BYTES: Final = 1 << 20
 _SEND_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 64 << 10
-"""Of a body that goes out with its head in one piece."""
+"""Longest body that is sent with its head in one piece."""
 _WAIT_S: Final = 60.0
-"""A server that says nothing for so long has failed."""
+"""A server that is silent for so long has failed."""
 _READ: Final = select.EPOLLIN
 _READ_WRITE: Final = select.EPOLLIN | select.EPOLLOUT
 
 
 class WrongAnswer(Exception):
-    """A server did not do what it was asked; the text is what it said."""
+    """A server answered wrongly, or not at all; the text says how."""
 
 
 @dataclass
 class Outcome:
-    """What a run took.  `latencies_s`: of the requests that were answered; `unfinished_s`: how long those had been
-    under way that were not when the time was up.  `moved_bytes`: of bodies, in both directions."""
+    """Results of a run.  `latencies_s`: of answered requests; `unfinished_s`: age of requests that were unanswered
+    when the time was up.  `moved_bytes`: of bodies, in both directions."""
 
     elapsed_s: float = 0.0
     own_cpu_s: float = 0.0
@@ -61,23 +60,23 @@ class Outcome:
 
     @property
     def count(self) -> int:
-        """Requests that were answered."""
+        """Number of answered requests."""
         return len(self.latencies_s)
 
     @property
     def rate(self) -> float:
-        """Bytes a second."""
+        """Bytes per second."""
         return self.moved_bytes / self.elapsed_s
 
     def percentile_s(self, share: float) -> float:
-        """Of the time to the last byte; infinite when that many were not answered in the time there was."""
+        """Return a percentile of the time to the last byte; infinite if too few requests were answered in time."""
         begun = self.count + len(self.unfinished_s)
         rank = max(0, math.ceil(share * begun) - 1)
         return sorted(self.latencies_s)[rank] if rank < self.count else math.inf
 
 
 class _Connection:
-    """One socket and the request under way on it."""
+    """One socket and the request in progress on it."""
 
     __slots__ = ("begun_s", "body", "chunked", "fresh", "head", "left", "masked", "request", "sock", "tail")
 
@@ -85,11 +84,11 @@ class _Connection:
         self.sock = sock
         self.request: Request | None = None
         self.begun_s = 0.0
-        self.body: memoryview | None = None  # what is left to be sent
-        self.head = b""  # of the answer, as far as it has come
-        self.left = -1  # bytes of the answer to come; -1: its head has not come
+        self.body: memoryview | None = None  # rest of the request still to send
+        self.head = b""  # head of the answer, as far as received
+        self.left = -1  # bytes of the answer still to receive; -1: its head is incomplete
         self.chunked = False
-        self.tail = b""  # of a chunked answer
+        self.tail = b""  # last bytes of a chunked answer
         self.masked = _READ
         self.fresh = True
 
@@ -125,7 +124,7 @@ class Load:
         self.close()
 
     def close(self) -> None:
-        """End all connections, whatever they do."""
+        """Close all connections, whatever their state."""
         for connection in self._by_descriptor.values():
             connection.sock.close()
         self._by_descriptor.clear()
@@ -139,10 +138,10 @@ class Load:
         give_up_s: float = math.inf,
         rate_per_s: float = 0.0,
     ) -> Outcome:
-        """Send them all, or as many as begin within `for_s`; wait for their answers, at most `give_up_s` in all.
+        """Send all requests, or as many as begin within `for_s`; wait for their answers, at most `give_up_s` in all.
 
-        `rate_per_s`: an open loop with so many arrivals a second.  What is under way when the time is up is given up,
-        and its connection opened anew for the next run.  WrongAnswer, or OSError when the server is gone.
+        `rate_per_s`: an open loop with so many arrivals a second.  Requests in progress when the time is up are
+        abandoned, and their connections reopened for the next run.  WrongAnswer, or OSError if the server is gone.
         """
         self._outcome = outcome = Outcome()
         self._left = iter(requests)
@@ -180,7 +179,7 @@ class Load:
                     self._receive(connection)
 
     def _events(self, wait_s: float) -> list[tuple[int, int]]:
-        """Of the connections; in an open loop the wait ends when the next request is due, too."""
+        """Return events of the connections; in an open loop the wait also ends when the next request is due."""
         if self._arrivals is None:
             return self._epoll.poll(wait_s)
         if self._idle:
@@ -193,7 +192,7 @@ class Load:
         return events
 
     def _begin_due(self) -> None:
-        """Begin what is due, as long as there are connections."""
+        """Begin the requests that are due, as long as connections are free."""
         arrivals = self._arrivals
         assert arrivals is not None
         while self._idle and arrivals.due_s <= time.perf_counter():
@@ -211,7 +210,7 @@ class Load:
                 self._ended(connection)
 
     def _give_up(self) -> None:
-        """Replace the connections whose answers have not come; what was due and never begun is unfinished, too."""
+        """Replace connections with incomplete answers; requests that were due and never begun are unfinished, too."""
         now = time.perf_counter()
         while self._arrivals is not None and self._arrivals.due_s <= now:
             self._outcome.unfinished_s.append(now - self._arrivals.take())
@@ -272,14 +271,14 @@ class Load:
         if body is None:
             return
         try:
-            for _ in range(4):  # the others are to have their turn
+            for _ in range(4):  # let other connections have their turn
                 body = body[connection.sock.send(body[:_SEND_BYTES]) :]
                 if not len(body):
                     break
         except BlockingIOError:
             pass
         except ConnectionError:
-            body = body[:0]  # it may have said why
+            body = body[:0]  # the server may have sent a reason
         connection.body = body if len(body) else None
         request = connection.request
         if connection.body is None and request is not None and len(request.body) > _SMALL_BYTES:
@@ -318,7 +317,7 @@ class Load:
             return
         request = connection.request
         if request is None:
-            raise WrongAnswer(f"an answer that nobody asked for: {received[:200]!r}")
+            raise WrongAnswer(f"an answer without a request: {received[:200]!r}")
         found = _LENGTH.search(received, 0, end + 2)
         length = int(found[1]) if found else 0
         status = int(received[9:12])
@@ -348,7 +347,7 @@ class Load:
         self._next(connection)
 
     def _ended(self, connection: _Connection) -> None:
-        """A server may end a connection between two requests; the one that met that is sent again."""
+        """Replace a connection that the server closed between two requests, and send the affected request again."""
         request = connection.request
         self._drop(connection)
         if request is not None and (connection.fresh or connection.left >= 0 or connection.head):
@@ -368,14 +367,14 @@ def _line(request: Request) -> str:
 
 
 def allow_descriptors(count: int) -> None:
-    """Open files: so many for this process, and for the servers that it starts from now on."""
+    """Allow so many open files for this process, and for the servers that it starts from now on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))
 
 
 def ask(endpoint: Endpoint, request: Request) -> tuple[int, bytes]:
-    """Send one request on a connection of its own; the answer's status and its whole body.  Nothing is compared."""
+    """Send one request on its own connection; return the answer's status and its whole body.  Compares nothing."""
     with socket.create_connection(("127.0.0.1", endpoint.port), timeout=_WAIT_S) as sock:
         sock.sendall(request.head)
         sock.sendall(request.body)

@@ -1,7 +1,7 @@
 """Signed S3 requests, made before they are timed: Signature Version 4 in the header, payload signed or not.
 
-A request is its head's bytes and its body, ready to be sent.  Its signature holds for 15 minutes, so requests are
-made for a round at a time, and those that read may be sent again and again.
+A request is the bytes of its head, and its body, ready to be sent.  Its signature is valid for 15 minutes, so
+requests are made for one round at a time, and reads may be sent again and again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EMPTY: Final = sha256(b"").hexdigest()
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server listens on loopback, and the key pair to sign with; none: requests go unsigned."""
+    """A server's port on loopback, and the key pair to sign with; without one requests are unsigned."""
 
     port: int
     access_key: str = ""
@@ -31,13 +31,13 @@ class Endpoint:
 
     @property
     def host(self) -> str:
-        """As the Host header has it."""
+        """The value of the Host header."""
         return f"127.0.0.1:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent, and what is expected: the status, and the length of the answer's body; None: not compared."""
+    """A request, and its expected status and length of the answer's body; None: not compared."""
 
     head: bytes
     body: Buffer = b""
@@ -46,7 +46,7 @@ class Request:
 
 
 class Signer:
-    """Makes requests for one server.  The date, and so the signing key, is that of the signer's making."""
+    """Makes requests for one server.  The date, and so the signing key, is that of the signer's creation."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -69,7 +69,7 @@ class Signer:
         status: int = 200,
         answer_bytes: int | None = None,
     ) -> Request:
-        """A request for `/BUCKET/KEY`.
+        """Return a request for `/BUCKET/KEY`.
 
         `query`: encoded, its parameters in order.  `payload_hash`: of the body, or UNSIGNED; empty: that of no body.
         `extra`: lines of headers that are not signed, each with its line end.

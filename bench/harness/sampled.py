@@ -1,17 +1,17 @@
-"""A scenario of several sides, each measured in every way: `Sampled`.
+"""A scenario of several sides, with all kinds of figures for each: `Sampled`.
 
-A side does a round's work and says how much that was (`Run`); the framework adds what it cost
-(`bench.harness.accounting`). All sides run in turn, round after round, each round beginning with another one, after a
-warm-up of each that is not counted.  The result of a figure is the median of the rounds, a comparison the median of
-the rounds' ratios; spreads are from the smallest to the largest.
+A side does a round's work and reports its amount (`Run`); the framework adds its costs (`bench.harness.accounting`).
+All sides run in turn, round after round, each round beginning with another one, after a warm-up of each that is not
+counted.  A figure's result is the median of the rounds, a comparison's the median of the rounds' ratios; spreads are
+from the smallest to the largest.
 
-The first side is ours: its failure is the scenario's.  Another side that fails is out, with what it measured before; it
-stands in the result as one that could not run, with its reason.
+The first side is ours: its failure fails the scenario.  Another side that fails is removed, with its earlier figures;
+the result lists it as one that could not run, with its reason.
 
-Where a goal is missed, what our processes do is sampled in some more rounds (`bench.harness.profile`), for the report.
+If a goal is missed, our processes are sampled in some more rounds (`bench.harness.profile`), for the report.
 
-That the generator of the load is not what limits a side is said by each scenario in `generator`: in words, or as the
-name of a side that serves nothing (a null server), whose rate is then set beside ours.
+Each scenario states in `generator` why the load generator does not limit a side: in words, or as the name of a side
+that serves nothing (a null server), whose rate is then shown beside ours.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NULL: Final = "null server"
 
 @dataclass(frozen=True)
 class Unit:
-    """Of a figure: as documents have it, and which way is good."""
+    """A figure's title and unit as documents have them, and its better direction."""
 
     title: str
     unit: str
@@ -49,7 +49,7 @@ class Unit:
 
 
 ALONE: Final = "what is timed is the program itself, on all sides: there is no generator beside it"
-"""What a scenario without a generator says of it."""
+"""The `generator` text of a scenario without a generator."""
 
 FIGURES: Final[Mapping[str, Unit]] = {
     "operations_per_s": Unit("operations/s", "op/s", higher_is_better=True),
@@ -67,11 +67,11 @@ FIGURES: Final[Mapping[str, Unit]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a side did in one round.
+    """The work of a side in one round.
 
-    `moved_bytes`: content that went in or out.  `elapsed_s`: when the side times itself; 0: the framework's clock,
-    around the whole call.  `stored_bytes`: content that was new to the side and is stored now.  `more`: figures of
-    its own.
+    `moved_bytes`: content that was read or written.  `elapsed_s`: if the side times itself; 0: the framework's clock,
+    around the whole call.  `stored_bytes`: content that was new to the side and is stored now.  `more`: further
+    figures.
     """
 
     operations: int
@@ -83,15 +83,15 @@ class Run:
 
 
 def no_processes() -> Sequence[int]:
-    """A side without servers, or without generators beside this process."""
+    """Return no processes: for a side without servers, or without generators beside this process."""
     return ()
 
 
 @dataclass(frozen=True)
 class Side:
-    """`run` does a round; `prepare` goes before, uncounted.
+    """One side: `run` does a round; `prepare` runs before it, uncounted.
 
-    `servers`: the processes whose CPU and memory are the server's; `clients`: generators beside this process and
+    `servers`: the processes whose CPU and memory are the server's; `clients`: generators other than this process and
     children that it waits for.
     """
 
@@ -103,7 +103,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Entrant:
-    """A side by name; `enter` sets it up.  CouldNotRun is the plain reason why it cannot."""
+    """A side by name; `enter` sets it up, or raises CouldNotRun with the plain reason."""
 
     name: str
     enter: Callable[[], AbstractContextManager[Side]]
@@ -111,9 +111,9 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Target:
-    """A goal: for ours / `against` in a figure, or, without another, for our figure itself.
+    """A goal: for the ratio ours / `against` of a figure, or, without `against`, for our figure itself.
 
-    `side`: another of our sides that it is for.
+    `side`: another of our sides that the goal is for.
     """
 
     figure: str
@@ -124,11 +124,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Sampled:
-    """`set_up` gives the sides, ours first.  `figure`: the one that sides are compared in.
+    """A scenario; `set_up` returns the sides, ours first.  `figure`: the one that sides are compared in.
 
-    `targets`: goals; a side without one is shown beside ours.  `generator`: how it was checked that the load was not
-    the limit.  `stores`: a round writes, and what the disk took is counted.  `expected_s`: of a whole run, for the
-    plan.  `disk_bytes`: free space that a whole run wants, where that is much.
+    `targets`: goals; a side without one is shown beside ours.  `generator`: how the load was checked not to be the
+    limit.  `stores`: a round writes, and the bytes that the disk took are counted.  `expected_s`: of a whole run, for
+    the plan.  `disk_bytes`: free space that a whole run needs, if it is much.
     """
 
     name: str
@@ -142,16 +142,16 @@ class Sampled:
     disk_bytes: int = 0
 
     def lack_of_disk(self, bench: Bench) -> str:
-        """What to say when there is less free space than it wants; else empty."""
+        """Return the message if there is less free space than it needs; else an empty text."""
         free = shutil.disk_usage(bench.folder).free
         if bench.scale.quick or free >= self.disk_bytes:
             return ""
         return f"{self.disk_bytes / 1e9:.0f} GB of free disk are needed, and {free / 1e9:.0f} GB are free"
 
     def run(self, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
-        """A row for each goal and each side without one; all that was measured.
+        """Return a row for each goal and each side without one; and all measured values.
 
-        One row when there is no room, or `set_up` says that this machine cannot do it at all: CouldNotRun.
+        One row if there is too little disk space, or `set_up` raises CouldNotRun: this machine cannot run it.
         """
         if lack := self.lack_of_disk(bench):
             return [absent_row(self, self.title, lack)], {}
@@ -173,13 +173,13 @@ class Sampled:
 
 
 class Taken:
-    """Who takes part, and what was measured so far."""
+    """The sides that take part, and the figures so far."""
 
     def __init__(self, stack: ExitStack, device: Device | None) -> None:
         self.rounds: dict[str, list[dict[str, float]]] = {}
         """Figures of each round, by side; the first is ours."""
         self.latencies: dict[str, Histogram] = {}
-        """Of all rounds together."""
+        """Latencies of all rounds together, by side."""
         self.could_not_run: dict[str, str] = {}
         self._sides: dict[str, Side] = {}
         self._stack = stack
@@ -187,7 +187,7 @@ class Taken:
         self._ours = ""
 
     def enter(self, entrant: Entrant, *, must: bool) -> None:
-        """Set it up and warm it up; without `must`, who cannot is noted and left out."""
+        """Set a side up and warm it up; without `must`, a side that cannot is noted and left out."""
         if must:
             self._ours = entrant.name
         with self._tolerated(entrant.name), ExitStack() as trial:
@@ -200,7 +200,7 @@ class Taken:
             self.latencies[entrant.name] = Histogram()
 
     def round(self, number: int) -> None:
-        """Everybody once, beginning with another one each time."""
+        """Run every side once, beginning with another one each time."""
         names = list(self._sides)
         first = number % len(names)
         for name in names[first:] + names[:first]:
@@ -208,7 +208,7 @@ class Taken:
                 self._once(name, self._sides[name])
 
     def profile(self) -> dict[str, Any]:
-        """Where our processes spend their time in more rounds, which do not count; or why nobody can say."""
+        """Return a profile of our processes in more rounds, which do not count; or the reason why there is none."""
         side = self._sides[self._ours]
         roles = {"server": side.servers(), "client": side.clients() or [os.getpid()]}
 
@@ -246,7 +246,7 @@ class Taken:
 
 
 def figures_of(run: Run, spent: Spent, *, served: bool) -> dict[str, float]:
-    """All figures of one round that mean something for it, by name."""
+    """Return all figures that apply to one round, by name."""
     count, elapsed_s = max(1, run.operations), run.elapsed_s or spent.elapsed_s
     figures = {"operations_per_s": run.operations / elapsed_s}
     if run.moved_bytes:
@@ -265,13 +265,13 @@ def figures_of(run: Run, spent: Spent, *, served: bool) -> dict[str, float]:
 
 
 def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each figure that every round has."""
+    """Return the median of each figure that every round has."""
     names = [name for name in rounds[0] if all(name in found for found in rounds)]
     return {name: statistics.median(found[name] for found in rounds) for name in names}
 
 
 def told(figures: Mapping[str, float]) -> str:
-    """Figures in words."""
+    """Format figures in words."""
     parts = []
     for name, value in figures.items():
         known = FIGURES.get(name)
@@ -281,7 +281,7 @@ def told(figures: Mapping[str, float]) -> str:
 
 
 def rows_of(scenario: Sampled, taken: Taken) -> list[Row]:
-    """Goals first, then the sides that have none, without what is null, then those that could not run."""
+    """Return rows: goals, then sides without a goal except null servers, then sides that could not run."""
     ours = next(iter(taken.rounds))
     rows = [_row(scenario, taken, ours, target) for target in scenario.targets if _ran(taken, target)]
     compared = {NULL, scenario.generator, *(target.against for target in scenario.targets if not target.side)}
@@ -302,7 +302,7 @@ def rows_of(scenario: Sampled, taken: Taken) -> list[Row]:
 
 
 def absent_row(scenario: Sampled, what: str, reason: str) -> Row:
-    """What could not be run, and why."""
+    """Return a row that could not be run, with its reason."""
     goals = [target.goal.text for target in scenario.targets if what.endswith(f" / {target.against}")]
     return Row(
         scenario.name, what, 0, "", goals[0] if goals else "-", met=True, spread="", could_not_run=reason
@@ -331,7 +331,7 @@ def _row(scenario: Sampled, taken: Taken, ours: str, target: Target) -> Row:
 
 
 def measured_of(scenario: Sampled, taken: Taken) -> dict[str, Any]:
-    """All of it, JSON-able."""
+    """Return all measured values, JSON-able."""
     sides = {
         name: {
             "rounds": rounds,
@@ -354,7 +354,7 @@ def measured_of(scenario: Sampled, taken: Taken) -> dict[str, Any]:
 
 
 def _generator(scenario: Sampled, taken: Taken) -> str:
-    """In words; of a null server with its rate and ours."""
+    """Return the generator check in words; for a null server, with its rate and ours."""
     if scenario.generator not in taken.rounds:
         return scenario.generator
     empty = medians(taken.rounds[scenario.generator])["operations_per_s"]
@@ -366,7 +366,7 @@ def _generator(scenario: Sampled, taken: Taken) -> str:
 
 
 def table_of(taken: Taken) -> list[list[str]]:
-    """A line for each side, with the figures that any of them has."""
+    """Return a table with a line for each side, and the figures that any side has."""
     middles = {name: medians(rounds) for name, rounds in taken.rounds.items()}
     names = [name for name in FIGURES if any(name in found for found in middles.values())]
     names += sorted({name for found in middles.values() for name in found} - set(FIGURES))
@@ -383,7 +383,7 @@ def _titled(name: str) -> str:
 
 
 def one_by_one(calls: Iterable[Callable[[], object]], *, bytes_each: int = 0, stored: bool = False) -> Run:
-    """Calls one after the other, each timed; `stored`: their bytes are new content that is stored now."""
+    """Make calls one after the other, each timed; `stored`: their bytes are new content that is now stored."""
     clock = time.perf_counter_ns
     taken_ns: list[int] = []
     begin = clock()

@@ -1,7 +1,7 @@
-"""Plots as SVG text: bars, ratios around 1, and latencies by percentile.  Nothing but rectangles, lines and words.
+"""Plots as SVG text: bars, ratios around 1, latencies by percentile, flame graphs.  Only rectangles, lines and text.
 
-The same figures give the same bytes, so that a plot in the documents changes only when they do.  Colours are readable
-on white, which is drawn below, and told apart by those who do not tell red from green.
+The same figures give the same bytes, so a plot in the documents changes only if they do.  Colours are readable on the
+white background, and distinguishable without red and green.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ VALUE_WIDTH: Final = 110
 LEGEND_WIDTH: Final = 300
 RATIO_MIN: Final = 1 / 32
 RATIO_MAX: Final = 32.0
-"""What is further from 1 is drawn as this; its figure stands beside it."""
+"""Ratios further from 1 are drawn at this value; the figure beside them is exact."""
 LINE: Final = 22
 TOP: Final = 40
 
 
 class Canvas:
-    """A picture that is added to, and then text."""
+    """A picture that shapes are added to, and that is then rendered as text."""
 
     def __init__(self, width: int, height: int, title: str) -> None:
         self._parts = [
@@ -42,19 +42,19 @@ class Canvas:
         self.words(10, 20, title, size=14)
 
     def words(self, x: float, y: float, text: str, *, end: str = "start", size: int = 12) -> None:
-        """Text at its base line; `end`: start, middle or end of it is at x."""
+        """Add text at its base line; `end`: start, middle or end of the text is at x."""
         self._parts.append(
             f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{end}" font-size="{size}">{escape(text)}</text>'
         )
 
     def bar(self, x: float, y: float, width: float, height: float, colour: str) -> None:
-        """A filled rectangle."""
+        """Add a filled rectangle."""
         self._parts.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:.1f}" fill="{colour}"/>'
         )
 
     def box(self, x: float, y: float, width: float, words: str, colour: str, told: str) -> None:
-        """A labelled rectangle of a flame graph; `told` shows when it is pointed at."""
+        """Add a labelled rectangle of a flame graph; `told` is its tooltip."""
         room = int((width - 4) / 6.2)
         label = words if len(words) <= room else f"{words[: room - 1]}…" if room > 3 else ""
         self._parts.append(
@@ -66,7 +66,7 @@ class Canvas:
     def line(
         self, points: Sequence[tuple[float, float]], colour: str, width: float = 1, *, dashes: str = ""
     ) -> None:
-        """Through all points; `dashes`: lengths of strokes and gaps in turn."""
+        """Add a line through all points; `dashes`: lengths of strokes and gaps in turn."""
         where = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
         self._parts.append(
@@ -74,7 +74,7 @@ class Canvas:
         )
 
     def text(self) -> str:
-        """The whole file."""
+        """Return the whole file."""
         return "\n".join([*self._parts, "</svg>", ""])
 
 
@@ -89,7 +89,7 @@ class Bar:
 
 
 def bars(title: str, unit: str, sides: Sequence[Bar]) -> str:
-    """Horizontal bars from 0; whiskers from the lowest to the highest round.  The first side is ours."""
+    """Return horizontal bars from 0; whiskers from the lowest to the highest round.  The first side is ours."""
     canvas = Canvas(WIDTH, TOP + LINE * len(sides) + 10, title)
     room = WIDTH - LABEL_WIDTH - VALUE_WIDTH
     scale = room / max([1e-12, *(side.high for side in sides)])
@@ -104,7 +104,7 @@ def bars(title: str, unit: str, sides: Sequence[Bar]) -> str:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as good as another; above 1 is ahead.  `goal`: where the bar is to reach; 0 for none."""
+    """A ratio to another side; above 1 is ahead.  `goal`: the value the bar should reach; 0 for none."""
 
     label: str
     value: float
@@ -114,7 +114,7 @@ class Ratio:
 
 
 def ratios(title: str, rows: Sequence[Ratio]) -> str:
-    """Bars from 1 on a scale of doublings: to the right what is ahead, to the left what is behind; goals as ticks."""
+    """Return bars from 1 on a logarithmic scale: to the right for ahead, to the left for behind; goals as ticks."""
     canvas = Canvas(WIDTH, TOP + LINE * (len(rows) + 1) + 16, title)
     found = [value for row in rows for value in (row.low, row.high, row.goal) if 0 < value < math.inf]
     low, high = max(RATIO_MIN, min([0.5, *found])), min(RATIO_MAX, max([2.0, *found]))
@@ -146,7 +146,7 @@ Curve = Sequence[tuple[float, float]]
 
 
 def percentiles(title: str, curves: Sequence[tuple[str, Curve]]) -> str:
-    """Latency by percentile, both on scales of tenfolds: 50%, 90%, 99%, 99.9%, 99.99%."""
+    """Return latency by percentile, both on logarithmic scales: 50%, 90%, 99%, 99.9%, 99.99%."""
     height, left, right, foot = 420, 80, WIDTH - LEGEND_WIDTH, 380
     canvas = Canvas(WIDTH, height, title)
     every = [value for _, curve in curves for _, value in curve if value > 0]
@@ -178,7 +178,7 @@ FLAMES: Final = ("#e69f00", "#eeb52e", "#f0c661", "#dd8f1d")
 
 
 def flames(title: str, boxes: Sequence[tuple[int, float, float, str]]) -> str:
-    """A flame graph: (depth, begin, width, frame) of each box; the frame's whole name shows when it is pointed at."""
+    """Return a flame graph: (depth, begin, width, frame) of each box; the frame's whole name is the tooltip."""
     seen = [box for box in boxes if box[2] * WIDTH >= 1]
     depth = 1 + max((box[0] for box in seen), default=0)
     height = TOP + 17 * depth + 10

@@ -1,4 +1,4 @@
-"""Just enough of safetensors to say where a file's tensors lie, and to change some."""
+"""A minimal safetensors reader: finds a file's tensors, and changes some."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor's name and where its bytes lie in the file."""
+    """A tensor's name and the place of its bytes in the file."""
 
     name: str
     offset: int
@@ -19,14 +19,14 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Changed:
-    """How many tensors were changed, and their bytes."""
+    """Number of changed tensors, and their bytes."""
 
     count: int
     size_bytes: int
 
 
 def read_tensors(path: Path) -> list[Tensor]:
-    """The tensors of a file, in file order."""
+    """Return the tensors of a file, in file order."""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(header_bytes))
@@ -37,9 +37,9 @@ def read_tensors(path: Path) -> list[Tensor]:
 
 
 def change_tensors(path: Path, tensors: list[Tensor], *, share: float) -> Changed:
-    """Change every byte of neighbouring tensors, the largest left alone, until `share` of their bytes has changed.
+    """Change every byte of neighbouring tensors, except the largest, until `share` of all bytes has changed.
 
-    Training changes whole layers, which lie together; an embedding that is frozen is most of a small model.
+    Training changes whole layers, which lie together; a frozen embedding is most of a small model.
     """
     largest = max(tensors, key=lambda tensor: tensor.size_bytes)
     wanted = share * sum(tensor.size_bytes for tensor in tensors)

@@ -1,4 +1,4 @@
-"""What the product is held against: how a peer is had, started and driven, each in a process of its own.
+"""Peers that the product is compared with: how each is installed, started and driven, in its own process.
 
-None of it is a part of the product, and nothing of a peer is in this tree.
+Peers are no part of the product, and nothing of a peer is in this tree.
 """

@@ -1,4 +1,4 @@
-"""fio as a side: what the disk does below everybody, in fio's own count.
+"""fio as a side: the disk's own speed, as fio counts it.
 
 Each run is one job on one file.  Times are fio's, without its start; CPU is that of its process.
 """
@@ -21,7 +21,7 @@ TIMEOUT_S: Final = 120.0
 
 @dataclass(frozen=True)
 class Job:
-    """What is read or written: `pattern` of fio's, blocks, how many are in flight, and of how many bytes in all.
+    """An fio job: `pattern`, block size, blocks in flight, and bytes in all.
 
     `sync_each`: blocks between two fdatasync, 0 for none.  `direct`: past the page cache.
     """
@@ -34,7 +34,7 @@ class Job:
     direct: bool = True
 
     def arguments(self, path: Path) -> list[str]:
-        """The command line."""
+        """Return the command line."""
         engine = "psync" if self.depth == 1 else "io_uring"
         return [
             "fio", "--name=job", f"--filename={path}", f"--rw={self.pattern}", f"--bs={self.block_bytes}",
@@ -47,7 +47,7 @@ class Job:
 
 
 def fio(path: Path, job: Job) -> Callable[[], Run]:
-    """A round: the job once.  CouldNotRun when there is no fio, or it fails."""
+    """Return a round: the job once.  CouldNotRun if fio is not installed, or fails."""
 
     def run() -> Run:
         if shutil.which("fio") is None:

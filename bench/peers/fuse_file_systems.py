@@ -1,11 +1,11 @@
-"""Two small pyfuse3 file systems to hold the mount against, with the mount's own options.
+"""Two small pyfuse3 file systems to compare the mount with, with the mount's own options.
 
     python -m bench.peers.fuse_file_systems constant MOUNT_POINT --size BYTES
     python -m bench.peers.fuse_file_systems passthrough MOUNT_POINT --source FOLDER
 
-`constant` has one file, `data`, whose every read is answered from one buffer: what FUSE and Python cost when the
-storage costs nothing.  `passthrough` does each operation on the same name below a folder, in the plainest way: what
-they cost over a local disk.  Both print `ready` when they are mounted, and unmount at SIGTERM.
+`constant` has one file, `data`, and answers every read from one buffer: the cost of FUSE and Python if storage costs
+nothing.  `passthrough` does each operation on the same name below a folder, in the plainest way: their cost over a
+local disk.  Both print `ready` once they are mounted, and unmount at SIGTERM.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Constant(pyfuse3.Operations):
 
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         wanted = max(0, min(size, self._size - off))
-        # The kernel asks for 1 MiB at most; the whole buffer goes out without a copy.
+        # The kernel reads 1 MiB at most; the whole buffer is sent without a copy.
         return BUFFER if wanted == len(BUFFER) else BUFFER[:wanted]
 
     async def flush(self, fh: FileHandleT) -> None:
@@ -85,14 +85,14 @@ class Constant(pyfuse3.Operations):
 
 def set_read_ahead(mount_point: Path) -> None:
     """Raise the kernel's read-ahead of a mount to the mount's own default."""
-    # A stat would ask the file system, which answers only when its loop runs.
+    # A stat would ask the file system, which answers only while its loop runs.
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     numbers = [fields[2] for fields in map(str.split, lines) if fields[4] == str(mount_point.absolute())]
     Path(f"/sys/class/bdi/{numbers[-1]}/read_ahead_kb").write_text(f"{READ_AHEAD_KIB}\n")
 
 
 def serve(operations: pyfuse3.Operations, mount_point: Path, name: str) -> None:
-    """Mount, say `ready`, and serve until SIGTERM or an unmount from outside."""
+    """Mount, print `ready`, and serve until SIGTERM or an unmount from outside."""
     os.umask(0)
     pyfuse3.init(operations, str(mount_point), set(pyfuse3.default_options) | {f"fsname={name}"})
     try:
@@ -110,7 +110,8 @@ async def _serve(mount_point: Path) -> None:
 
 
 async def _get_ready(mount_point: Path) -> None:
-    """The first answer ends the kernel's handshake, which would set the read-ahead back to 128 KiB."""
+    """Wait for the first answer, which ends the kernel's handshake; read-ahead set earlier would be reset to 128
+    KiB."""
     await trio.to_thread.run_sync(os.stat, mount_point)
     set_read_ahead(mount_point)
     print("ready", flush=True)
@@ -123,7 +124,7 @@ async def _end_at_signal() -> None:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.peers.fuse_file_systems", description="A file system to compare with."
     )

@@ -1,7 +1,7 @@
-"""Blocks for the key-value scenarios: what each key's block is, known to every process without being sent.
+"""Blocks for the key-value scenarios: every process can compute a key's block, so none has to be sent.
 
-A block is a cut of one run of random bytes, with the key in its first 16 bytes; so no two blocks are the same, and one
-is made by one copy into memory that is there already.
+A block is a cut of one run of random bytes, with the key in its first 16 bytes; so no two blocks are equal, and
+making one is a single copy into existing memory.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def _stamp(key: int) -> bytes:
 
 
 def write_block(key: int, memory: memoryview) -> None:
-    """Make all of `memory` the key's block."""
+    """Fill all of `memory` with the key's block."""
     begin = key * _STEP % _ROOM
     memory[:] = _base()[begin : begin + len(memory)]
     memory[:STAMP_BYTES] = _stamp(key)
 
 
 def is_block(key: int, memory: memoryview) -> bool:
-    """Whether memory holds what `write_block` wrote for the key."""
+    """Return True if memory holds what `write_block` writes for the key."""
     begin = key * _STEP % _ROOM + STAMP_BYTES
     same = memory[STAMP_BYTES:] == _base()[begin : begin + len(memory) - STAMP_BYTES]
     return bool(same) and memory[:STAMP_BYTES] == _stamp(key)

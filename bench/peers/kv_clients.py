@@ -1,8 +1,8 @@
-"""The clients of the key-value scenarios: how each side moves blocks between its store and a pool of the client's own.
+"""The clients of the key-value scenarios: how each side moves blocks between its store and the client's pool.
 
-A pool is memory that was there, and touched, before.  Block i of a call goes to, or comes from, the slot `first + i`.
-A client raises when anything of a call failed; what arrives is compared outside of what is counted.  To add a side:
-a class here, a line in `CLIENTS`, and a line in `bench.scenarios.kv`.
+A pool is memory allocated and touched before the calls.  Block i of a call is read into, or stored from, slot `first
++ i`. A client raises if any part of a call failed; arrived blocks are compared outside the timed part.  To add a
+side: a class here, a line in `CLIENTS`, and a line in `bench.scenarios.kv`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOONCAKE_BUFFER_BYTES: Final = 64 << 20
 
 
 class Spec(msgspec.Struct, frozen=True):
-    """What a client is to be: `client` of `CLIENTS`, `address` as its server gave it, `package` where its library is.
+    """A client to create: `client` of `CLIENTS`, its server's `address`, and the folder `package` of its library.
 
     `slots` of `block_bytes` make the pool.  `local_bytes`: memory that the client gives to the store itself.
     """
@@ -55,32 +55,32 @@ class KvClient(ABC):
             self.pool[offset] = 0
 
     def make_pool(self, size_bytes: int) -> memoryview:
-        """Memory for the pool: private, unless the side has a kind of its own."""
+        """Return memory for the pool: private, unless the side has its own kind."""
         return memoryview(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
     def slot(self, index: int) -> memoryview:
-        """One slot of the pool."""
+        """Return one slot of the pool."""
         return self.pool[index * self.block_bytes : (index + 1) * self.block_bytes]
 
     @abstractmethod
     def get(self, keys: Sequence[int], first: int) -> None:
-        """The keys' blocks into slots."""
+        """Read the keys' blocks into slots."""
 
     def put(self, keys: Sequence[int], first: int) -> None:
-        """Slots as the keys' blocks."""
+        """Store slots as the keys' blocks."""
         raise NotImplementedError
 
     def drop(self, keys: Sequence[int]) -> None:
-        """Remove blocks, uncounted.  Of a store that makes room by itself: nothing."""
+        """Remove blocks, uncounted.  Does nothing for a store that frees space by itself."""
         return
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         return
 
 
 def address_of(memory: memoryview) -> int:
-    """Where memory that can be written begins."""
+    """Return the address of writable memory."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
@@ -97,27 +97,27 @@ class LakeClient(KvClient):
         super().__init__(spec)
 
     def name(self, key: int) -> str:
-        """The object of a key; those of a client are in a bucket of its own."""
+        """Return the object name of a key; each class of client has its own bucket."""
         return f"kv-{type(self).__name__.lower()}/{key:x}"
 
     def get(self, keys: Sequence[int], first: int) -> None:
-        """Straight into the slots."""
+        """Read straight into the slots."""
         slots = [self.slot(first + index) for index in range(len(keys))]
         self.lake.get_many_into([self.name(key) for key in keys], slots)
 
     def put(self, keys: Sequence[int], first: int) -> None:
-        """Durable when it returns."""
+        """Store the slots; durable on return."""
         objects = [(self.name(key), self.slot(first + index)) for index, key in enumerate(keys)]
         self.lake.put_many(objects, create_bucket=True)
 
     def drop(self, keys: Sequence[int]) -> None:
-        """Remove the names, and let gc give the room back."""
+        """Remove the names, and let gc free the space."""
         for key in keys:
             self.lake.remove(self.name(key))
         self.lake.gc()
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self.lake.close()
 
 
@@ -141,7 +141,7 @@ class LakeChunks(LakeClient):
         self._ids: dict[int, bytes] = {}
 
     def get(self, keys: Sequence[int], first: int) -> None:
-        """Straight into the slots."""
+        """Read straight into the slots."""
         if len(keys) == 1:
             self.lake.chunks.get_into(self._ids[keys[0]], self.slot(first))
             return
@@ -149,7 +149,7 @@ class LakeChunks(LakeClient):
         self.lake.chunks.get_many_into([self._ids[key] for key in keys], slots)
 
     def put(self, keys: Sequence[int], first: int) -> None:
-        """As objects of one chunk, whose ids are kept."""
+        """Store objects of one chunk, and keep their ids."""
         objects = [(self.name(key), self.slot(first + index)) for index, key in enumerate(keys)]
         for key, stat in zip(keys, self.lake.put_many(objects, create_bucket=True), strict=True):
             self._ids[key] = bytes(stat.blob)
@@ -168,15 +168,15 @@ class LakeChunksUnverified(LakeChunks):
 
 
 class LakeShared(LakeClient):
-    """Our blocking client; the pool is memory that it shares with the engine."""
+    """Our blocking client; its pool is memory shared with the engine."""
 
     def make_pool(self, size_bytes: int) -> memoryview:
-        """Memory that the engine copies from."""
+        """Return memory that the engine copies from."""
         self._memory = SharedMemory(size_bytes)
         return self._memory.buffer
 
     def put(self, keys: Sequence[int], first: int) -> None:
-        """Durable when it returns; no payload passes the socket."""
+        """Store the slots; durable on return; no payload passes the socket."""
         self.lake.put_many(
             [
                 (self.name(key), self._memory.slot((first + index) * self.block_bytes, self.block_bytes))
@@ -209,15 +209,15 @@ class OpenLake(KvClient):
         return names, places, [[self.block_bytes]] * len(keys)
 
     def get(self, keys: Sequence[int], first: int) -> None:
-        """`get_batch`."""
+        """Call `get_batch`."""
         _none_failed(self._client.get_batch(*self._places(keys, first)))
 
     def put(self, keys: Sequence[int], first: int) -> None:
-        """`put_batch`."""
+        """Call `put_batch`."""
         _none_failed(self._client.put_batch(*self._places(keys, first)))
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._client.close()
 
 
@@ -237,7 +237,7 @@ class Mooncake(KvClient):
         return [f"{key:x}" for key in keys], places, [self.block_bytes] * len(keys)
 
     def get(self, keys: Sequence[int], first: int) -> None:
-        """`get_into`, or `batch_get_into`."""
+        """Call `get_into`, or `batch_get_into`."""
         names, places, sizes = self._places(keys, first)
         if len(keys) == 1:
             _none_failed([self._store.get_into(names[0], places[0], sizes[0])])
@@ -245,20 +245,20 @@ class Mooncake(KvClient):
             _none_failed(self._store.batch_get_into(names, places, sizes))
 
     def put(self, keys: Sequence[int], first: int) -> None:
-        """`batch_put_from`."""
+        """Call `batch_put_from`."""
         _none_failed(self._store.batch_put_from(*self._places(keys, first)))
 
     def drop(self, keys: Sequence[int]) -> None:
-        """It refuses new blocks when it is full of young ones."""
+        """Remove the blocks: the store refuses new ones when it is full of recent ones."""
         self._store.batch_remove([f"{key:x}" for key in keys], True)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._store.close()
 
 
 def mooncake_store(package: str, own: str, master: str, given_bytes: int) -> Any:
-    """A member of a Mooncake store that gives so much memory to it.  RuntimeError."""
+    """Return a member of a Mooncake store that gives so much memory to it.  RuntimeError."""
     sys.path.insert(0, package)
     module: Any = importlib.import_module("mooncake.store")
     store = module.MooncakeDistributedStore()
@@ -278,7 +278,7 @@ def _none_failed(codes: Sequence[int]) -> None:
 
 
 class PlainFiles(KvClient):
-    """A file for each block below the folder `address`; one that is put is synced."""
+    """A file for each block below the folder `address`; a put syncs its file."""
 
     def _path(self, key: int) -> str:
         return os.path.join(self._folder, f"{key:x}")
@@ -288,14 +288,14 @@ class PlainFiles(KvClient):
         self._folder = spec.address
 
     def get(self, keys: Sequence[int], first: int) -> None:
-        """Open, read and close each."""
+        """Open, read and close each file."""
         for index, key in enumerate(keys):
             with open(self._path(key), "rb", buffering=0) as file:
                 if file.readinto(self.slot(first + index)) != self.block_bytes:
                     raise RuntimeError("a file is too short")
 
     def put(self, keys: Sequence[int], first: int) -> None:
-        """Each is written and synced."""
+        """Write and sync each file."""
         for index, key in enumerate(keys):
             with open(self._path(key), "wb", buffering=0) as file:
                 file.write(self.slot(first + index))
@@ -308,7 +308,7 @@ class PlainFiles(KvClient):
 
 
 class DirectWrites(KvClient):
-    """Blocks one behind the other in one file, with O_DIRECT, and one fdatasync for each call: what a disk can do."""
+    """Blocks one after the other in one file, with O_DIRECT, and one fdatasync per call: the limit of a disk."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
@@ -317,19 +317,19 @@ class DirectWrites(KvClient):
         self._places: dict[int, int] = {}
 
     def get(self, keys: Sequence[int], first: int) -> None:
-        """Each from its place."""
+        """Read each block from its place."""
         for index, key in enumerate(keys):
             os.preadv(self._file, [self.slot(first + index)], self._places[key])
 
     def put(self, keys: Sequence[int], first: int) -> None:
-        """Written in order, then synced."""
+        """Write the blocks in order, then sync."""
         for index, key in enumerate(keys):
             place = self._places[key] = len(self._places) * self.block_bytes
             os.pwritev(self._file, [self.slot(first + index)], place)
         os.fdatasync(self._file)
 
     def drop(self, keys: Sequence[int]) -> None:
-        """Begin anew, in room that is there."""
+        """Begin again at the start of the file, in space already allocated."""
         self._places.clear()
 
     def close(self) -> None:
@@ -338,7 +338,7 @@ class DirectWrites(KvClient):
 
 
 class Copies(KvClient):
-    """The blocks lie in this process; a get copies them by one thread, and checks them as the class says."""
+    """Blocks in this process; a get copies them by one thread, and checks them as the class says."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
@@ -352,44 +352,44 @@ class Copies(KvClient):
             self.check(target)
 
     def check(self, block: memoryview) -> None:
-        """None."""
+        """Check nothing."""
 
     def put(self, keys: Sequence[int], first: int) -> None:
-        """A copy in memory that is touched for the first time."""
+        """Copy into memory that is touched for the first time."""
         for index, key in enumerate(keys):
             self._blocks[key] = memoryview(bytes(self.slot(first + index)))
 
     def drop(self, keys: Sequence[int]) -> None:
-        """Forget them."""
+        """Forget the blocks."""
         for key in keys:
             del self._blocks[key]
 
 
 class CopiesBlake3(Copies):
-    """With BLAKE3 of the copy."""
+    """Copies with a BLAKE3 of each copy."""
 
     def check(self, block: memoryview) -> None:
-        """Of the whole block."""
+        """Hash the whole block."""
         blake3.blake3(block).digest()
 
 
 class CopiesCrc(Copies):
-    """With CRC32C of the copy."""
+    """Copies with a CRC32C of each copy."""
 
     def check(self, block: memoryview) -> None:
-        """Of each granule."""
+        """Checksum each granule."""
         for begin in range(0, len(block), GRANULE_BYTES):
             crc32c(block[begin : begin + GRANULE_BYTES])
 
 
 class Nothing(KvClient):
-    """Does nothing: what the measuring itself costs."""
+    """Does nothing: the cost of the measuring itself."""
 
     def get(self, keys: Sequence[int], first: int) -> None:
-        """Nothing is there afterwards."""
+        """Read nothing."""
 
     def put(self, keys: Sequence[int], first: int) -> None:
-        """Into nothing."""
+        """Store nothing."""
 
 
 CLIENTS: Final[dict[str, Callable[[Spec], KvClient]]] = {

@@ -1,8 +1,8 @@
-"""Key-value sides in turn: each a client in a process of its own, and the server that it shares with its like.
+"""Key-value sides in turn: each is a client in its own process; sides of one kind share a server.
 
-A scenario says what is moved (get or put, block size, blocks a call), and which sides take part.  Every side stores,
-reads back and compares before anything counts.  An operation is a call of the client's, and its time that of the call
-alone; so is the client's CPU, without what it takes to make blocks.
+A scenario states the work (get or put, block size, blocks per call), and its sides.  Every side stores, reads back
+and compares before anything counts.  An operation is one call of the client, and its time is that of the call alone;
+so is the client's CPU, without the making of blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.peers.packages import PeerUnavailable, last_line
 from lakefs.histogram import Histogram
 
 KEYS_APART: Final = 1 << 32
-"""Between the first keys of two sides: what one has stored is new to a store that keeps equal content once."""
+"""Distance between the first keys of two sides: one side's content is new to a store that deduplicates."""
 PUT_KEYS_FROM: Final = 1 << 24
 TOUCHED_FROM: Final = 1 << 31
 END_S: Final = 30.0
@@ -37,11 +37,11 @@ END_S: Final = 30.0
 
 @dataclass(frozen=True)
 class KvSide:
-    """A row: which client, before which server.
+    """A side: its client and its server.
 
-    `local_bytes`: memory that its client gives to the store.  `touched_bytes`: of a store that takes memory in turn,
-    all that it has; stored before puts count, so that they are not measured on memory that nobody has used yet.
-    `reads`: what it gets is compared with what was stored.
+    `local_bytes`: memory that its client gives to the store.  `touched_bytes`: for a store that fills memory in turn,
+    all its memory; stored before puts count, so that they are not measured on untouched memory. `reads`: its gets are
+    compared with what was stored.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Moved:
 
 
 class KvWorker:
-    """The client's process of a side.  CouldNotRun when it cannot do what it is told."""
+    """The client process of a side.  CouldNotRun if it cannot do its work."""
 
     def __init__(self, folder: Path, spec: Spec) -> None:
         self._log = folder / "client.log"
@@ -85,11 +85,11 @@ class KvWorker:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process id."""
         return self._process.pid
 
     def do(self, order: Order) -> Outcome:
-        """Have it done."""
+        """Send an order, and return its outcome."""
         return self._tell(order)
 
     def _tell(self, line: msgspec.Struct) -> Outcome:
@@ -135,7 +135,7 @@ def kv_scenario(
     generator: str,
     expected_s: float,
 ) -> Sampled:
-    """The sides that do this in turn, the first of them ours."""
+    """Return a scenario of sides that do this in turn, the first of them ours."""
 
     @contextmanager
     def set_up(bench: Bench) -> Iterator[Sequence[Entrant]]:
@@ -152,7 +152,7 @@ def kv_scenario(
 
 
 class _Servers:
-    """One of each kind, for all sides that need it; one that cannot run is not tried twice."""
+    """One server of each kind, for all sides that need it; one that cannot run is not tried twice."""
 
     def __init__(self, bench: Bench, stack: ExitStack) -> None:
         self._bench = bench
@@ -160,7 +160,7 @@ class _Servers:
         self._found: dict[str, KvServer | PeerUnavailable] = {}
 
     def of(self, kind: str) -> KvServer:
-        """CouldNotRun when there is none."""
+        """Return the server of a kind, started if needed.  CouldNotRun if it cannot run."""
         if kind not in self._found:
             folder = self._bench.folder / kind
             folder.mkdir()
@@ -177,7 +177,7 @@ class _Servers:
 
 @contextmanager
 def _entered(bench: Bench, servers: _Servers, moved: Moved, side: KvSide, number: int) -> Iterator[Side]:
-    """A side that has stored, read back and compared."""
+    """Context manager: a side that has stored, read back and compared."""
     server = servers.of(side.server)
     folder = bench.folder / f"side-{number}"
     folder.mkdir()
@@ -203,7 +203,7 @@ def _entered(bench: Bench, servers: _Servers, moved: Moved, side: KvSide, number
 
 
 class _Puts:
-    """Rounds of puts, each of blocks that were never stored.  Between them some are compared, and all removed."""
+    """Rounds of puts, each of blocks that were never stored.  Between rounds some are compared, and all removed."""
 
     def __init__(self, worker: KvWorker, moved: Moved, count: int, first: int, *, check: bool) -> None:
         self._worker = worker
@@ -214,13 +214,13 @@ class _Puts:
         self._last: Order | None = None
 
     def run(self) -> Run:
-        """A round."""
+        """Run a round."""
         order = self._last = self._next
         self._next = msgspec.structs.replace(order, key=order.key + self._keys)
         return _run(self._worker.do(order), order, self._moved)
 
     def prepare(self) -> None:
-        """Take back what the last round stored."""
+        """Remove what the last round stored."""
         if self._last is None:
             return
         last, self._last = self._last, None

@@ -1,7 +1,7 @@
-"""What the clients of the key-value scenarios talk to: our engine, openlaked, a Mooncake store, or a folder.
+"""Servers for the clients of the key-value scenarios: our engine, openlaked, a Mooncake store, or a folder.
 
-Each lives as long as its block and leaves nothing behind.  All are on loopback or a Unix socket of this machine; what
-OpenLake and Mooncake store is in memory, ours is on the disk that is measured.
+Each lives as long as its block and leaves nothing behind.  All listen on loopback or a Unix socket of this machine.
+OpenLake and Mooncake store in memory, ours on the measured disk.
 """
 
 from __future__ import annotations
@@ -29,33 +29,34 @@ STORE_BYTES: Final = 1 << 30
 
 @dataclass(frozen=True)
 class KvServer:
-    """Where a client finds it, and the processes that it is made of.  `package`: where its client is imported from."""
+    """A server's address and processes.  `package`: the folder that its client is imported from."""
 
     address: str
     pids: tuple[int, ...] = ()
     package: str = ""
 
     def cpu_s(self) -> float:
-        """Of all its processes, so far."""
+        """Return the CPU time of all its processes, so far."""
         return cpu_s(self.pids)
 
 
 @contextmanager
 def engine(folder: Path, *, fetch: bool) -> Iterator[KvServer]:
-    """`lake serve` on the disk that is measured."""
+    """Context manager: `lake serve` on the measured disk."""
     with EngineProcess(folder) as process:
         yield KvServer(process.address, (process.pid,))
 
 
 @contextmanager
-def nobody(folder: Path, *, fetch: bool) -> Iterator[KvServer]:
-    """A folder of the disk that is measured."""
+def no_server(folder: Path, *, fetch: bool) -> Iterator[KvServer]:
+    """Context manager: a folder of the measured disk, without a server."""
     yield KvServer(str(folder))
 
 
 @contextmanager
 def openlaked(folder: Path, *, fetch: bool) -> Iterator[KvServer]:
-    """One node in its KV mode, as its own example for one machine has it, logging errors only."""
+    """Context manager: one node in its KV mode, configured as its own example for one machine, logging errors
+    only."""
     package = OPENLAKED.folder(fetch=fetch)
     port = free_port(neighbours=2)
     config = folder / "kv.toml"
@@ -63,7 +64,7 @@ def openlaked(folder: Path, *, fetch: bool) -> Iterator[KvServer]:
     command = [str(package / "openlake_client" / "openlaked"), "--config", str(config)]
     with _running(command, folder / "openlaked.log", RUST_LOG="error") as process:
         _wait_for_port(process, port, folder / "openlaked.log")
-        # The port beside it is its agent's, which clients are told of the shared memory by.
+        # The next port belongs to its agent, which tells clients about the shared memory.
         _wait_for_port(process, port + 1, folder / "openlaked.log")
         try:
             yield KvServer(f"127.0.0.1:{port}", (process.pid,), str(package))
@@ -102,7 +103,7 @@ reserve_ttl_secs = 60
 
 @contextmanager
 def mooncake(folder: Path, *, fetch: bool) -> Iterator[KvServer]:
-    """A master, and a process that gives the memory: clients reach it over TCP."""
+    """Context manager: a master, and a process that gives the memory; clients reach it over TCP."""
     with mooncake_master(folder, fetch=fetch) as master:
         own = f"127.0.0.1:{free_port()}"
         command = [
@@ -118,7 +119,7 @@ def mooncake(folder: Path, *, fetch: bool) -> Iterator[KvServer]:
 
 @contextmanager
 def mooncake_master(folder: Path, *, fetch: bool) -> Iterator[KvServer]:
-    """A master alone: the client gives the memory itself, and reads it without a network."""
+    """Context manager: a master alone; the client gives the memory itself, and reads it without a network."""
     package = MOONCAKE.folder(fetch=fetch)
     port, metrics = free_port(), free_port()
     command = [
@@ -165,7 +166,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Until somebody listens; nobody is connected to, which some servers take for a client."""
+    """Wait until the port is listened on; does not connect, because some servers would count that as a client."""
     until = time.monotonic() + READY_S
     while not _listened(port):
         if process.poll() is not None or time.monotonic() > until:
@@ -174,7 +175,7 @@ def _wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> No
 
 
 def _listened(port: int) -> bool:
-    """Whether the kernel's table has a socket that listens on the port of any address."""
+    """Return True if the kernel's table has a socket that listens on the port of any address."""
     for name in ("tcp", "tcp6"):
         for line in Path("/proc/net", name).read_text().splitlines()[1:]:
             fields = line.split()
@@ -189,9 +190,9 @@ def _said(log: Path) -> str:
 
 SERVERS: Final[dict[str, Callable[..., AbstractContextManager[KvServer]]]] = {
     "engine": engine,
-    "folder": nobody,
+    "folder": no_server,
     "openlaked": openlaked,
     "mooncake": mooncake,
     "mooncake-master": mooncake_master,
 }
-"""What a side's client needs, by name."""
+"""Servers by name, as sides refer to them."""

@@ -1,9 +1,9 @@
-"""`python -m bench.peers.kv_worker`: one side's client in a process of its own, driven by lines on its standard input.
+"""`python -m bench.peers.kv_worker`: one side's client in its own process, driven by lines on its standard input.
 
-The first line is the `Spec`, every other an `Order`; each is answered by a line, an `Answer`.  All sides
-run this same loop, so what it costs is the same for all (the side `nothing` shows how much).  What a client's library
-prints goes to standard error.  Counted are the calls of `get` and `put` and nothing else: each one's time, and the CPU
-time of this process's threads meanwhile.
+The first line is the `Spec`, every other an `Order`; each is answered by one line, an `Answer`.  All sides run this
+same loop, so its cost is the same for all (the side `nothing` shows it).  Output of a client's library is redirected
+to standard error.  Only calls of `get` and `put` are counted: the time of each, and the CPU time of this process's
+threads during it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.peers.kv_clients import CLIENTS, KvClient, Spec
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What to do: `count` calls of `batch` blocks, with the keys from `key` on, of which there are `keys` in turn."""
+    """`count` calls of `batch` blocks; keys start at `key` and cycle through `keys` of them."""
 
     what: Literal["fill", "check", "get", "put", "drop"]
     key: int
@@ -31,21 +31,21 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Nanoseconds of each call, and the CPU time of them all."""
+    """Nanoseconds of each call, and the CPU time of all calls."""
 
     calls_ns: list[int] = []
     cpu_s: float = 0.0
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came of a line: one of both."""
+    """The answer to a line: an outcome or a failure."""
 
     outcome: Outcome | None = None
     failed: str = ""
 
 
 def main() -> int:
-    """Until standard input ends."""
+    """Serve orders until standard input ends."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     lines = sys.stdin.buffer
@@ -59,7 +59,7 @@ def main() -> int:
                     answer = Answer(Outcome())
                 else:
                     answer = Answer(_done(client, msgspec.json.decode(line, type=Order)))
-            except Exception as error:  # noqa: BLE001 - told to the parent, which says it
+            except Exception as error:  # noqa: BLE001 - sent to the parent, which reports it
                 answer = Answer(failed=f"{type(error).__name__}: {error}")
             answers.write(msgspec.json.encode(answer) + b"\n")
     finally:
@@ -91,7 +91,7 @@ def _fill(client: KvClient, order: Order) -> None:
 
 
 def _check(client: KvClient, order: Order) -> None:
-    """Every block is what was stored."""
+    """Check that every block is what was stored."""
     for begin in range(order.key, order.key + order.keys, order.batch):
         keys = range(begin, min(begin + order.batch, order.key + order.keys))
         for index in range(len(keys)):
@@ -129,7 +129,8 @@ def _put(client: KvClient, order: Order) -> Outcome:
 
 
 def _windows(client: KvClient, order: Order) -> Iterator[tuple[int, range]]:
-    """Keys and slots of each call: both in turn, so that neither is in the nearest cache unless all of them are."""
+    """Yield slots and keys of each call: both in turn, so that neither is in the nearest cache unless all of them
+    are."""
     for number in range(order.count):
         begin = number * order.batch
         key = order.key + begin % (order.keys - order.batch + 1)

@@ -1,7 +1,8 @@
-"""An HTTP server that does nothing: `python -m bench.peers.null_http BYTES` answers every request with the same bytes.
+"""An HTTP server that does nothing: `python -m bench.peers.null_http BYTES` answers every request with the same
+bytes.
 
-How fast a generator is against it is how fast it can be at all.  It listens on loopback, prints its port, and serves
-until it is ended.  One thread; requests without bodies only, each received whole or not at all.
+A generator's rate against it is the generator's limit.  It listens on loopback, prints its port, and serves until it
+is ended.  One thread; requests without bodies only, each received whole or not at all.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _END: Final = b"\r\n\r\n"
 
 
 def serve(answer_bytes: int) -> None:
-    """Until the process is ended."""
+    """Serve until the process is ended."""
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % answer_bytes + bytes(answer_bytes)
     connections: dict[int, socket.socket] = {}
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener, select.epoll() as epoll:
@@ -46,7 +47,7 @@ def serve(answer_bytes: int) -> None:
 
 @contextmanager
 def null_server(answer_bytes: int) -> Iterator[Server]:
-    """One for the block; what is put there is forgotten, and every GET is answered with zeros."""
+    """Context manager: a null server; it forgets what is put, and answers every GET with zeros."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.peers.null_http", str(answer_bytes)],
         stdout=subprocess.PIPE,

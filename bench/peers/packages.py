@@ -1,6 +1,6 @@
-"""Peers that are had by package name: installed once into .peers/ of the checkout, and never into the environment.
+"""Peers installed by package name: once into .peers/ of the checkout, and never into the environment.
 
-`PeerUnavailable` says why a peer is not here; its text is what a row then shows as the reason.
+`PeerUnavailable` says why a peer is missing; its text is the reason that a row shows.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FETCH_S: Final = 300.0
 
 
 class PeerUnavailable(Exception):
-    """There is no such peer here, or it did not start; the text says why."""
+    """The peer is not installed here, or did not start; the text says why."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package in one version.  `install`: the command that puts it below a folder.
+    """A package in one version.  `install`: returns the command that installs it below a folder.
 
-    `variable`: the environment variable that may name another folder, with the same in it.
+    `variable`: the environment variable that may name another folder with the same content.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Package:
     install: Callable[[Path], list[str]]
 
     def folder(self, *, fetch: bool) -> Path:
-        """Where it lies; installed when it is not there yet and may be fetched.  PeerUnavailable."""
+        """Return its folder; installs it if it is missing and `fetch` is True.  PeerUnavailable."""
         named = os.environ.get(self.variable)
         if named is not None:
             return Path(named)
@@ -52,7 +52,7 @@ class Package:
 
 
 def install(name: str, version: str, command: Callable[[Path], list[str]], target: Path) -> None:
-    """Run what installs a package; its folder is there as a whole, or not.  PeerUnavailable."""
+    """Install a package; its folder then exists as a whole, or not at all.  PeerUnavailable."""
     print(f"bench: installing {name} {version} below {KEPT}, once", file=sys.stderr, flush=True)
     partial = target.with_suffix(".part")
     shutil.rmtree(partial, ignore_errors=True)
@@ -67,13 +67,13 @@ def install(name: str, version: str, command: Callable[[Path], list[str]], targe
 
 
 def pip_install(requirement: str) -> Callable[[Path], list[str]]:
-    """The command that installs one package of Python, without its dependencies."""
+    """Return the command that installs one Python package, without its dependencies."""
     pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     return lambda folder: [*pip, "--no-deps", "--no-compile", "--target", str(folder), requirement]
 
 
 def last_line(text: str) -> str:
-    """What a program said last."""
+    """Return the last line that a program printed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 

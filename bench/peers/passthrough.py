@@ -1,8 +1,8 @@
 """A pass-through pyfuse3 file system: each operation is done on the same name below a folder, in the plainest way.
 
-Files are named by (parent, component), so that a folder's rename moves what lies below; a file that was unlinked
-while open is reached through its descriptor.  It blocks the loop in every system call, as its model, the example
-of pyfuse3's documentation, does.  Hard links are refused: the table knows one name for a file.
+Files are identified by (parent, component), so that a folder's rename moves what lies below; a file that was unlinked
+while open is reached through its descriptor.  Every system call blocks the loop, as in its model, the example of
+pyfuse3's documentation.  Hard links are refused: the table holds one name per file.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FileNameT, FlagT, FUSEError, InodeT, ModeT
 
 TIMEOUT_S: Final = 1.0
-"""For how long the kernel keeps names and attributes, unless told otherwise."""
+"""Default time for which the kernel keeps names and attributes."""
 OWN_FLAGS: Final = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_DIRECT
-"""Flags of open that the kernel has dealt with, or that would change what pwrite at an offset does."""
+"""Flags of open that the kernel has handled already, or that would change a pwrite at an offset."""
 
 
 @dataclass
 class Node:
-    """A file or folder that the kernel knows: where it is, and the descriptors that are open on it."""
+    """A file or folder that the kernel knows: its parent and name, and its open descriptors."""
 
     parent: InodeT
     name: FileNameT
@@ -39,7 +39,7 @@ class Node:
 
 
 class Passthrough(pyfuse3.Operations):
-    """Every operation, done on the same name below `source`."""
+    """Does every operation on the same name below `source`."""
 
     supports_dot_lookup = False
 
@@ -57,7 +57,7 @@ class Passthrough(pyfuse3.Operations):
         self._next_listing = 1
 
     def _path(self, inode: InodeT) -> bytes:
-        """Where a node's bytes are: by name, or through a descriptor when the name is gone."""
+        """Return a path to a node: by name, or through a descriptor if the name was removed."""
         node = self._nodes[inode]
         if node.gone:
             if not node.descriptors:
@@ -73,7 +73,7 @@ class Passthrough(pyfuse3.Operations):
         return self._path(parent) + b"/" + name
 
     def _entry(self, parent: InodeT, name: FileNameT, *, looked_up: bool = True) -> EntryAttributes:
-        """A name's attributes, and a number for what is there."""
+        """Return a name's attributes, with the inode number of its file."""
         found = os.lstat(self._child(parent, name))
         inode = self._names.get((parent, name))
         if inode is None or self._nodes[inode].source_inode != found.st_ino:
@@ -193,7 +193,7 @@ class Passthrough(pyfuse3.Operations):
         new_name: FileNameT,
         ctx: pyfuse3.RequestContext,
     ) -> EntryAttributes:
-        # Two names of one file need one number: more than a table of (parent, component) can say.
+        # Two names of one file need one inode number, which a table of (parent, component) cannot express.
         raise FUSEError(errno.EPERM)
 
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: pyfuse3.RequestContext) -> None:
@@ -351,7 +351,8 @@ def _errors() -> Iterator[None]:
 
 @contextmanager
 def _node_errors() -> Iterator[None]:
-    """As `_errors`, for what is done to a file and not to a name: one that is gone makes the kernel look again."""
+    """Translate errors like `_errors`, for operations on a node: ESTALE for a missing file makes the kernel look
+    again."""
     try:
         yield
     except FileNotFoundError:
@@ -370,6 +371,6 @@ def _version(descriptor: int) -> tuple[int, int]:
 
 
 def keep_for(timeout_s: float, found: EntryAttributes) -> EntryAttributes:
-    """Let the kernel keep a name and its attributes for so long."""
+    """Set how long the kernel keeps a name and its attributes."""
     found.entry_timeout = found.attr_timeout = timeout_s
     return found

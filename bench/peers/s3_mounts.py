@@ -1,11 +1,11 @@
-"""Our mount, s3fs and `rclone mount`, each on a store of its own on this machine, as sides that do the same work.
+"""Our mount, s3fs and `rclone mount`, each on its own store on this machine, as sides that do the same work.
 
-A side has its content before it is mounted.  Each peer is mounted with what its documentation recommends for speed;
-what follows from being the store's only client (time-outs, caches that nobody else can make stale) is granted too, and
-the read-ahead is that of our mount.  `OPTIONS` is the list.
+A side has its content before it is mounted.  Each peer is mounted with the options that its documentation recommends
+for speed; options that rely on being the store's only client (time-outs, caches that no other client can make stale)
+are set too, and the read-ahead is that of our mount.  `OPTIONS` is the list.
 
-What a peer refuses or breaks on is `CouldNotRun` with the plain reason; a peer that hangs is killed, so that the work
-on it fails.  Nothing stays mounted, no process stays.
+A peer that refuses or fails raises `CouldNotRun` with the plain reason; a peer that hangs is killed, so that the work
+on it fails.  No mount and no process remains.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fuse.kernel.attach import READ_AHEAD_FOLDER, MountOptions
 
 OURS: Final = "lake mount"
 WORK_S: Final = 60.0
-"""Longer than any row takes on a side that works: after this a peer is killed."""
+"""Longer than any row takes on a side that works; after this a peer is killed."""
 COMMAND_S: Final = 90.0
 STORED_S: Final = 60.0
 POLL_S: Final = 0.005
@@ -64,32 +64,33 @@ class Side:
         self._mount = mount
 
     def memory_bytes(self) -> int:
-        """RssAnon of the process that serves the mount."""
+        """Return RssAnon of the process that serves the mount."""
         return self._mount.memory_bytes()
 
     def wait_stored(self, path: Path) -> float:
-        """Wait until a file, or all below a folder, of the mount is in the store; for how long, in seconds.
+        """Wait until a file, or all files below a folder, of the mount are in the store; return the wait in seconds.
 
-        Nothing where `close` stores.  What it takes to find out what is there is not counted.
+        0 for sides whose `close` stores.  Counting the files on the mount is not timed.
         """
         return 0.0
 
     def fetch(self, name: str, target: Path) -> None:
-        """A file or folder of the bucket, from the store itself: what others see; without folders `.git`."""
+        """Copy a file or folder of the bucket from the store itself, as other clients see it; without folders
+        `.git`."""
         raise NotImplementedError
 
     def cool(self) -> None:
-        """Have the kernel drop the pages of the store's files."""
+        """Make the kernel drop the pages of the store's files."""
         raise NotImplementedError
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Around work on this side; no limit and no excuse for ours."""
+        """Context manager around work on this side; ours has no time limit, and its errors are not translated."""
         yield
 
 
 class LakeSide(Side):
-    """Ours."""
+    """Our side."""
 
     def __init__(self, engine: EngineProcess, lake: lakefs.Lake, mount: MountProcess) -> None:
         super().__init__(OURS, mount.folder / BUCKET, mount)
@@ -145,9 +146,9 @@ class PeerSide(Side):
 
 
 class RcloneSide(PeerSide):
-    """rclone stores after `close`, in the background: what it wrote counts when the store lists all of it.
+    """rclone, which stores after `close`, in the background: its writes count once the store lists all of them.
 
-    Its delay before that is a tenth of a second instead of five, and part of the figure.
+    Its delay before that is set to a tenth of a second instead of five, and is part of the figure.
     """
 
     def __init__(self, name: str, store: Store, mount: MountProcess, control_port: int) -> None:
@@ -165,7 +166,7 @@ class RcloneSide(PeerSide):
         return time.monotonic() - begin
 
     def _stored(self, name: str, is_file: bool) -> tuple[int, int]:
-        """Objects and bytes of that name, as the store lists them."""
+        """Return objects and bytes of that name, as the store lists them."""
         if is_file:
             entry = self._ask("operations/stat", {"fs": REMOTE, "remote": name}).get("item")
             return (1, entry["Size"]) if entry else (0, 0)
@@ -191,7 +192,7 @@ def _count_and_bytes(path: Path) -> tuple[int, int]:
 
 @contextmanager
 def lake_side(folder: Path, content: Path | None) -> Iterator[LakeSide]:
-    """Our engine and mount, with the files below `content` in the bucket."""
+    """Context manager: our engine and mount, with the files below `content` in the bucket."""
     with EngineProcess(folder) as engine, engine.connect() as lake:
         if content is not None:
             _put_tree(lake, content)
@@ -237,7 +238,7 @@ def _rclone_command(_: Store, point: Path, folder: Path, port: int) -> list[str]
     return ["rclone", "mount", REMOTE, str(point), *control, *places, *OPTIONS["rclone"]]
 
 
-# Not 0, which stores while a file that was just closed may still be given its name: a clone of git's does that.
+# Not 0: that stores a closed file while it may still be renamed, as a git clone does.
 OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "s3fs": (
         "parallel_count=20",
@@ -261,7 +262,7 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
         f"--max-read-ahead={READ_AHEAD_KIB}K",
     ),
 }
-"""What each is mounted with, beside where its store, caches and mount point are."""
+"""Mount options of each peer, in addition to the places of its store, caches and mount point."""
 
 TOOLS: Final = (Tool("s3fs", _s3fs_command), Tool("rclone", _rclone_command, rclone=True))
 
@@ -270,7 +271,7 @@ TOOLS: Final = (Tool("s3fs", _s3fs_command), Tool("rclone", _rclone_command, rcl
 def peer_side(
     tool: Tool, kind: StoreKind, folder: Path, content: Path | None, *, fetch: bool
 ) -> Iterator[PeerSide]:
-    """A peer on a store of that kind, with the files below `content` in the bucket.  CouldNotRun."""
+    """Context manager: a peer on a store of that kind, with the files below `content` in the bucket.  CouldNotRun."""
     if shutil.which(tool.name) is None:
         raise CouldNotRun(f"{tool.name} is not installed: apt-get install {tool.name}")
     folder.mkdir()
@@ -293,7 +294,7 @@ def peer_side(
 
 
 def _raise_read_ahead(point: Path) -> None:
-    """That of our mount; who is not root measures with the kernel's own."""
+    """Set the peer's read-ahead to that of our mount; without root the kernel's own stays."""
     device = os.stat(point).st_dev
     setting = READ_AHEAD_FOLDER / f"{os.major(device)}:{os.minor(device)}" / "read_ahead_kb"
     if os.access(setting, os.W_OK):
@@ -301,7 +302,7 @@ def _raise_read_ahead(point: Path) -> None:
 
 
 def command(*arguments: str | Path) -> None:
-    """Run a program that works on a mount; CalledProcessError, with what it said, when it fails."""
+    """Run a program that works on a mount; CalledProcessError, with its output, if it fails."""
     subprocess.run(
         list(map(str, arguments)),
         check=True,
@@ -314,7 +315,7 @@ def command(*arguments: str | Path) -> None:
 
 
 def check_same(wanted: Path, found: Path) -> None:
-    """Two files, or two folders with all below, have the same bytes; CouldNotRun."""
+    """Raise CouldNotRun unless two files, or two folders with all below, have the same bytes."""
     for path in [wanted] if wanted.is_file() else sorted(wanted.rglob("*")):
         if path.is_file() and not path.is_symlink():
             other = found / path.relative_to(wanted) if path != wanted else found
@@ -323,7 +324,7 @@ def check_same(wanted: Path, found: Path) -> None:
 
 
 def _reason(error: BaseException, folder: Path) -> str:
-    """One line, without this run's paths."""
+    """Return the reason in one line, without this run's paths."""
     if isinstance(error, subprocess.CalledProcessError):
         program = Path(str(error.args[1][0])).name
         said = last_line(error.stderr or "") or f"exit code {error.returncode}"

@@ -1,7 +1,8 @@
-"""The servers that the S3 scenarios measure: ours, openlaked, and nginx over static files as the ceiling of a GET.
+"""The servers that the S3 scenarios measure: ours, openlaked, and nginx over static files as the upper limit of a
+GET.
 
-All listen on loopback and have their data on the bench's disk.  Each lives as long as its block.  Openlaked runs as
-`bench.peers.s3_stores` says: the smallest configuration that serves S3.  A peer that is not here is `StoreUnavailable`.
+All listen on loopback and have their data on the bench's disk.  Each lives as long as its block.  Openlaked runs in
+the smallest configuration that serves S3 (`bench.peers.s3_stores`).  A missing peer is `StoreUnavailable`.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ NGINX_WORKERS: Final = 2
 
 @dataclass(frozen=True)
 class Server:
-    """A server that runs, with the bucket BUCKET.  `pid`: the process above all of its processes.
+    """A running server, with the bucket BUCKET.  `pid`: the root of its process tree.
 
-    `files`: the folder whose files it serves, when it is one that takes no PUT.  `behind`: the process that it is a
-    face of, when that is another.  `engine`: where its engine is reached with the native protocol, when it has one.
+    `files`: the folder whose files it serves, if it accepts no PUT.  `behind`: the engine's process, if the server is
+    only its gateway.  `engine`: the address of its engine for the native protocol, if it has one.
     """
 
     name: str
@@ -45,15 +46,15 @@ class Server:
     engine: str = ""
 
     def cpu_s(self) -> float:
-        """Of all its processes, so far, and of what is behind it."""
+        """Return the CPU time so far of all its processes, and of the one behind it."""
         return cpu_s(self.pids())
 
     def pids(self) -> list[int]:
-        """All its processes, and what is behind it."""
+        """Return all its processes, and the one behind it."""
         return process_tree(self.pid) + ([] if self.behind is None else [self.behind])
 
     def resident_bytes(self) -> int:
-        """Of all its processes."""
+        """Return the resident memory of all its processes."""
         return resident_bytes(process_tree(self.pid))
 
     def put(self, key: str, content: bytes) -> None:
@@ -69,7 +70,7 @@ class Server:
         self.must(request)
 
     def must(self, request: Request) -> bytes:
-        """The body of the answer; StoreUnavailable when it is not what the request expects."""
+        """Return the body of the answer; StoreUnavailable if the status is not the expected one."""
         status, body = ask(self.endpoint, request)
         if status != request.status:
             raise StoreUnavailable(f"{self.name} answered {status}: {body[:300]!r}")
@@ -78,7 +79,7 @@ class Server:
 
 @contextmanager
 def ours(folder: Path, *flags: str) -> Iterator[Server]:
-    """`lake serve --s3`, with a new store, and the access key of its first start."""
+    """Context manager: `lake serve --s3`, with a new store, and the access key of its first start."""
     folder.mkdir(exist_ok=True)
     with EngineProcess(folder, "--s3", "127.0.0.1:0", *flags) as engine:
         url, access_key, secret_key = engine.s3()
@@ -90,7 +91,7 @@ def ours(folder: Path, *flags: str) -> Iterator[Server]:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine without a face, and an access key of its store."""
+    """An engine without an S3 face, and an access key of its store."""
 
     process: EngineProcess
     access_key: str
@@ -99,7 +100,7 @@ class Engine:
 
 @contextmanager
 def engine_alone(folder: Path) -> Iterator[Engine]:
-    """`lake serve --s3 off`, with a new store, for gateways to stand before."""
+    """Context manager: `lake serve --s3 off`, with a new store, as the backend of gateways."""
     folder.mkdir(exist_ok=True)
     with EngineProcess(folder) as process, process.connect() as lake:
         key = lake.create_access_key()
@@ -108,7 +109,7 @@ def engine_alone(folder: Path) -> Iterator[Engine]:
 
 @contextmanager
 def gateway(engine: Engine, *, processes: int) -> Iterator[Server]:
-    """`lake gateway` before an engine."""
+    """Context manager: `lake gateway` in front of an engine."""
     command = [*lake_command(), "--server", engine.process.address, "gateway", "--s3", "127.0.0.1:0"]
     process = subprocess.Popen(
         [*command, "--processes", str(processes), "--admin", "off", "--log-level", "error"],
@@ -135,7 +136,7 @@ def gateway(engine: Engine, *, processes: int) -> Iterator[Server]:
 
 
 def _said_first(stdout: Iterable[str]) -> Iterator[str]:
-    """The lines before it serves."""
+    """Yield the lines that the gateway prints before it serves."""
     for line in stdout:
         if line == "ready\n":
             return
@@ -145,7 +146,7 @@ def _said_first(stdout: Iterable[str]) -> Iterator[str]:
 
 @contextmanager
 def openlaked(folder: Path, *, fetch: bool) -> Iterator[Server]:
-    """Openlaked, with a new store."""
+    """Context manager: openlaked, with a new store."""
     folder.mkdir(exist_ok=True)
     with running(OPENLAKED, folder, fetch=fetch) as process:
         endpoint = Endpoint(process.port, OPENLAKED.access_key, OPENLAKED.secret_key)
@@ -155,7 +156,7 @@ def openlaked(folder: Path, *, fetch: bool) -> Iterator[Server]:
 
 
 def _make_bucket(server: Server) -> None:
-    """When it serves."""
+    """Create the bucket, once the server answers."""
     until = time.monotonic() + READY_S
     while True:
         try:
@@ -169,7 +170,7 @@ def _make_bucket(server: Server) -> None:
 
 @contextmanager
 def nginx(folder: Path) -> Iterator[Server]:
-    """Nginx over a folder of files: sendfile, descriptors kept open, nothing logged."""
+    """Context manager: nginx over a folder of files: sendfile, descriptors kept open, no log."""
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if program is None:
         raise StoreUnavailable("nginx is not installed: apt-get install nginx-light")

@@ -1,8 +1,9 @@
-"""S3 stores that run on this machine, for what mounts a bucket: on loopback, with their data on the bench's disk.
+"""S3 stores that run on this machine, for programs that mount a bucket: on loopback, with their data on the bench's
+disk.
 
-None is part of the product.  A store's program is the one that an environment variable names, else one in
-.peers/, where the bench installs it once, without its dependencies.  `StoreUnavailable` says why there is
-none.  A store lives as long as its block, with its bucket, and leaves nothing behind.
+None is part of the product.  A store's program is the one that an environment variable names, else one in .peers/,
+where the bench installs it once, without its dependencies.  `StoreUnavailable` gives the reason if there is none.  A
+store lives as long as its block, with its bucket, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ POLL_S: Final = 0.02
 
 
 StoreUnavailable = PeerUnavailable
-"""There is no such store here, or it did not start; the text says why."""
+"""The store is not installed here, or did not start; the text says why."""
 
 
 @dataclass(frozen=True)
 class StoreKind:
-    """A program that serves S3, and how it is had and started.
+    """A program that serves S3, and how to install and start it.
 
-    `variable`: the environment variable that may name the program.  `install`: the command that puts it below a
-    folder, where it is `place`.  `command`: the arguments for a data folder and an address.
+    `variable`: the environment variable that may name the program.  `install`: returns the command that installs it
+    below a folder, where it is `place`.  `command`: returns the arguments for a data folder and an address.
     """
 
     name: str
@@ -60,7 +61,7 @@ class StoreKind:
     secret_key: str
 
     def program(self, *, fetch: bool) -> Path:
-        """The executable; installed when it is not there yet and may be fetched."""
+        """Return the executable; installs it if it is missing and `fetch` is True."""
         named = os.environ.get(self.variable)
         if named is not None:
             if not os.access(named, os.X_OK):
@@ -84,7 +85,7 @@ def _npm_install(folder: Path) -> list[str]:
 
 
 def _openlaked_arguments(data: Path, address: str) -> list[str]:
-    """Its smallest configuration that serves S3: one node, two folders, one of them for parity."""
+    """Write its smallest configuration that serves S3: one node, two folders, one of them for parity."""
     folders = [str(data / f"disk{number}") for number in range(2)]
     for folder in folders:
         Path(folder).mkdir()
@@ -142,12 +143,13 @@ S3RVER: Final = StoreKind(
     "S3RVER",
 )
 STORES: Final = (OPENLAKED, S3RVER)
-"""In the order in which a mount is tried on them: what cannot be done on the first is measured on the next."""
+"""Order in which a mount is tried on them: work that fails on the first is measured on the next."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """A store that runs.  `environment` is that of its clients: no settings of the user's, the remote `store:`."""
+    """A running store.  `environment` is that of its clients: without the user's settings, with the remote
+    `store:`."""
 
     kind: StoreKind
     url: str
@@ -155,7 +157,7 @@ class Store:
     environment: Mapping[str, str]
 
     def rclone(self, *arguments: str | Path) -> str:
-        """Run rclone on it, past any mount; what it printed.  StoreUnavailable when it failed."""
+        """Run rclone on it, past any mount; return its output.  StoreUnavailable if it failed."""
         try:
             done = subprocess.run(
                 ["rclone", *map(str, arguments)],
@@ -183,13 +185,13 @@ class StoreProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process id."""
         return self.process.pid
 
 
 @contextmanager
 def running(kind: StoreKind, folder: Path, *, fetch: bool) -> Iterator[StoreProcess]:
-    """A store's process with no data, for the block."""
+    """Context manager: a store's process with no data, for the block."""
     program = kind.program(fetch=fetch)
     data = folder / "data"
     data.mkdir()
@@ -216,7 +218,7 @@ def running(kind: StoreKind, folder: Path, *, fetch: bool) -> Iterator[StoreProc
 
 @contextmanager
 def serving(kind: StoreKind, folder: Path, *, fetch: bool) -> Iterator[Store]:
-    """A new, empty store with the bucket, for the block; it needs rclone."""
+    """Context manager: a new, empty store with the bucket, for the block; it needs rclone."""
     if shutil.which("rclone") is None:
         raise StoreUnavailable("rclone is not installed: apt-get install rclone")
     with running(kind, folder, fetch=fetch) as started:
@@ -241,7 +243,7 @@ def _wait_ready(store: Store, process: subprocess.Popen[bytes], log: Path) -> No
 
 
 def peer_environment() -> dict[str, str]:
-    """This environment without what would make a peer talk to anybody else, or otherwise."""
+    """Return this environment without variables that make a peer contact other hosts, or change its behaviour."""
     left_out = ("AWS_", "RCLONE_")
     return {
         name: value
@@ -262,7 +264,7 @@ def _client_environment(kind: StoreKind, url: str, folder: Path) -> dict[str, st
 
 
 def free_port(neighbours: int = 1) -> int:
-    """A port of loopback that nobody listens on, nor on those behind it."""
+    """Return a port of loopback that is free, and so are the next `neighbours` - 1 ports."""
     while True:
         with socket.socket() as first:
             first.bind(("127.0.0.1", 0))

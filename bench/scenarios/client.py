@@ -1,6 +1,6 @@
 """Reading from Python: an object of 64 MiB by grant, against a local file read and checked the same way.
 
-Both sides use as many threads, pieces of the same size, a buffer that is there already, and the same check.
+Both sides use the same number of threads, piece size and check, and a buffer allocated before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lakefs.limits import CHUNK_BYTES, CLIENT_THREADS, GRANULE_BYTES
 FULL: Final = 64 << 20
 QUICK: Final = 8 << 20
 REPEATS: Final = 8
-"""Gets of one round: one takes some 20 ms."""
+"""Gets in one round: one takes about 20 ms."""
 
 
 def _blake3(piece: memoryview) -> None:
@@ -44,7 +44,7 @@ def repeat(call: Callable[[], object]) -> None:
 def sides_with(
     check: Check, local_check: Callable[[memoryview], None]
 ) -> Callable[[Bench], AbstractContextManager[Sides]]:
-    """The set-up of the scenario with one of the checks."""
+    """Return the set-up of the scenario with one of the checks."""
 
     @contextmanager
     def sides(bench: Bench) -> Iterator[Sides]:

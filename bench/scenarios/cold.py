@@ -1,7 +1,7 @@
-"""A large object read when nothing of it is in memory, against what the disk gives to fio, dd and a plain reader.
+"""A large object read with nothing in memory, against fio, dd and a plain reader on the same disk.
 
-Pages are dropped with posix_fadvise(DONTNEED) on the files before each measurement: the store's segments, or the plain
-file.  What a hypervisor keeps below the disk is kept for all sides.  Ours is checked; the others are not.
+Pages are dropped with posix_fadvise(DONTNEED) before each measurement: those of the store's segments, or of the plain
+file.  A hypervisor's cache below the disk serves all sides.  Ours is checked; the others are not.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ QUICK: Final = 8 << 20
 BLOCK: Final = 1 << 20
 FIO: Final = "fio, O_DIRECT, 1 MiB"
 WITHOUT_TIER: Final = ("--dram-tier-bytes", "0")
-"""What is read twice would be kept in memory."""
+"""The tier would keep in memory what is read twice."""
 _Read = Callable[[], None]
 
 
 @contextmanager
 def sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """One object, one file of the same bytes, one buffer that was touched before."""
+    """Context manager: one object, one file of the same bytes, one buffer that was touched before."""
     size = bench.scale.pick(FULL, QUICK)
     source = bench.folder / "source"
     write_file(source, size)

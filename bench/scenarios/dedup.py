@@ -1,4 +1,4 @@
-"""The next checkpoint of a model: how much is stored anew for what changed."""
+"""The next checkpoint of a model: the new bytes stored for what changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHANGED_SHARE: Final = 0.05
 
 
 def measure(bench: Bench) -> dict[str, float]:
-    """Put a safetensors file, change whole tensors that hold 5% of its bytes, put it again."""
+    """Put a safetensors file, change whole tensors that have 5% of its bytes, and put it again."""
     size = bench.scale.pick(2 << 30, 48 << 20)
     path = bench.folder / "model.safetensors"
     chooser = random.Random(7)
@@ -30,7 +30,7 @@ def measure(bench: Bench) -> dict[str, float]:
 
 
 def _tensor_lengths(size: int, chooser: random.Random) -> list[int]:
-    """Lengths of 1 MiB and more, odd ones too, as layers of a model have them."""
+    """Return lengths of 1 MiB and more, odd ones too, like the layers of a model."""
     lengths: list[int] = []
     while sum(lengths) < size:
         lengths.append(chooser.choice((1 << 20, 4 << 20, (9 << 20) + 512, 16 << 20, (2 << 20) + 8)))
@@ -38,7 +38,7 @@ def _tensor_lengths(size: int, chooser: random.Random) -> list[int]:
 
 
 def _write_model(path: Path, lengths: list[int]) -> list[int]:
-    """A safetensors file; the tensors' offsets in it."""
+    """Write a safetensors file; return the tensors' offsets in it."""
     members: dict[str, object] = {}
     begin = 0
     for index, length in enumerate(lengths):
@@ -57,7 +57,7 @@ def _write_model(path: Path, lengths: list[int]) -> list[int]:
 
 
 def _change(path: Path, lengths: list[int], offsets: list[int], chooser: random.Random) -> int:
-    """Write whole tensors anew until 5% of the file has changed; how many bytes that were."""
+    """Overwrite whole tensors until 5% of the file has changed; return the number of changed bytes."""
     wanted = CHANGED_SHARE * sum(lengths)
     order = list(range(len(lengths)))
     chooser.shuffle(order)

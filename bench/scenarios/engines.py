@@ -1,8 +1,8 @@
 """Many cores: one engine against two on the same machine, and one engine with two clients.
 
-Engines share nothing: each has a process, a folder and a client of its own, so what limits two of them is the machine:
-its cores (the clients need them, too), its disk and its memory's bandwidth.  An operation is a call of 16 blocks; rates
-are of all clients together, over the time until the last is done.
+Engines share nothing: each has its own process, folder and client.  So the machine limits two of them: its cores (the
+clients need them, too), its disk and its memory bandwidth.  An operation is a call of 16 blocks; rates are of all
+clients together, over the time until the last is done.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _What = Literal["get", "put"]
 
 @contextmanager
 def sides(what: _What, block_bytes: int, calls: int, bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """Three ways to share two cores."""
+    """Context manager: three ways to share two cores."""
     count = bench.scale.pick(calls, 4)
     entered = partial(_entered, bench, what, block_bytes, count)
     yield [
@@ -68,7 +68,7 @@ def _entered(
 
 
 class _Client:
-    """One client's process: reads what it stored at first, or stores what was never stored."""
+    """One client process: reads what it stored at first, or stores new content."""
 
     def __init__(self, worker: KvWorker, what: _What, count: int, first: int) -> None:
         self.pid = worker.pid
@@ -78,7 +78,7 @@ class _Client:
         self._order = Order(what, begin, keys, BATCH, count)
 
     def run(self) -> None:
-        """A round; what it stores stays, it is little."""
+        """Run a round; stored content stays, because it is small."""
         self._worker.do(self._order)
         if self._order.what == "put":
             self._order = msgspec.structs.replace(self._order, key=self._order.key + self._order.keys)

@@ -1,4 +1,4 @@
-"""Garbage collection and compaction: what they give back in one cycle, and what writers notice of them."""
+"""Garbage collection and compaction: the space that one cycle frees, and the effect on writers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import lakefs
 from bench.harness.content import payload
 from bench.harness.measure import Bench, Figure, Paired, Scenario, Sides, Single, at_least, at_most, timed
 from bench.harness.process import EngineProcess, allocated_bytes
+from lakefs.client.facade import driver_of
 from lakefs.names import parse_object_name
 
 KIB: Final = 1024
@@ -24,9 +25,9 @@ OBJECTS_MAX: Final = 20_000
 
 @contextmanager
 def latency_sides(bench: Bench) -> Iterator[Sides]:
-    """One put of 4 KiB after the other, the 99th percentile of each round.
+    """Context manager: puts of 4 KiB one after the other; the figure is the 99th percentile of each round.
 
-    Our side: while cycles of gc with compaction follow each other; before each round there is garbage anew.
+    Our side runs while cycles of gc with compaction follow each other; new garbage is made before each round.
     """
     count = bench.scale.pick(1000, 30)
     base = bench.scale.pick(50_000, 500)
@@ -59,14 +60,14 @@ def latency_sides(bench: Bench) -> Iterator[Sides]:
                 collector.join()
 
         def alone() -> float:
-            lake.gc(compact=True)  # what was prepared is not to be collected meanwhile
+            lake.gc(compact=True)  # collects the prepared garbage before the timed puts
             return puts()
 
         yield Sides(beside_gc, alone, prepare, lambda: {"chunks moved in a round": sum(moved) / len(moved)})
 
 
 def _collect_until(engine: EngineProcess, ended: threading.Event) -> int:
-    """Cycles until told otherwise; how many chunks they moved."""
+    """Run cycles until `ended` is set; return the number of chunks that they moved."""
     moved = 0
     with engine.connect() as lake:
         while not ended.is_set():
@@ -75,7 +76,7 @@ def _collect_until(engine: EngineProcess, ended: threading.Event) -> int:
 
 
 def reclaim(bench: Bench) -> dict[str, float]:
-    """Room on disk given back by one `lake gc --compact`, of what the removed objects held."""
+    """Return the disk space freed by one `lake gc --compact`, as a share of the removed objects' bytes."""
     total = bench.scale.pick(256 * MIB, 8 * MIB)
     figures: dict[str, float] = {}
     for label, size in SIZES.items():
@@ -90,18 +91,18 @@ def reclaim(bench: Bench) -> dict[str, float]:
 
 
 def _about(number: int, size: int) -> int:
-    """Another size for each number, so that small objects do not end where pages do."""
+    """Return a different size for each number, so that small objects do not end at page boundaries."""
     return random.Random(number).randrange(size // 2, size)
 
 
 def _reclaimed(bench: Bench, label: str, sizes: Sequence[int], share: float | None) -> float:
-    """Objects of these sizes are put, a share of them removed, at random or every other; reclaimed / removed bytes."""
+    """Put objects of these sizes, remove a share at random or every other one; return reclaimed / removed bytes."""
     chance = random.Random(label)
     engine = EngineProcess(bench.folder / label)
     names = [f"bench/k{number}" for number in range(len(sizes))]
     with engine, engine.connect() as lake:
         _put(lake, list(zip(names, sizes, strict=True)))
-    before = allocated_bytes(engine.data / "segments")  # stopped: nothing is filled ahead
+    before = allocated_bytes(engine.data / "segments")  # stopped: no zero-fill ahead
     gone = [n for n in range(len(sizes)) if (n % 2 if share is None else chance.random() < share)]
     with engine, engine.connect() as lake:
         _remove(lake, [names[number] for number in gone])
@@ -125,8 +126,11 @@ def _put(lake: lakefs.Lake, objects: Sequence[tuple[str, int]]) -> None:
 
 
 def _remove(lake: lakefs.Lake, names: Sequence[str]) -> None:
+    driver = driver_of(lake)
     for start in range(0, len(names), BATCH):
-        lake.run(lake.steps.remove_many([parse_object_name(name) for name in names[start : start + BATCH]]))
+        driver.run(
+            driver.steps.remove_many([parse_object_name(name) for name in names[start : start + BATCH]])
+        )
 
 
 RECLAIMED: Final = tuple(

@@ -1,9 +1,11 @@
-"""Blocks of a KV cache between a store and a client's pool: one, or 16 in a call; ours, peers, and what memory allows.
+"""Blocks of a KV cache between a store and a client's pool: one, or 16 in a call; ours, peers, and the limit of
+memory.
 
-All sides move the same blocks by the same loop, each in a process of its own (`bench.peers.kv_worker`).  What is read
-is in memory on all of them: ours and plain files in the page cache, OpenLake in shared memory, Mooncake in the memory
-of another process (over TCP on loopback) or of the client itself.  What a side promises is in its name; ours checks
-with BLAKE3 where it says nothing else, gets chunks by their ids, and puts objects from memory shared with the engine.
+All sides move the same blocks by the same loop, each in its own process (`bench.peers.kv_worker`).  The blocks that
+are read are in memory on all of them: ours and plain files in the page cache, OpenLake in shared memory, Mooncake in
+the memory of another process (over TCP on loopback) or of the client itself.  A side's name states what it promises;
+ours checks with BLAKE3 unless its name says otherwise, gets chunks by their ids, and puts objects from memory shared
+with the engine.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ GETS: Final = (
     KvSide(COPY_BLAKE3, "copies-blake3", "folder"),
     KvSide(NOTHING, "nothing", "folder", reads=False),
 )
-"""Of the scenarios that read: to add a side, a line here.  The first is the one that others are compared with."""
+"""Sides of the scenarios that read; add a side here.  The others are compared with the first."""
 PUTS: Final = (
     KvSide(OURS, "lake-shared", "engine"),
     KvSide("ours, through the socket", "lake", "engine"),
@@ -57,7 +59,7 @@ PUTS: Final = (
     KvSide(COPY, "copies", "folder"),
     KvSide(NOTHING, "nothing", "folder", reads=False),
 )
-"""Of the scenarios that write."""
+"""Sides of the scenarios that write."""
 
 AHEAD: Final = tuple(Target(RATE, at_least(1, "x"), peer) for peer in (OPENLAKE, MOONCAKE))
 HASHED: Final = Target(RATE, at_least(0.7, "x"), COPY_BLAKE3)
@@ -65,7 +67,7 @@ LIKE_FOR_LIKE: Final = (
     Target(RATE, at_least(0.9, "x"), COPY, UNVERIFIED),
     Target(RATE, at_least(1, "x"), OPENLAKE, UNVERIFIED),
 )
-"""Unverified as the peers are."""
+"""Goals for our unverified side, since the peers do not verify either."""
 SINGLY: Final = (Target("p50_us", at_most(20, "us")), Target("p50_us", at_most(12, "us"), side=CRC32C))
 
 

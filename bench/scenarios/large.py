@@ -1,4 +1,4 @@
-"""One large file in and out, as `lake put` and `lake get` do it, and what the engine holds in memory meanwhile.
+"""One large file in and out, like `lake put` and `lake get`, and the engine's memory during it.
 
 Times are taken inside the client, without the interpreter's start.
 """
@@ -20,6 +20,7 @@ from bench.harness.content import renew_file, write_file
 from bench.harness.measure import Bench, Figure, Scenario, Single, at_least, at_most, timed
 from bench.harness.process import EngineProcess, MemoryWatch
 from bench.harness.sampled import ALONE, OURS, Entrant, Run, Sampled, Side, Target
+from lakefs.client.facade import driver_of
 from lakefs.names import Name
 from lakefs.trees.get_file import GetOptions, get_to_file
 from lakefs.trees.walk import Observer
@@ -35,7 +36,7 @@ COPY: Final = "cp, then BLAKE3 of it"
 
 @contextmanager
 def put_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """`put` of a file that the store has never seen, against dd with fsync; both from the page cache."""
+    """Context manager: `put` of a file that is new to the store, against dd with fsync; both from the page cache."""
     size = bench.scale.pick(FULL, QUICK)
     source = bench.folder / "source"
     write_file(source, size)
@@ -80,7 +81,8 @@ def _dd(bench: Bench, source: Path, size: int) -> Iterator[Side]:
 
 @contextmanager
 def get_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """A verified `get` into a new file, against cp and a hash of the same bytes; all of it in the page cache."""
+    """Context manager: a verified `get` into a new file, against cp and a hash of the same bytes; all in the page
+    cache."""
     size = bench.scale.pick(FULL, QUICK)
     source = bench.folder / "source"
     write_file(source, size)
@@ -114,7 +116,7 @@ def _copying(bench: Bench, source: Path, size: int) -> Iterator[Side]:
 
 
 def hash_file(path: Path) -> bytes:
-    """BLAKE3 of a file, one thread, read in pieces of 4 MiB, as b3sum would with one thread."""
+    """Return the BLAKE3 of a file: one thread, read in pieces of 4 MiB, like b3sum with one thread."""
     hasher = blake3.blake3()
     buffer = bytearray(4 << 20)
     view = memoryview(buffer)
@@ -125,11 +127,13 @@ def hash_file(path: Path) -> bytes:
 
 
 def _get(lake: lakefs.Lake, target: Path) -> None:
-    lake.run(get_to_file(lake.steps, Name("bench", "x"), str(target), GetOptions(), Observer()))
+    driver = driver_of(lake)
+    driver.run(get_to_file(driver.steps, Name("bench", "x"), str(target), GetOptions(), Observer()))
 
 
 def measure_memory(bench: Bench) -> dict[str, float]:
-    """The engine's own memory while files go in (read by the engine, then through the socket) and out."""
+    """Return the engine's own memory while files are stored (read by the engine, then through the socket) and
+    fetched."""
     size = bench.scale.pick(2 << 30, QUICK)
     source, target = bench.folder / "source", bench.folder / "target"
     write_file(source, size)

@@ -1,8 +1,8 @@
-"""A shuffled data loader: 200,000 objects of 100 KiB in an order of chance, by forked workers, a batch at a time.
+"""A shuffled data loader: 200,000 objects of 100 KiB in random order, read by forked workers, a batch at a time.
 
-A round reads the next part of one shuffled epoch, so nothing is read twice by a side; store and folder are cold in the
-page cache when a round begins, and of both the whole is 20 GB.  Ours checks every object by BLAKE3; the folder is
-read as it is, and once more with the same check, since that is what it takes to know what was read.
+A round reads the next part of one shuffled epoch, so a side reads nothing twice.  Store and folder are cold in the
+page cache when a round begins, and each has 20 GB.  Ours checks every object by BLAKE3; the folder is read as it is,
+and once more with the same check, because a reader needs the check to know what it read.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ SIZE: Final = 100 << 10
 COUNT: Final = 200_000
 BATCH: Final = 64
 BATCHES: Final = 250
-"""Of a round: 16,000 objects, 1.6 GB."""
+"""Batches in one round: 16,000 objects, 1.6 GB."""
 WORKERS: Final = 4
 PER_FOLDER: Final = 1000
 FILLED_TOGETHER: Final = 256
 DISK_BYTES: Final = COUNT * SIZE * 12 // 5
-"""Both sides, and a fifth more."""
+"""Space for both sides, and a fifth more."""
 FOLDER: Final = "local folder"
 CHECKED: Final = "local folder, BLAKE3"
 
 
 @contextmanager
 def loader_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """The store and the folder are filled with the same number of objects, each all different."""
+    """Context manager: store and folder filled with the same number of objects, all different."""
     count = bench.scale.pick(COUNT, 512)
     names = [f"d{number // PER_FOLDER:03}/s{number:06}" for number in range(count)]
     files = bench.folder / "files"
@@ -89,7 +89,7 @@ def _side(
     opened: Callable[[], AbstractContextManager[ReadBatch]],
     servers: Callable[[], Sequence[int]] = tuple,
 ) -> Iterator[Side]:
-    """`forget`: have these, which are read next, out of the page cache."""
+    """Context manager: a side of forked workers.  `forget` drops the batches to be read next from the page cache."""
     order = list(names)
     random.Random(1).shuffle(order)
     left = _endless(order)
@@ -115,7 +115,7 @@ def _side(
 
 
 def _endless(order: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Batches of one epoch after the other."""
+    """Yield batches of one epoch after the other."""
     while True:
         yield from (order[begin : begin + BATCH] for begin in range(0, len(order) - BATCH + 1, BATCH))
 

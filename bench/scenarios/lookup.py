@@ -1,7 +1,7 @@
-"""Where a chunk is: the shared index's table from Python, beside LMDB with the same ids in it.
+"""Look-ups of chunks: the shared index's table from Python, beside LMDB with the same ids in it.
 
-An operation is one id that is there, picked at random; a round looks up other ids than the one before, so that
-neither side finds them in the processor's caches.  The time is that of a Python loop with the calls in it.
+An operation is one existing id, picked at random; each round looks up new ids, so that neither side finds them in the
+processor's caches.  The time is that of a Python loop with the calls in it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Look = Callable[[Sequence[bytes]], None]
 
 
 class Ids:
-    """So many ids, made of one run of random bytes, so that they take no more memory than that."""
+    """Many ids, made from one run of random bytes, so that they take no more memory than that."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -48,17 +48,17 @@ class Ids:
         return self._kind + self._digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
 
     def some(self, count: int) -> list[bytes]:
-        """Picked at random."""
+        """Return ids picked at random."""
         return [self[random.randrange(self.count)] for _ in range(count)]
 
 
 @contextmanager
 def sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """The same ids in each."""
+    """Context manager: the same ids in each table."""
     ids = Ids(bench.scale.pick(FULL, QUICK))
     count = bench.scale.pick(LOOKED_UP, 2 * TOGETHER)
     capacity = capacity_for(ids.count)
-    # In memory as the engine makes it, read through a mapping as clients have it.
+    # Allocated as the engine does it, and read through a mapping as clients do.
     shared = open_backing("memory", table_bytes(capacity))
     writer = SharedTable(shared.memory, capacity)
     for index in range(ids.count):
@@ -107,7 +107,7 @@ def _in_batches(table: SharedTable, wanted: Sequence[bytes]) -> None:
 
 
 def _as_numbers(table: SharedTable, wanted: Sequence[bytes]) -> None:
-    """Places as numbers in memory of the caller's: no tuple is made for each."""
+    """Look up places as numbers in the caller's memory: no tuple is made for each."""
     places = bytearray(TOGETHER * PLACE.size)
     for begin in range(0, len(wanted), TOGETHER):
         if table.find_packed(wanted[begin : begin + TOGETHER], places) != TOGETHER:
@@ -116,7 +116,7 @@ def _as_numbers(table: SharedTable, wanted: Sequence[bytes]) -> None:
 
 @contextmanager
 def _in_lmdb(bench: Bench, ids: Ids, count: int) -> Iterator[Side]:
-    """Values of 32 bytes; without syncs while it is filled."""
+    """Context manager: LMDB with values of 32 bytes; filled without syncs."""
     path = str(bench.folder / "lmdb")
     with lmdb.open(path, map_size=MAP_BYTES, sync=False, metasync=False, writemap=True) as environment:
         with environment.begin(write=True) as transaction, transaction.cursor() as cursor:

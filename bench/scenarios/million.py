@@ -1,4 +1,4 @@
-"""A store of a million small objects: its memory, its folders, its pages, and its start after a crash.
+"""A store of a million small objects: its memory, its folders, its listing pages, and its start after a crash.
 
 The store is filled once for all scenarios of a run.
 """
@@ -15,6 +15,7 @@ import lakefs
 from bench.harness.content import payload
 from bench.harness.measure import Bench, Figure, Scenario, Single, at_most, timed
 from bench.harness.process import EngineProcess, MemoryWatch
+from lakefs.client.facade import driver_of
 
 FULL: Final = 1_000_000
 FEW: Final = 10_000
@@ -25,7 +26,7 @@ RENAMES: Final = 50
 
 
 class Filled:
-    """The store, its engine, and the memory that filling it took."""
+    """The store, its engine, and the memory peaks of filling it."""
 
     def __init__(self, bench: Bench) -> None:
         self.folder = bench.folder.parent / "million"
@@ -48,7 +49,7 @@ class Filled:
 
 
 def filled(bench: Bench) -> Filled:
-    """The store of this run, filled at the first call."""
+    """Return the store of this run, filled at the first call."""
     if "million" not in bench.shared:
         bench.shared["million"] = Filled(bench)
     found = bench.shared["million"]
@@ -57,7 +58,7 @@ def filled(bench: Bench) -> Filled:
 
 
 def _fill(lake: lakefs.Lake, folder: str, count: int) -> None:
-    """Objects in folders of a thousand."""
+    """Put objects in folders of a thousand."""
     for start in range(0, count, 10_000):
         names = range(start, min(start + 10_000, count))
         objects = [(f"{folder}/d/{n // 1000:05}/{n % 1000:03}", payload(PAYLOAD_BYTES)) for n in names]
@@ -65,7 +66,7 @@ def _fill(lake: lakefs.Lake, folder: str, count: int) -> None:
 
 
 def measure_memory(bench: Bench) -> dict[str, float]:
-    """The engine's own memory while the million came in, and a gc went through them."""
+    """Return the engine's peak memory while the million was stored, and while gc walked it."""
     store = filled(bench)
     with store.engine.connect() as lake, MemoryWatch(store.engine) as memory:
         gc_s = timed(lake.gc)
@@ -77,7 +78,8 @@ def measure_memory(bench: Bench) -> dict[str, float]:
 
 
 def measure_rename(bench: Bench) -> dict[str, float]:
-    """A folder with a million keys below renamed, against one with 10,000; commits that one takes."""
+    """Time the rename of a folder with a million keys below, against one with 10,000; count the commits of one
+    rename."""
     store = filled(bench)
     with store.engine.connect() as lake:
         before = _sequence(lake)
@@ -90,7 +92,7 @@ def measure_rename(bench: Bench) -> dict[str, float]:
 
 
 def measure_list(bench: Bench) -> dict[str, float]:
-    """A page of 1,000 keys from anywhere in a million, against one of 10,000."""
+    """Time a page of 1,000 keys from anywhere in a million, against one of 10,000."""
     store = filled(bench)
     with store.engine.connect() as lake:
         many = _page_s(lake, "many", store.count, bench)
@@ -99,7 +101,7 @@ def measure_list(bench: Bench) -> dict[str, float]:
 
 
 def measure_open(bench: Bench) -> dict[str, float]:
-    """SIGKILL, and start again: the CPU that is spent until it serves and has answered."""
+    """Kill the engine and start it again; return the CPU spent until it has served a request."""
     store = filled(bench)
     engine = store.engine
     with engine.connect() as lake:
@@ -123,7 +125,7 @@ def _rename_s(lake: lakefs.Lake, bucket: str, bench: Bench) -> float:
     names = itertools.cycle((f"{bucket}/d/", f"{bucket}/e/"))
     old = next(names)
     seconds: list[float] = []
-    for _ in range(bench.scale.pick(RENAMES, 4)):  # an even number: it ends as it began
+    for _ in range(bench.scale.pick(RENAMES, 4)):  # an even number, so that the name ends as it began
         new = next(names)
         seconds.append(timed(lambda old=old, new=new: lake.move(old, new)))  # type: ignore[misc]
         old = new
@@ -134,10 +136,11 @@ def _page_s(lake: lakefs.Lake, bucket: str, count: int, bench: Bench) -> float:
     pages = bench.scale.pick(PAGES, 5)
     step = max(1, (count - 1000) // pages)
     seconds: list[float] = []
+    driver = driver_of(lake)
     for number in range(0, max(1, count - 1000), step):
         after = f"d/{number // 1000:05}/{number % 1000:03}"
         seconds.append(
-            timed(lambda after=after: lake.run(lake.steps.list_page(bucket, after=after)))  # type: ignore[misc]
+            timed(lambda after=after: driver.run(driver.steps.list_page(bucket, after=after)))  # type: ignore[misc]
         )
     return statistics.median(seconds)
 

@@ -1,4 +1,4 @@
-"""A million operations of mixed load: an engine neither grows nor slows down."""
+"""A million operations of mixed load: an engine must neither grow nor slow down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COUNT: Final = 1_000_000
 
 
 def mixed(bench: Bench) -> dict[str, float]:
-    """RssAnon and p99 at the end against those after the first tenth."""
+    """Return RssAnon and p99 at the end against those after the first tenth."""
     with EngineProcess(bench.folder) as engine:
         samples = watch_mixed(engine, bench.scale.pick(COUNT, 2_000), seed=1)
     return {

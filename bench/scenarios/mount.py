@@ -1,14 +1,14 @@
-"""The mount, against pyfuse3 file systems with the same options that cost next to nothing, and against the local disk.
+"""The mount, against pyfuse3 file systems with the same options and almost no cost of their own, and the local disk.
 
-What FUSE and Python cost anyhow is in the file systems of `bench.peers.fuse_file_systems`: one answers every read
+The file systems of `bench.peers.fuse_file_systems` show what FUSE and Python cost in any case: one answers every read
 from one buffer, one passes every operation to the local disk.  Between rounds the mount's pages are dropped where the
-row says so, with posix_fadvise(DONTNEED) on the file: that of the mount alone, so the store stays hot.  For `cold in
-both caches` the store's segments, and the local file, are dropped the same way.  /proc/sys/vm/drop_caches is left
-alone: it would make the whole machine cold.
+row says so, with posix_fadvise(DONTNEED) on the file: those of the mount alone, so the store stays hot.  For `cold in
+both caches` the pages of the store's segments, and of the local file, are dropped the same way.
+/proc/sys/vm/drop_caches is not used: it would make the whole machine cold.
 
-What is to be hot is read once more, uncounted, right before each measurement, on both sides: a machine may take cached
-pages back after a minute without use.  And what is read hot from the kernel's cache is filled anew for each: a mount's
-pages are single ones on today's kernels, and how they come to lie in memory decides how fast they are copied.
+Hot content is read once more, uncounted, right before each measurement, on both sides: a machine may reclaim cached
+pages after a minute without use.  Hot reads from the kernel's cache start with a freshly filled cache each time: a
+mount's pages are single ones on today's kernels, and their order in memory decides how fast they are copied.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MEMORY_LIMIT: Final = float(200 << 20)
 
 @contextmanager
 def stored(bench: Bench) -> Iterator[tuple[EngineProcess, lakefs.Lake, MountProcess]]:
-    """An engine, a client of it, and its mount with the bucket `bench`."""
+    """Context manager: an engine, a client of it, and its mount with the bucket `bench`."""
     with EngineProcess(bench.folder) as engine, engine.connect() as lake:
         lake.put("bench/.first", b"")
         with lake_mounted(engine, bench.folder) as mount:
@@ -57,7 +57,7 @@ def stored(bench: Bench) -> Iterator[tuple[EngineProcess, lakefs.Lake, MountProc
 
 
 def read_whole(path: Path, buffer: bytearray) -> int:
-    """Read a file from its beginning in pieces as large as the buffer; its bytes."""
+    """Read a file from its beginning in pieces as large as the buffer; return its length."""
     total = 0
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
@@ -66,7 +66,7 @@ def read_whole(path: Path, buffer: bytearray) -> int:
 
 
 def reading_sides(*, hot: bool) -> Callable[[Bench], AbstractContextManager[Sides]]:
-    """Sequential reads of a file that the store has hot; `hot`: that the mount's cache has, too."""
+    """Return sequential reads of a file that is hot in the store; `hot`: also in the mount's page cache."""
 
     @contextmanager
     def sides(bench: Bench) -> Iterator[Sides]:
@@ -97,7 +97,7 @@ def reading_sides(*, hot: bool) -> Callable[[Bench], AbstractContextManager[Side
 
 @contextmanager
 def direct_sides(bench: Bench) -> Iterator[Sides]:
-    """Random reads of 4 KiB with O_DIRECT from several threads, each on a descriptor of its own."""
+    """Context manager: random reads of 4 KiB with O_DIRECT from several threads, each on its own descriptor."""
     size = bench.scale.pick(1 << 30, 16 << 20)
     count = bench.scale.pick(4000, 200)
     source = bench.folder / "source"
@@ -131,7 +131,7 @@ def direct_sides(bench: Bench) -> Iterator[Sides]:
 
 
 def safetensors_sides(*, hot: bool) -> Callable[[Bench], AbstractContextManager[Sides]]:
-    """`safe_open` of a model, every tensor copied; `hot`: in all caches, else in none of either side."""
+    """Return `safe_open` of a model, every tensor copied; `hot`: in all caches of both sides, else in none."""
 
     @contextmanager
     def sides(bench: Bench) -> Iterator[Sides]:
@@ -166,7 +166,7 @@ def safetensors_sides(*, hot: bool) -> Callable[[Bench], AbstractContextManager[
 
 
 def write_model(path: Path, size: int) -> None:
-    """A safetensors file of layers as a language model of that size has them."""
+    """Write a safetensors file with the layers of a language model of that size."""
     import json
 
     shapes = itertools.cycle(((1024, 1024), (4096, 1024), (1024, 4096), (1024,)))
@@ -189,7 +189,8 @@ def write_model(path: Path, size: int) -> None:
 
 @contextmanager
 def writing_sides(bench: Bench) -> Iterator[Sides]:
-    """dd of a file that the store has never seen, in the page cache, with fsync; to the mount and to the disk."""
+    """Context manager: dd of a file that is new to the store, in the page cache, with fsync; to the mount and to the
+    disk."""
     size = bench.scale.pick(4 << 30, 24 << 20)
     source, copy = bench.folder / "source", bench.folder / "copy"
     write_file(source, size)
@@ -210,13 +211,13 @@ def writing_sides(bench: Bench) -> Iterator[Sides]:
 
 
 Work = Callable[[Path, Path], object]
-"""What is done with a source, to a new folder."""
+"""Makes a new folder from a source."""
 
 
 def small_files_sides(
     make: Callable[[Path, int], None], work: Work, full: int, quick: int, *, against_disk: bool = False
 ) -> Callable[[Bench], AbstractContextManager[Sides]]:
-    """Work that makes many files: in the mount, and on the file system that passes through or on the disk itself."""
+    """Return work that makes many files: in the mount, and on the passthrough file system or the disk itself."""
 
     @contextmanager
     def sides(bench: Bench) -> Iterator[Sides]:
@@ -247,7 +248,7 @@ def small_files_sides(
 
 
 def make_files(folder: Path, count: int) -> None:
-    """Files of 4 KiB, a hundred in each folder."""
+    """Write files of 4 KiB, a hundred in each folder."""
     for number in range(count):
         path = folder / f"d{number // 100:03}" / f"f{number:05}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -255,7 +256,7 @@ def make_files(folder: Path, count: int) -> None:
 
 
 def make_repository(folder: Path, count: int) -> None:
-    """A git repository with so many files, packed."""
+    """Make a git repository with so many files, packed."""
     make_files(folder, count)
     who = ("-c", "user.name=bench", "-c", "user.email=bench@example.org")
     for command in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "all"), ("gc", "-q")):
@@ -263,7 +264,7 @@ def make_repository(folder: Path, count: int) -> None:
 
 
 def make_archive(path: Path, count: int) -> None:
-    """A tar archive of small files."""
+    """Write a tar archive of small files."""
     with tarfile.open(path, "w") as archive:
         for number in range(count):
             member = tarfile.TarInfo(f"f{number:05}")
@@ -272,12 +273,12 @@ def make_archive(path: Path, count: int) -> None:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """`cp -a`."""
+    """Run `cp -a`."""
     subprocess.run(["cp", "-a", source, target], check=True)
 
 
 def clone(source: Path, target: Path) -> None:
-    """`git clone` from a folder, without hard links."""
+    """Run `git clone` from a folder, without hard links."""
     subprocess.run(["git", "clone", "-q", "--no-hardlinks", source, target], check=True)
 
 
@@ -295,7 +296,7 @@ def unpack_synced(source: Path, target: Path) -> None:
 
 
 def walking_sides(*command: str) -> Callable[[Bench], AbstractContextManager[Sides]]:
-    """A command that walks 50,000 files, on both sides once before."""
+    """Return a command that walks 50,000 files; each side has run it once before the timed rounds."""
 
     @contextmanager
     def sides(bench: Bench) -> Iterator[Sides]:
@@ -319,13 +320,13 @@ def walking_sides(*command: str) -> Callable[[Bench], AbstractContextManager[Sid
 
 
 def fill(lake: lakefs.Lake, names: list[str]) -> None:
-    """Small objects under these keys."""
+    """Put small objects under these keys."""
     for start in range(0, len(names), 5000):
         lake.put_many([(f"bench/{name}", payload(64)) for name in names[start : start + 5000]])
 
 
 def measure_memory(bench: Bench) -> dict[str, float]:
-    """The mount's own memory when it knows 100,000 files and 1,000 of them are open and read."""
+    """Return the mount's own memory when it knows 100,000 files and 1,000 of them are open and read."""
     names = [f"d{n // 500:03}/f{n:06}" for n in range(bench.scale.pick(100_000, 500))]
     count = bench.scale.pick(1000, 20)
     with stored(bench) as (_, lake, mount), ExitStack() as stack:

@@ -1,12 +1,12 @@
 """The mount against s3fs and `rclone mount`, which mount a bucket of an S3 store on the same machine.
 
-Every side runs the same work at the same size, in turn, in one run.  Sizes are smaller than those of `bench.scenarios.
-mount`, so that a side that needs a request for each file ends in time.  A figure counts what was stored: for a side
-that stores after `close`, the clock runs until its store lists everything.  In the warm-up what was read or written is
-compared with its source, byte by byte; what was written, as the store has it.
+Every side does the same work at the same size, in turn, in one run.  Sizes are smaller than those of
+`bench.scenarios.mount`, so that a side that needs a request for each file ends in time.  A figure counts stored bytes
+and files: for a side that stores after `close`, the clock runs until its store lists everything.  In the warm-up
+everything read or written is compared with its source, byte by byte; written content as the store has it.
 
-Reads `with pages dropped` come from whatever the side keeps beside the kernel's cache: ours nothing, the peers a copy
-on local disk.  `First` reads are of an object that this mount has never seen, the store's files cold.
+Reads `with pages dropped` are served from the side's own cache beside the kernel's: ours has none, the peers have a
+copy on local disk.  `First` reads are of an object that this mount has never seen, with the store's files cold.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HOT_REPEATS: Final = 2
 
 @dataclass(frozen=True)
 class Place:
-    """What a side works with: the mount, what was prepared for all sides, a scratch folder, the sizes."""
+    """A side's surroundings: the mount, the source prepared for all sides, a scratch folder, the sizes."""
 
     side: Side
     source: Path
@@ -60,7 +60,8 @@ Work = Callable[[Place], AbstractContextManager[Run]]
 def contest_sides(
     make: Callable[[Path, Scale], None], work: Work, *, stored: bool
 ) -> Callable[[Bench], AbstractContextManager[tuple[Contender, Sequence[Contender]]]]:
-    """All sides for one kind of work.  `make` fills a folder; `stored`: that is in the bucket before it is mounted."""
+    """Return all sides for one kind of work.  `make` fills a folder; `stored`: it is in the bucket before the
+    mount."""
 
     @contextmanager
     def sides(bench: Bench) -> Iterator[tuple[Contender, Sequence[Contender]]]:
@@ -107,12 +108,12 @@ def contest_sides(
 
 
 def one_file(full: int, quick: int) -> Callable[[Path, Scale], None]:
-    """A file `x` of that many bytes."""
+    """Return the maker of a file `x` of that many bytes."""
     return lambda folder, scale: write_file(folder / "x", scale.pick(full, quick))
 
 
 def cold_files(make: Callable[[Path, int], None], full: int, quick: int) -> Callable[[Path, Scale], None]:
-    """A file for each round, and one for the warm-up."""
+    """Return the maker of a file for each round, and one for the warm-up."""
 
     def fill(folder: Path, scale: Scale) -> None:
         for number in range(scale.rounds + 1):
@@ -122,7 +123,7 @@ def cold_files(make: Callable[[Path, int], None], full: int, quick: int) -> Call
 
 
 def reading(*, hot: bool) -> Work:
-    """Sequential reads of a file that was read before; `hot`: the mount's pages are kept."""
+    """Return sequential reads of a file that was read before; `hot`: the mount's pages are kept."""
 
     @contextmanager
     def work(place: Place) -> Iterator[Run]:
@@ -144,7 +145,7 @@ def reading(*, hot: bool) -> Work:
 
 @contextmanager
 def reading_first(place: Place) -> Iterator[Run]:
-    """A sequential read of a file that this mount has never read."""
+    """Context manager: a sequential read of a file that this mount has never read."""
     numbers = itertools.count()
     buffer = bytearray(READ_BYTES)
 
@@ -163,7 +164,7 @@ def reading_first(place: Place) -> Iterator[Run]:
 
 @contextmanager
 def reading_directly(place: Place) -> Iterator[Run]:
-    """Random reads of 4 KiB with O_DIRECT from several threads, each on a descriptor of its own."""
+    """Context manager: random reads of 4 KiB with O_DIRECT from several threads, each on its own descriptor."""
     path = place.side.folder / "x"
     check_same(place.source / "x", path)
     pages = path.stat().st_size // DIRECT_BYTES
@@ -184,7 +185,7 @@ def reading_directly(place: Place) -> Iterator[Run]:
 
 
 def loading(*, hot: bool) -> Work:
-    """`safe_open` of a model, every tensor copied; `hot`: the same each time, else one that was never opened."""
+    """Return `safe_open` of a model, every tensor copied; `hot`: the same model each time, else a new one."""
 
     @contextmanager
     def work(place: Place) -> Iterator[Run]:
@@ -214,7 +215,7 @@ def loading(*, hot: bool) -> Work:
 
 @contextmanager
 def writing(place: Place) -> Iterator[Run]:
-    """dd of a file that the store has never seen, with fsync."""
+    """Context manager: dd of a file that is new to the store, with fsync."""
     source = place.scratch / "x"
     write_file(source, place.scale.pick(256 << 20, 8 << 20))
     numbers = itertools.count()
@@ -236,7 +237,7 @@ def writing(place: Place) -> Iterator[Run]:
 
 
 def making(work: Callable[[Path, Path], object]) -> Work:
-    """Work that makes a folder of many files from a source, in the mount."""
+    """Return work that makes a folder of many files from a source, in the mount."""
 
     @contextmanager
     def entered(place: Place) -> Iterator[Run]:
@@ -259,7 +260,7 @@ def making(work: Callable[[Path, Path], object]) -> Work:
 
 
 def check_made(place: Place, source: Path, target: Path) -> None:
-    """The mount lists all files that were made, and the store has their bytes."""
+    """Check that the mount lists all files made, and that the store has their bytes."""
     if (source / ".git").exists():
         command("git", "-C", target, "fsck", "--no-progress")
     if source.is_file():
@@ -275,7 +276,7 @@ def check_made(place: Place, source: Path, target: Path) -> None:
 
 
 def check_stored(place: Place, target: Path, source: Path, *, without: str = "") -> None:
-    """What the store has of a file or folder of the mount is the source."""
+    """Check that a file or folder of the mount is stored as in the source."""
     copy = place.scratch / "copy"
     place.side.fetch(target.name, copy)
     for path in source.iterdir() if source.is_dir() else ():
@@ -286,22 +287,22 @@ def check_stored(place: Place, target: Path, source: Path, *, without: str = "")
 
 
 def copy_all(source: Path, target: Path) -> None:
-    """`cp -a`: with modes, owners and times."""
+    """Run `cp -a`: with modes, owners and times."""
     command("cp", "-a", source, target)
 
 
 def copy_bytes(source: Path, target: Path) -> None:
-    """`cp -r`: names and bytes."""
+    """Run `cp -r`: names and bytes."""
     command("cp", "-r", source, target)
 
 
 def clone(source: Path, target: Path) -> None:
-    """`git clone` from a folder, without hard links."""
+    """Run `git clone` from a folder, without hard links."""
     command("git", "clone", "-q", "--no-hardlinks", source, target)
 
 
 def walking(program: str, *options: str) -> Work:
-    """A command that walks many files, once before it is timed."""
+    """Return a command that walks many files; the files are listed once before it is timed."""
 
     @contextmanager
     def work(place: Place) -> Iterator[Run]:
@@ -317,7 +318,8 @@ def walking(program: str, *options: str) -> Work:
 
 @contextmanager
 def remembering(place: Place) -> Iterator[Run]:
-    """The memory of the process that serves the mount when it knows many files, some of them open and read."""
+    """Context manager: the memory of the process that serves the mount when it knows many files, some open and
+    read."""
 
     def run() -> float:
         with ExitStack() as stack:
@@ -335,7 +337,7 @@ def remembering(place: Place) -> Iterator[Run]:
 def below(
     name: str, make: Callable[[Path, int], None], full: int, quick: int
 ) -> Callable[[Path, Scale], None]:
-    """Something with that many files, under a name."""
+    """Return the maker of something with that many files, under a name."""
     return lambda folder, scale: make(folder / name, scale.pick(full, quick))
 
 

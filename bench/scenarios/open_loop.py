@@ -1,8 +1,8 @@
 """Tail latency of small reads at a fixed rate of arrivals, which no answer delays: an open loop.
 
-Requests have their times in advance, evenly spaced; each counts from when it was meant to begin, so a server that
-stalls for 10 ms is charged with every request of those 10 ms.  The rate is the same for all sides, well below what ours
-can do, and the same from run to run, so that runs can be compared.
+Requests have their times in advance, evenly spaced; each counts from its intended start, so a server that stalls for
+10 ms is charged with every request of those 10 ms.  The rate is the same for all sides, well below our limit, and the
+same from run to run, so that runs can be compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lakefs.histogram import Histogram
 SIZE: Final = 4096
 KEYS: Final = 100
 CONNECTIONS: Final = 64
-"""More than are ever under way, so that arrivals wait for the server and not for a connection."""
+"""More than are ever in use, so that arrivals wait for the server and not for a connection."""
 S3_RATE_PER_S: Final = 1500.0
 NATIVE_RATE_PER_S: Final = 1000.0
 BUSY_CONNECTIONS: Final = 8
@@ -41,9 +41,9 @@ FILES: Final = "local files"
 
 
 def s3_sides(*names: str, rate_per_s: float) -> Callable[[Bench], AbstractContextManager[Sequence[Entrant]]]:
-    """Signed GETs of 4 KiB, hot, of these servers and of one that does nothing; nginx gives files, unsigned.
+    """Return signed GETs of 4 KiB, hot, from these servers and the null server; nginx serves files, unsigned.
 
-    `rate_per_s`: 0 for a closed loop, each connection as fast as it is answered.
+    `rate_per_s`: 0 for a closed loop, in which each connection sends as soon as it is answered.
     """
 
     @contextmanager
@@ -86,7 +86,8 @@ def _s3_side(
 
 @contextmanager
 def native_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """Gets of 4 KiB by name through the client, from two processes; and the same content from files."""
+    """Context manager: gets of 4 KiB by name through the client, from two processes; and the same content from
+    files."""
     yield [
         Entrant(OURS, partial(_native_side, bench)),
         Entrant(FILES, partial(_file_side, bench)),

@@ -1,8 +1,9 @@
-"""Blocks into a pool, 16 in a call, against who does it by hand.
+"""Blocks into a pool, 16 in a call, against reading and copying them by hand.
 
-The client copies what the page cache has by itself, by the shared index; the engine fills memory that the client lends
-with the rest.  Each call takes other blocks, in turn through all of them, and fills other slots: nothing is in the
-processor's cache.  Unverified is what the peers are; what checks cost stands beside it.
+The client finds blocks in the page cache through the shared index and copies them itself; the engine fills the
+client's lent memory with the rest.  Each call takes other blocks, in turn through all of them, and fills other slots,
+so nothing is in the processor's cache.  The unverified side is comparable with the peers; the checked sides stand
+beside it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from bench.harness.mounts import forget_pages_below
 from bench.harness.process import EngineProcess
 from bench.harness.sampled import ALONE, OURS, CouldNotRun, Entrant, Run, Sampled, Side, Target
 from bench.peers.fio import Job, fio
+from lakefs.client.facade import driver_of
 from lakefs.content.verify import Check
 from lakefs.histogram import Histogram
 from lakefs.ids import data_chunk_id
@@ -30,7 +32,7 @@ from lakefs.ids import data_chunk_id
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 BLOCKS: Final = 16
-"""In a call."""
+"""Blocks in one call."""
 MEMORY_FOLDER: Final = Path("/dev/shm")
 FIO: Final = "fio, io_uring, O_DIRECT, 16 in flight"
 BY_ENGINE: Final = "ours, all moved by the engine"
@@ -39,7 +41,8 @@ Load = Callable[[Sequence[int]], object]
 
 @contextmanager
 def memory_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """64 KiB blocks of a store in memory; the same blocks as files there, and copied within a process."""
+    """Context manager: 64 KiB blocks of a store in memory; the same blocks as files there, and copied within a
+    process."""
     if not MEMORY_FOLDER.is_dir():
         raise CouldNotRun(f"there is no {MEMORY_FOLDER}")
     count, calls = bench.scale.pick(1024, 64), bench.scale.pick(1500, 8)
@@ -58,7 +61,7 @@ def memory_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
 
 @contextmanager
 def disk_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """1 MiB blocks that are in no cache; and a file of as much."""
+    """Context manager: 1 MiB blocks that are in no cache; and a file of the same length."""
     count = bench.scale.pick(512, 32)
     source = bench.folder / "source"
     with source.open("wb") as file:
@@ -99,11 +102,12 @@ def _ours(
     by_engine: bool = False,
 ) -> Iterator[Side]:
     with engine.connect(check=check) as lake, lake.pool(size_bytes=len(chunks) * size) as pool:
+        driver = driver_of(lake)
 
         def load(taken: Sequence[int]) -> None:
             wanted, offsets = [chunks[index] for index in taken], [index * size for index in taken]
             if by_engine:
-                lengths = lake.run(lake.steps.load_many(wanted, pool, offsets))
+                lengths = driver.run(driver.steps.load_many(wanted, pool, offsets))
             else:
                 lengths = lake.load_many(wanted, pool, offsets)
             assert lengths == [size] * BLOCKS
@@ -113,7 +117,7 @@ def _ours(
 
 @contextmanager
 def _of_files(folder: Path, count: int, size: int, calls: int) -> Iterator[Side]:
-    """What a loader of blocks from files does in Python, one after the other."""
+    """Context manager: a loader of blocks from files in Python, one after the other."""
     paths = [str(folder / f"block-{index}") for index in range(count)]
     for path in paths:
         Path(path).write_bytes(payload(size))
@@ -144,7 +148,7 @@ def _fio(source: Path, job: Job) -> Iterator[Side]:
 
 
 def _timed(load: Load, count: int, size: int, calls: int) -> Callable[[], Run]:
-    """A round of calls; the next one goes on where it ended."""
+    """Return a round of calls; the next round continues where it ended."""
     turn = itertools.count()
 
     def run() -> Run:

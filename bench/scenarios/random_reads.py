@@ -1,10 +1,9 @@
-"""Random reads of chunks of 4 KiB that are in no cache, 32 under way, by the native protocol; against fio on one core.
+"""Random reads of uncached chunks of 4 KiB, 32 in flight, by the native protocol; against fio on one core.
 
-Ours asks for 16 chunks by id in each request, with two requests under way, and each answer's checksums are there; the
-engine's pages are dropped before each round, no chunk is read twice in one, and there is no DRAM tier, which would keep
-those that come again in the next.  The same engine with `io_uring = off`
-shows what threads cost.  fio reads 4 KiB of a file on the same file system, with O_DIRECT and io_uring, 32 under way,
-bound to one core.
+Ours asks for 16 chunks by id in each request, with two requests in flight, and each answer includes checksums.  The
+engine's pages are dropped before each round, no chunk is read twice in one, and the DRAM tier, which would keep
+chunks for the next round, is off.  The same engine with `io_uring = off` shows the cost of threads.  fio reads 4 KiB
+of a file on the same file system, with O_DIRECT and io_uring, 32 in flight, bound to one core.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from lakefs.wire.messages import ReadChunks, ReadChunksReply
 SIZE: Final = 4096
 BATCH: Final = 16
 UNDER_WAY: Final = 2
-"""Requests: 32 chunks."""
+"""Requests in flight: 32 chunks."""
 THREADS: Final = "ours, io_uring = off"
 FIO: Final = "fio, io_uring, O_DIRECT, one core"
 FIO_S: Final = 2
@@ -44,7 +43,7 @@ PUT_AT_ONCE: Final = 1024
 
 @contextmanager
 def random_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """Two engines, each with a store of its own, and a file for fio."""
+    """Context manager: two engines, each with its own store, and a file for fio."""
     yield [
         Entrant(OURS, partial(_engine_side, bench, "auto")),
         Entrant(THREADS, partial(_engine_side, bench, "off")),
@@ -68,7 +67,7 @@ def _engine_side(bench: Bench, io_uring: str) -> Iterator[Side]:
 
 
 def _stored(engine: EngineProcess, count: int) -> list[bytes]:
-    """Ids of that many chunks, which lie in segments that nobody writes any more; the engine is at rest."""
+    """Store that many chunks in segments that are closed; return their ids once the engine is idle."""
     contents = [payload(SIZE) for _ in range(count)]
     with engine.connect() as lake:
         for first in range(0, count, PUT_AT_ONCE):
@@ -135,7 +134,7 @@ def _fio_side(bench: Bench) -> Iterator[Side]:
 
 
 def _fio(file: Path, size: int, *options: str) -> dict[str, Any]:
-    """Run it; what it says of its one job.  CouldNotRun with its own words."""
+    """Run fio; return its result for its one job.  CouldNotRun with fio's own words."""
     command = ["fio", "--name=read", f"--filename={file}", f"--size={size}", *options]
     done = subprocess.run([*command, "--output-format=json+"], capture_output=True, text=True, check=False)
     if done.returncode:

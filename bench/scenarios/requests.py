@@ -12,6 +12,7 @@ from bench.harness.content import payload
 from bench.harness.measure import Bench, Scenario, at_most
 from bench.harness.process import EngineProcess
 from bench.harness.sampled import ALONE, OURS, Entrant, Sampled, Side, Target, one_by_one
+from lakefs.client.facade import driver_of
 from lakefs.steps.steps import send
 from lakefs.wire.messages import CloseLeases, Locate
 
@@ -22,16 +23,20 @@ EMPTY: Final = "empty round trip"
 
 @contextmanager
 def locate_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """Where 64 chunks are, as this client's reads ask for it, and a request that asks for nothing, on one engine."""
+    """Context manager: a locate of 64 chunks, as this client's reads send it, and an empty request, on one engine."""
     count = bench.scale.pick(3000, 50)
     with EngineProcess(bench.folder) as engine, engine.connect() as lake:
         names = [f"bench/c{number}" for number in range(CHUNKS)]
         lake.put_many([(name, payload(CHUNK_BYTES)) for name in names])
         chunks = [bytes(lake.stat(name).blob) for name in names]
-        media = lake.steps.access(None).media
+        driver = driver_of(lake)
+        media = driver.steps.access(None).media
         yield [
-            Entrant(OURS, partial(_asking, engine, count, lambda: lake.run(send(Locate(chunks, media))))),
-            Entrant(EMPTY, partial(_asking, engine, count, lambda: lake.run(send(CloseLeases([]))))),
+            Entrant(
+                OURS,
+                partial(_asking, engine, count, lambda: driver.run(send(Locate(chunks, media)))),
+            ),
+            Entrant(EMPTY, partial(_asking, engine, count, lambda: driver.run(send(CloseLeases([]))))),
         ]
 
 

@@ -1,8 +1,8 @@
 """Server CPU per S3 operation, signed, 8 connections kept open, against openlaked; GETs against nginx, too.
 
-Contents are all different and incompressible, so nothing is stored twice or made smaller by anybody.  What is read is
-hot.  Every PUT of a round is of new content to keys that are overwritten from round to round.  A PUT is as durable as
-its server makes it.
+Contents are all different and incompressible, so no server can deduplicate or compress them.  Objects that are read
+are hot.  Every PUT of a round has new content, for keys that are overwritten from round to round.  A PUT is as
+durable as its server makes it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ LISTED_BYTES: Final = 16
 FILL_CONNECTIONS: Final = 64
 FILL_TOGETHER: Final = 10_000
 READ_BACK: Final = 16
-"""Of the objects that a round stored: as many are read back and compared."""
+"""Number of a round's stored objects that are read back and compared."""
 
 
 def no_renewal() -> None:
-    """Nothing changes from round to round."""
+    """Do nothing: contents stay from round to round."""
 
 
 @contextmanager
 def getting(size: int, keys: int, requests: int, ranged: tuple[int, ...] = ()) -> Iterator[Work]:
-    """GETs of `keys` objects in turn; `ranged`: of 4 KiB at each of these offsets."""
+    """Context manager: GETs of `keys` objects in turn; `ranged`: of 4 KiB at each of these offsets."""
     contents = {f"get/{number:04}": bytes(window(size)) for number in range(keys)}
     spans = [(offset % size, 4 * KIB) for offset in ranged] or [(0, size)]
 
@@ -70,7 +70,7 @@ def getting(size: int, keys: int, requests: int, ranged: tuple[int, ...] = ()) -
 
 @contextmanager
 def putting(size: int, requests: int, *, signed: bool) -> Iterator[Work]:
-    """PUTs of new content, each to a key of its own."""
+    """Context manager: PUTs of new content, each to its own key."""
     bodies: list[memoryview] = []
     hashes = [UNSIGNED] * requests
 
@@ -100,11 +100,11 @@ def _path(number: int) -> str:
 
 @contextmanager
 def _listing(bench: Bench) -> Iterator[Work]:
-    """The first page of 1,000 keys, of 100,000 small objects in one folder."""
+    """Context manager: the first page of 1,000 keys, of 100,000 small objects in one folder."""
     names = [f"list/{number:09}" for number in range(bench.scale.pick(LISTED, 1100))]
 
     def fill(server: Server) -> None:
-        if server.engine:  # the same names, sooner
+        if server.engine:  # the same names, stored faster
             with lakefs.connect(server.engine) as lake:
                 for begin in range(0, len(names), FILL_TOGETHER):
                     some = names[begin : begin + FILL_TOGETHER]
@@ -149,7 +149,7 @@ def _put(size: int, requests: int, *, signed: bool) -> _SetUp:
 
 _SetUp = Callable[[Bench], AbstractContextManager[Work]]
 _RANGES: Final = tuple(place * 4 * MIB + 12_345 for place in range(16))
-"""Across the 64 MiB, on no boundary of anything."""
+"""Offsets across the 64 MiB, on no boundary."""
 
 
 def _row(

@@ -1,8 +1,8 @@
-"""A slow or stalled client costs the others nothing: 8 busy connections alone, and beside 500 idle and 20 stalled.
+"""The effect of slow or stalled clients on others: 8 busy connections alone, and beside 500 idle and 20 stalled.
 
 Both are measured in turn on one server.  The idle ones have been answered once, and keep their connection.  Of the
 stalled ones a third has sent half a head, a third half of a body, a third reads nothing of the 64 MiB it asked for.
-They are made anew for each round, before it is timed, so that none meets its time-out.
+They are opened again before each timed round, so that none reaches its time-out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LATER: Final = at_most(1.1, "x")
 
 @contextmanager
 def idle(server: Server, count: int) -> Iterator[None]:
-    """Connections that were answered once."""
+    """Context manager: connections that were answered once."""
     with Load(server.endpoint, count) as load:
         request = Signer(server.endpoint).request("GET", f"/{BUCKET}/hot/0", answer_bytes=SMALL)
         load.run([request] * count)
@@ -41,7 +41,7 @@ def idle(server: Server, count: int) -> Iterator[None]:
 
 @contextmanager
 def stalled(server: Server, count: int) -> Iterator[None]:
-    """Connections that stop in the midst of something."""
+    """Context manager: connections that stop in the middle of a request or an answer."""
     signer = Signer(server.endpoint)
     half = signer.request("PUT", f"/{BUCKET}/never", body=window(LARGE), payload_hash=UNSIGNED)
     large = signer.request("GET", f"/{BUCKET}/large")
@@ -54,12 +54,12 @@ def stalled(server: Server, count: int) -> Iterator[None]:
 
 
 class Crowd:
-    """The scenario."""
+    """The scenario: busy connections beside a crowd, and alone."""
 
     name = "s3-crowd"
 
     def run(self, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
-        """Two rows: p99 and CPU an operation, beside the crowd / alone."""
+        """Run it; return two rows: p99 and CPU per operation, beside the crowd / alone."""
         idle_count, stalled_count = bench.scale.pick(IDLE, 20), bench.scale.pick(STALLED, 3)
         allow_descriptors(4 * idle_count)
         alone: list[Figures] = []

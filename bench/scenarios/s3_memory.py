@@ -1,8 +1,9 @@
-"""Memory of the engine with its S3 face: 1,000 connections open, 50 uploads of 5 GiB in parts under way on 50 of them.
+"""Memory of the engine with its S3 face: 1,000 open connections, on 50 of which uploads of 5 GiB in parts are in
+progress.
 
-An upload of 5 GiB is simulated by what it has in memory: the records of 640 parts (8 MiB each in truth, 4 KiB here),
-then parts of 16 MiB that stream in on all 50 connections at once, two after one another on each, 1.6 GiB in all.  No
-upload is completed.  The figure is the peak of the resident set (VmHWM) from the first connection on.
+An upload of 5 GiB is simulated by its memory: the records of 640 parts (8 MiB each in truth, 4 KiB here), then parts
+of 16 MiB that stream in on all 50 connections at once, two after one another on each, 1.6 GiB in all.  No upload is
+completed.  The figure is the peak of the resident set (VmHWM) from the first connection on.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _UPLOAD_ID: Final = re.compile(rb"<UploadId>([^<]+)</UploadId>")
 
 
 def measure(bench: Bench) -> dict[str, float]:
-    """The peak, and how much came in."""
+    """Return the peak, and the rate of the streamed parts."""
     uploads = bench.scale.pick(UPLOADS, 3)
     connections = bench.scale.pick(CONNECTIONS, 30)
     small_parts, part = bench.scale.pick(SMALL_PARTS, 4), bench.scale.pick(PART, 1 << 20)
@@ -64,7 +65,7 @@ def measure(bench: Bench) -> dict[str, float]:
 
 
 def start_upload(server: Server, number: int) -> str:
-    """CreateMultipartUpload; its id."""
+    """Send CreateMultipartUpload; return the upload's id."""
     request = Signer(server.endpoint).request("POST", f"/{BUCKET}/upload/{number}", query="uploads=")
     found = _UPLOAD_ID.search(server.must(request))
     assert found is not None
@@ -72,7 +73,7 @@ def start_upload(server: Server, number: int) -> str:
 
 
 def part_of(signer: Signer, upload: int, upload_id: str, number: int, size: int) -> Request:
-    """UploadPart."""
+    """Return an UploadPart request."""
     query = f"partNumber={number}&uploadId={upload_id}"
     return signer.request(
         "PUT", f"/{BUCKET}/upload/{upload}", query=query, body=window(size), payload_hash=UNSIGNED
@@ -80,12 +81,12 @@ def part_of(signer: Signer, upload: int, upload_id: str, number: int, size: int)
 
 
 def forget_peak(pid: int) -> None:
-    """Begin to count the peak of resident memory anew (proc(5), clear_refs)."""
+    """Reset the peak of resident memory (proc(5), clear_refs)."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def peak_bytes(pid: int) -> int:
-    """VmHWM."""
+    """Return VmHWM."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10

@@ -1,7 +1,7 @@
-"""Two gateway processes behind one port cost no more an operation than one: `lake gateway` before one engine.
+"""CPU per operation of two gateway processes behind one port against one: `lake gateway` before one engine.
 
-Both gateways stand before the same engine and are measured in turn.  What counts is the CPU time of all the gateway's
-processes and of the engine.  32 connections, so that the kernel gives some to each process.
+Both gateways use the same engine and are measured in turn.  The figure is the CPU time of all the gateway's processes
+and of the engine.  32 connections, so that the kernel gives some to each process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Processes:
     set_up: Callable[[Bench], AbstractContextManager[Work]]
 
     def run(self, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
-        """One row: two processes / one."""
+        """Run it; return one row: two processes / one."""
         with self.set_up(bench) as work, engine_alone(bench.folder / "ours") as engine, ExitStack() as stack:
             runs: dict[str, tuple[Server, Load]] = {}
             work.renew()

@@ -1,13 +1,13 @@
-"""GET and PUT at 1, 8, 64 and 512 connections: bytes a second, and the time to the last byte.
+"""GET and PUT at 1, 8, 64 and 512 connections: bytes per second, and the time to the last byte.
 
-In each cell of the table every connection sends its next request when the answer to its last has come, for a time; then
-answers under way are waited for.  Bytes a second are the median of the rounds, percentiles those of all rounds
-together.  Every PUT is of new content.  The servers are new for each number of connections.
+In each cell of the table every connection sends its next request once the previous answer is complete, for a time;
+then the answers in progress are waited for.  Bytes per second are the median of the rounds, percentiles those of all
+rounds together.  Every PUT has new content.  The servers are new for each number of connections.
 
-Large objects are more than fits into a few seconds.  GETs of them are given up after a while: the bytes that came
-count, and in the percentiles they count as slower than all that was answered (`> 1600`: more was still under way).
-PUTs of them are run to their end, at least one on each connection, as long as a round is 4 GiB or less, two rounds
-then; 512 at once are given up after a while, and the figure is what the sockets took (`~`): more than was stored.
+Large objects do not fit into a few seconds.  GETs of them are abandoned after a while: the bytes received count, and
+in the percentiles such a GET counts as slower than all answered ones (`> 1600`: more was still in progress).  PUTs of
+them run to their end, at least one on each connection, if a round is 4 GiB or less, with two rounds then; 512 at once
+are abandoned after a while, and the figure is the bytes that the sockets took (`~`): more than was stored.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from bench.peers.s3_sides import Server
 
 CONNECTIONS: Final = (1, 8, 64, 512)
 KEYS: Final = 1000
-"""That PUTs go to, again and again."""
+"""Keys that PUTs overwrite, again and again."""
 LARGE_MIN: Final = 4
-"""PUTs of large objects in one round."""
+"""Least number of PUTs of large objects in one round."""
 GOT_BYTES: Final = 128 << 20
-"""Of all objects together that are read, and at most 100 objects: they stay in the page cache."""
+"""Most bytes of all objects that are read, of which there are at most 100: they stay in the page cache."""
 AHEAD: Final = at_least(1, "x")
 QUICK_S: Final = 0.2
 PATIENCE_S: Final = 10.0
-"""As long all answers of a round are waited for, but not those to GETs of large objects."""
+"""Time to wait for all answers of a round; GETs of large objects have less."""
 WHOLE_BYTES: Final = 4 << 30
-"""Of PUTs of large objects in one round."""
+"""Most bytes of PUTs of large objects in a round that runs to its end."""
 WHOLE_PATIENCE_S: Final = 20.0
 SHORT_BYTES: Final = 1 << 30
-"""A round of more has only one other after it."""
+"""A round with more bytes is run at most twice."""
 CUT_S: Final = 3.0
 QUICK_BYTES: Final = 4 << 20
 SIGNED_AHEAD: Final = 4000
@@ -65,7 +65,7 @@ class Rates:
     patience_s: float = PATIENCE_S
 
     def run(self, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
-        """A row for each number of connections and peer; the table has the figures."""
+        """Run it; return a row for each number of connections and peer; the table has the figures."""
         if bench.scale.quick:
             quick = replace(self, size=min(self.size, QUICK_BYTES), window_s=QUICK_S)
             return quick._cells(bench, CONNECTIONS[:2])
@@ -95,7 +95,7 @@ class Rates:
         return rows, {"unit": "B/s", "cells": cells, "table": {"title": self.title, "lines": table}}
 
     def _row(self, what: str, results: Mapping[str, Sequence[Outcome]], peer: str) -> Row:
-        """Of the rounds in which the peer moved anything: nothing is no measure of how much more something is."""
+        """Return the row of the rounds in which the peer moved bytes: there is no ratio to 0."""
         rounds = list(zip(results[OURS], results[peer], strict=True))
         ratios = [mine.rate / other.rate for mine, other in rounds if other.rate]
         if not ratios:
@@ -129,7 +129,7 @@ class Rates:
                 yield run
 
     def _round_bytes(self, connections: int) -> int:
-        """Of PUTs of large objects, when a round is run to its end."""
+        """Return the bytes of PUTs of large objects in a round that runs to its end; 0 for other operations."""
         return max(connections, LARGE_MIN) * self.size if self.put and self.size > MIB else 0
 
     def _rounds(self, rounds: int, connections: int) -> int:
@@ -152,7 +152,7 @@ class Rates:
         return cycle([signer.request("GET", f"/{BUCKET}/{key}", answer_bytes=self.size) for key in keys])
 
     def _puts(self, signer: Signer, numbers: Iterator[int]) -> Iterator[Request]:
-        """Signed before they are sent, as many as small ones may need; the rest on the way."""
+        """Yield PUTs: as many as small objects may need are signed before the run, the rest during it."""
 
         one = partial(self._put_one, signer)
         ahead = [one(next(numbers)) for _ in range(SIGNED_AHEAD)]
@@ -169,7 +169,7 @@ class Rates:
 
 
 def _percentile(rounds: Sequence[Outcome], share: float) -> str:
-    """In milliseconds, of all rounds together; what it is more than, when that is all that is known."""
+    """Format a percentile of all rounds in milliseconds; `> N` if it is only known to be above."""
     every = Outcome(
         latencies_s=[value for found in rounds for value in found.latencies_s],
         unfinished_s=[value for found in rounds for value in found.unfinished_s],

@@ -1,8 +1,8 @@
 """Scrub at full speed against `b3sum` over the same segment files: from the disk, and from memory.
 
-b3sum is Debian's; it maps the files and hashes with all processors, BLAKE3 only.  Scrub compares CRC32C too, and reads
-past the page cache, so on a disk it is always cold; for b3sum the files' pages are dropped before each run.  From
-memory both read on tmpfs, where nothing can be read past the cache: there the rate is that of the hashes.
+b3sum is Debian's; it maps the files and hashes with all processors, BLAKE3 only.  Scrub compares CRC32C too, and
+reads past the page cache, so on a disk it is always cold; for b3sum the files' pages are dropped before each run.
+From memory both read on tmpfs, which cannot be read past the cache: there the rate is that of the hashes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SMALL_BYTES: Final = 4 << 10
 SMALL_FULL: Final = 40_000
 SMALL_QUICK: Final = 200
 SMALL_PART: Final = 64
-"""One in so many bytes of the store lies in small chunks."""
+"""One in this many bytes of the store is in small chunks."""
 
 
 @contextmanager
 def cold_sides(bench: Bench) -> Iterator[Sides]:
-    """On the disk that is measured; large objects, and some small ones."""
+    """Context manager: on the measured disk; large objects, and some small ones."""
     size = bench.scale.pick(FULL, QUICK)
     with EngineProcess(bench.folder, "--scrub-interval", "0") as engine, engine.connect() as lake:
         _put_large(lake, size)
@@ -45,7 +45,7 @@ def cold_sides(bench: Bench) -> Iterator[Sides]:
 
 @contextmanager
 def memory_sides(bench: Bench) -> Iterator[Sides]:
-    """On tmpfs; the same."""
+    """Context manager: the same on tmpfs."""
     with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER, prefix="lake-bench-") as folder:
         with cold_sides(Bench(Path(folder), bench.scale)) as sides:
             yield sides
@@ -53,7 +53,7 @@ def memory_sides(bench: Bench) -> Iterator[Sides]:
 
 @contextmanager
 def small_sides(bench: Bench) -> Iterator[Sides]:
-    """On the disk that is measured; nothing but small objects."""
+    """Context manager: on the measured disk; only small objects."""
     with EngineProcess(bench.folder, "--scrub-interval", "0") as engine, engine.connect() as lake:
         _put_small(lake, bench.scale.pick(SMALL_FULL, SMALL_QUICK))
         yield _sides(engine, lake)
@@ -93,7 +93,7 @@ def _put_small(lake: lakefs.Lake, count: int) -> None:
 
 
 def _pass(lake: lakefs.Lake) -> int:
-    """A whole pass; the bytes it checked."""
+    """Run a whole pass; return the number of bytes it checked."""
     report = lake.scrub(for_s=STEP_S, rate_bytes_per_s=0, restart=True)
     while not report["done"]:
         report = lake.scrub(for_s=STEP_S, rate_bytes_per_s=0)

@@ -1,6 +1,6 @@
-"""Durable puts from shared memory, against what the disk does for one writer that goes past the page cache.
+"""Durable puts from shared memory, against one writer past the page cache on the same disk.
 
-Every put is content that the store has never seen.  The other sides neither hash nor name what they write.
+Every put has content that is new to the store.  The other sides neither hash nor name what they write.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _filled(memory: SharedMemory, length: int) -> Slot:
 def _ours(
     bench: Bench, slots: int, length: int, calls: int, put: Callable[[lakefs.Lake, Sequence[Slot]], object]
 ) -> Iterator[Side]:
-    """`put` of slots that get a new stamp before each call, outside the time that counts."""
+    """Context manager: `put` of slots that get a new stamp before each call, outside the timed part."""
     with (
         EngineProcess(bench.folder) as engine,
         engine.connect() as lake,
@@ -77,7 +77,8 @@ def _timed_run(taken: Sequence[float], bytes_each: int) -> Run:
 
 @contextmanager
 def put_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """16 slots of 1 MiB in a call, durable when it returns; fio, which syncs as often, or behind each MiB."""
+    """Context manager: 16 slots of 1 MiB in a call, durable on return; fio, which syncs as often, or after each
+    MiB."""
     calls = bench.scale.pick(24, 2)
     yield [
         Entrant(OURS, partial(_ours, bench, BLOCKS, MIB, calls, _put_many)),
@@ -125,7 +126,8 @@ def _fio(bench: Bench, calls: int, blocks_a_sync: int) -> Iterator[Side]:
 
 @contextmanager
 def seal_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """One slot of 4 MiB, hashed, durable and named when `put` returns; a write and a sync of as much."""
+    """Context manager: one slot of 4 MiB, hashed, durable and named when `put` returns; a write and a sync of as
+    much."""
     calls = bench.scale.pick(100, 3)
     yield [
         Entrant(OURS, partial(_ours, bench, 1, SEAL_BYTES, calls, _put_one)),

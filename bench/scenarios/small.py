@@ -22,7 +22,7 @@ APPEND: Final = "append + fdatasync, one at a time"
 
 @contextmanager
 def rate_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """Puts of distinct objects, each under a name of its own, 64 in flight."""
+    """Context manager: puts of distinct objects, each under its own name, 64 in flight."""
     yield [
         Entrant(OURS, partial(_many, bench, bench.scale.pick(8192, 256))),
         Entrant(APPEND, partial(_appends, bench, bench.scale.pick(1024, 64))),
@@ -31,7 +31,7 @@ def rate_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
 
 @contextmanager
 def latency_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """One put after the other."""
+    """Context manager: one put after the other."""
     count = bench.scale.pick(300, 20)
     yield [Entrant(OURS, partial(_singly, bench, count)), Entrant(APPEND, partial(_appends, bench, count))]
 
@@ -72,7 +72,7 @@ def _singly(bench: Bench, count: int) -> Iterator[Side]:
 
 @contextmanager
 def _appends(bench: Bench, count: int) -> Iterator[Side]:
-    """To a file that is new each round."""
+    """Context manager: appends to a file that is new each round."""
     path = bench.folder / "log"
     content: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""Room that a store takes on disk after a clean stop, beside its reserve, for each byte stored."""
+"""Disk space of a store after a clean stop, without its reserve, for each byte stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.harness.process import EngineProcess, allocated_bytes
 
 
 def measure(bench: Bench) -> dict[str, float]:
-    """Three stores, each with objects of one size."""
+    """Return the figures of three stores, each with objects of one size."""
     return {
         "10,000 of 4 KiB": _many(bench, bench.scale.pick(10_000, 100), 4096),
         "1,000 of 64 KiB + 1": _many(bench, bench.scale.pick(1000, 20), 65_537),

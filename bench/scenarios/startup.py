@@ -1,4 +1,4 @@
-"""How long a command takes, from the shell to its end."""
+"""The time of a command, from the shell to its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUNS: Final = 15
 
 
 def measure(bench: Bench) -> dict[str, float]:
-    """Medians of several runs, in milliseconds; a bare interpreter beside them."""
+    """Return medians of several runs, in milliseconds, and that of a bare interpreter."""
     runs = bench.scale.pick(RUNS, 3)
     with EngineProcess(bench.folder) as engine, engine.connect() as lake:
         lake.put("bench/x", b"x")

@@ -1,11 +1,12 @@
-"""A model loaded tensor by tensor by name, when its file has them in another order, and nothing of it is in memory.
+"""A cold model loaded tensor by tensor, by name, from a file that has them in another order.
 
-Loaders take tensors by name; a file has them as its writer came by them.  Each tensor then lies anywhere, and nobody
-who knows the file's order alone can read ahead.  What knowing the names is worth is the difference of our two sides:
-one reader begins with the header, as loaders do; of the other the header is not seen, so that nothing tells the order.
+Loaders take tensors by name; a file has them in its writer's order.  The next tensor is then anywhere in the file,
+and a reader that knows only the file's order cannot read ahead.  The difference of our two sides is the gain from
+knowing the names: one reader begins with the header, as loaders do; the other does not read the header, so nothing
+reveals the order.
 
-A loader has something to do between tensors, which goes on without the processor: a copy to a device.  It is a pause
-here, the same on all sides, and part of the figure.
+A loader does something between tensors that needs no processor: a copy to a device.  Here it is a pause, the same on
+all sides, and part of the figure.
 
 Pages are dropped with posix_fadvise(DONTNEED), as in `cold`.
 """
@@ -32,14 +33,14 @@ from bench.harness.sampled import ALONE, OURS, Entrant, Run, Sampled, Side
 FULL: Final = 512 << 20
 QUICK: Final = 24 << 20
 ROWS: Final = (1024, 4096, 1024, 2048, 1)
-"""Of 1,024 values of 2 bytes; tensor after tensor, by turns: 3.2 MiB on average."""
+"""Rows of 1,024 values of 2 bytes of each tensor, in turn: 3.2 MiB on average."""
 DEVICE_BYTES_PER_S: Final = 3e9
 UNKNOWN: Final = "ours, order not known"
 WITHOUT_TIER: Final = ("--dram-tier-bytes", "0")
 
 
 class Tensor(NamedTuple):
-    """Where a tensor lies in the file."""
+    """The place of a tensor in the file."""
 
     name: str
     begin: int
@@ -54,7 +55,7 @@ class Readable(Protocol):
 
 
 def write_shuffled_model(path: Path, size: int) -> list[Tensor]:
-    """A safetensors file of that many bytes, more or less; its tensors in the order of their names."""
+    """Write a safetensors file of about that many bytes; return its tensors in the order of their names."""
     rows = itertools.cycle(ROWS)
     lengths: list[int] = []
     while sum(lengths) < size:
@@ -80,7 +81,7 @@ def write_shuffled_model(path: Path, size: int) -> list[Tensor]:
 
 
 def load(file: Readable, tensors: Sequence[Tensor], memory: memoryview, *, header: bool = True) -> Run:
-    """Read the header, then each tensor into the same memory, from where it is copied on."""
+    """Read the header, then each tensor into the same memory, and pause as for a copy to a device."""
     if header:
         file.readinto(memory[:8])
         file.readinto(memory[: int.from_bytes(memory[:8], "little")])
@@ -95,7 +96,7 @@ def load(file: Readable, tensors: Sequence[Tensor], memory: memoryview, *, heade
 
 @contextmanager
 def sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """Through `lake.open`, with and without the header; and the same reads of a plain file."""
+    """Context manager: reads through `lake.open`, with and without the header; and the same reads of a plain file."""
     source = bench.folder / "model.safetensors"
     tensors = write_shuffled_model(source, bench.scale.pick(FULL, QUICK))
     memory = memoryview(bytearray(max(tensor.length for tensor in tensors)))

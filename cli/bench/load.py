@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from cli.bench.temporary_mount import temporary_mount, what_mounting_lacks
+from lakefs.client.facade import driver_of
 from lakefs.errors import LakeError, LocalFileError
 from lakefs.histogram import Histogram
 from lakefs.names import parse_object_name
@@ -90,8 +91,9 @@ class Ground:
     def clean(self) -> None:
         """Remove the objects and the bucket; their room comes back with the engine's next gc."""
         names = [parse_object_name(f"{self.bucket}/{key}") for key in sorted(self._keys)]
+        driver = driver_of(self.lake)
         for start in range(0, len(names), REMOVED_TOGETHER):
-            self.lake.run(self.lake.steps.remove_many(names[start : start + REMOVED_TOGETHER]))
+            driver.run(driver.steps.remove_many(names[start : start + REMOVED_TOGETHER]))
         self._keys.clear()
         if self.bucket in [str(found.name) for found in self.lake.buckets()]:
             self.lake.remove_bucket(self.bucket)
@@ -337,10 +339,10 @@ def _stat(ground: Ground) -> Call:
 
 
 def _locate(ground: Ground) -> Call:
-    chunks = _chunks(ground, CHUNKS)
+    chunks, driver = _chunks(ground, CHUNKS), driver_of(ground.lake)
 
     def call() -> int:
-        ground.lake.run(send(Locate(chunks)))
+        driver.run(send(Locate(chunks)))
         return 0
 
     return call

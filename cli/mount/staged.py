@@ -24,6 +24,7 @@ from cli.terminal.output import (
     write_line,
 )
 from cli.terminal.target import Target, engine_options, target_of
+from lakefs.client.facade import driver_of
 from lakefs.errors import EngineUnreachable, InvalidArgument, KeyNotFound, LakeError
 
 if TYPE_CHECKING:
@@ -204,9 +205,10 @@ def _stored(where: Target, names: Iterable[str]) -> dict[str, Any]:
     answers: list[Any] = []
     try:
         with where.open() as lake:
+            driver = driver_of(lake)
             for start in range(0, len(asked), BATCH_MAX):
                 batch = [parse_name(name) for name in asked[start : start + BATCH_MAX]]
-                answers += lake.run(lake.steps.stat_many(batch))
+                answers += driver.run(driver.steps.stat_many(batch))
     except LakeError as error:
         notice(f"lake: whether they can be restored is not known: {error.message}")
         return {}
@@ -269,7 +271,8 @@ def _to_store(
         raise InvalidArgument(
             f"{name} is a folder's name; give the full name of an object", subject=str(name)
         )
-    stat = lake.run(restore_to_store(lake.steps, leftover, name, force=force, zeros=zeros))
+    driver = driver_of(lake)
+    stat = driver.run(restore_to_store(driver.steps, leftover, name, force=force, zeros=zeros))
     return {"id": leftover.id, "name": str(name), "size_bytes": stat.size_bytes, "etag": stat.etag}
 
 
@@ -290,15 +293,16 @@ def _base_reader(lake: Lake, leftover: Leftover, zeros: bool) -> Iterator[Callab
     from fuse.staging.restore import open_base
     from lakefs.get.objects import close_object, read_range
 
-    base = lake.run(open_base(lake.steps, leftover, zeros=zeros))
+    driver = driver_of(lake)
+    base = driver.run(open_base(driver.steps, leftover, zeros=zeros))
     if base is None:
         yield None
         return
-    access = lake.steps.access(None)
+    access = driver.steps.access(None)
     try:
-        yield lambda offset, length: lake.run(read_range(access, base, offset, length))
+        yield lambda offset, length: driver.run(read_range(access, base, offset, length))
     finally:
-        lake.run(close_object(base))
+        driver.run(close_object(base))
 
 
 # --- how it is shown -------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import click
 
 from cli.terminal.output import json_option
 from cli.terminal.target import Target, engine_options, target_of
+from lakefs.client.facade import driver_of
 from lakefs.errors import InvalidArgument, InvalidName, IsAFolder, KeyNotFound, LakeError, LocalFileError
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def cat(context: click.Context, names: tuple[str, ...], offset: int, length: int
 def _total_bytes(lake: Lake, source: Name, recursive: bool) -> int | None:
     """The bytes that a get will bring, for the bar; None when the get will say why there are none."""
     if not recursive:
-        found = lake.run(lake.steps.stat_many([source]))[0]
+        driver = driver_of(lake)
+        found = driver.run(driver.steps.stat_many([source]))[0]
         return None if isinstance(found, LakeError) else found.size_bytes
     folder = str(source) if source.is_folder else f"{source}/"
     return sum(entry.size_bytes for entry in lake.ls(folder))
@@ -115,7 +117,8 @@ def _get_folder(
             f"{target} is inside the store's data folder; choose another folder", subject=target
         )
     folder = source if source.is_folder else Name(source.bucket, source.key + "/")
-    lake.run(get_tree(lake.steps, folder, target, options, account.observer))
+    driver = driver_of(lake)
+    driver.run(get_tree(driver.steps, folder, target, options, account.observer))
 
 
 def _get_file(lake: Lake, text: str, target: str, replace: bool, account: Account) -> None:
@@ -138,7 +141,8 @@ def _get_file(lake: Lake, text: str, target: str, replace: bool, account: Accoun
                 outcome = _get_into_special(lake, source, target)
             else:
                 options = GetOptions(compare=False, replace=replace)
-                outcome = lake.run(get_to_file(lake.steps, source, path, options, account.observer))
+                driver = driver_of(lake)
+                outcome = driver.run(get_to_file(driver.steps, source, path, options, account.observer))
     except LakeError as error:
         outcome = _failed(source, target, error)
     account.note(outcome)
@@ -199,7 +203,7 @@ def _get_into_special(lake: Lake, source: Name, target: str) -> FileOutcome:
     except OSError as error:
         raise LocalFileError(f"{target}: {error.strerror}", subject=target) from error
     try:
-        size = lake.run(_stream(lake, source, 0, ALL, _writer(descriptor, target)))
+        size = driver_of(lake).run(_stream(lake, source, 0, ALL, _writer(descriptor, target)))
     finally:
         os.close(descriptor)
     return FileOutcome(target, str(source), Fate.FETCHED, size, size)
@@ -222,14 +226,14 @@ def _is_inside(path: str, folder: str) -> bool:
 def _print(lake: Lake, text: str, offset: int, length: int, write: Callable[[bytes], None]) -> None:
     name = _object_name(lake, text)
     with _folders_explained(lake, text):
-        lake.run(_stream(lake, name, offset, length, write))
+        driver_of(lake).run(_stream(lake, name, offset, length, write))
 
 
 def _stream(lake: Lake, source: Name, offset: int, length: int, write: Callable[[bytes], None]) -> Steps[int]:
     from lakefs.get.objects import close_object, open_object
     from lakefs.trees.get_file import stream_range
 
-    access = lake.steps.access(None)
+    access = driver_of(lake).steps.access(None)
     opened = yield from open_object(access, source)
     try:
         return (yield from stream_range(access, opened, offset, length, write))

@@ -10,6 +10,7 @@ import click
 
 from cli.terminal.output import JsonList, human_bytes, iso_time, json_option, shown, write_json, write_line
 from cli.terminal.target import Target, engine_options, target_of
+from lakefs.client.facade import driver_of
 from lakefs.errors import KeyNotFound, LakeError
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ def _stat_either(lake: Lake, name: str) -> list[ObjectStat]:
     keys = [wanted.key] if wanted.is_folder else [wanted.key, wanted.key + "/"]
     found: list[ObjectStat] = []
     first_error: LakeError | None = None
-    for result in lake.run(lake.steps.stat_many([Name(wanted.bucket, key) for key in keys])):
+    driver = driver_of(lake)
+    for result in driver.run(driver.steps.stat_many([Name(wanted.bucket, key) for key in keys])):
         if isinstance(result, LakeError):
             if not isinstance(result, KeyNotFound):
                 raise result

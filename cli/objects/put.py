@@ -13,6 +13,7 @@ import click
 from cli.terminal.output import json_option
 from cli.terminal.target import Target, engine_options, target_of
 from lakefs.bucket_names import check_new_bucket_name
+from lakefs.client.facade import driver_of
 from lakefs.errors import InvalidArgument, LakeError, LocalFileError
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ def _put_files(
 
     walk_options = WalkOptions(follow, refused)
     walks = [Walk(source, name.key, walk_options) for source, name in places]
-    lake.run(put_tree(lake.steps, walks, places[0][1].bucket, options, account.observer))
+    driver = driver_of(lake)
+    driver.run(put_tree(driver.steps, walks, places[0][1].bucket, options, account.observer))
 
 
 def _put_stdin(lake: Lake, name: Name, options: PutOptions, account: Account) -> None:

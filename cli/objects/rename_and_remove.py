@@ -8,11 +8,13 @@ import click
 
 from cli.terminal.output import escaped, json_option, notice, write_json
 from cli.terminal.target import engine_options, target_of
+from lakefs.client.facade import driver_of
 from lakefs.errors import AlreadyExists, FolderNotEmpty, InvalidArgument, IsAFolder, KeyNotFound, LakeError
 from lakefs.limits import COPY_WINDOW
 
 if TYPE_CHECKING:
     from lakefs.client.blocking.lake import Lake
+    from lakefs.lake.lake_steps import LakeSteps
     from lakefs.names import Name
     from lakefs.steps.steps import Steps
     from lakefs.wire.messages import ObjectStat
@@ -70,7 +72,7 @@ def mv(context: click.Context, source: str, target: str, no_clobber: bool, as_js
     """
     with target_of(context).open() as lake:
         old, new = _ends(lake, source, target)
-        found = lake.run(lake.steps.move(str(old), str(new), replace=not no_clobber))
+        found = lake.move(str(old), str(new), replace=not no_clobber)
     _tell_new_name(found, as_json)
 
 
@@ -93,12 +95,13 @@ def cp(
         old, new = _ends(lake, source, target)
         if old.is_folder and not recursive:
             raise InvalidArgument(f"{source} is a folder; copy it with: lake cp -r", subject=source)
+        driver = driver_of(lake)
         if old.is_folder:
-            copied = lake.run(_copy_tree(old, new, no_clobber))
+            copied = driver.run(_copy_tree(old, new, no_clobber))
             if as_json:
                 write_json({"copied": copied})
             return
-        (found,) = lake.run(_copy_batch([(old, new)], no_clobber))
+        (found,) = driver.run(_copy_batch([(old, new)], no_clobber))
     if isinstance(found, LakeError):
         raise found
     _tell_new_name(found, as_json)
@@ -117,7 +120,8 @@ def _ends(lake: Lake, source: str, target: str) -> tuple[Name, Name]:
 
     old, new = parse_object_name(source), parse_name(target)
     if not old.is_folder:
-        as_object, as_folder = lake.run(lake.steps.stat_many([old, Name(old.bucket, old.key + "/")]))
+        driver = driver_of(lake)
+        as_object, as_folder = driver.run(driver.steps.stat_many([old, Name(old.bucket, old.key + "/")]))
         if isinstance(as_object, LakeError):
             if isinstance(as_folder, LakeError):
                 raise as_object
@@ -209,55 +213,56 @@ def _remove(lake: Lake, text: str, recursive: bool) -> int:
     """Remove what a name says; how many names went."""
     from lakefs.names import Name, parse_name, parse_object_name
 
+    driver = driver_of(lake)
     if not recursive:
         name = parse_object_name(text)
         try:
-            return lake.run(lake.steps.remove_many([name]))
+            return driver.run(driver.steps.remove_many([name]))
         except FolderNotEmpty as error:
             raise FolderNotEmpty(
                 f"{text} is a folder that is not empty; remove it with: lake rm -r", subject=text
             ) from error
     name = parse_name(text)
-    removed = 0 if name.is_folder else lake.run(lake.steps.remove_many([name]))
+    removed = 0 if name.is_folder else driver.run(driver.steps.remove_many([name]))
     folder = name if name.is_folder else Name(name.bucket, name.key + "/")
-    return removed + lake.run(_remove_tree(lake, folder))
+    return removed + driver.run(_remove_tree(driver.steps, folder))
 
 
-def _remove_tree(lake: Lake, folder: Name) -> Steps[int]:
+def _remove_tree(steps: LakeSteps, folder: Name) -> Steps[int]:
     """Remove all below a folder, and the folder: first the objects, then folders that stay when empty."""
     from lakefs.names import Name
 
-    removed = yield from _remove_objects(lake, folder)
+    removed = yield from _remove_objects(steps, folder)
     # Parents come before their children in a listing: those that are not empty yet wait, innermost last.
     waiting: list[Name] = []
     after = ""
     while True:
-        page = yield from lake.steps.list_page(str(folder), after=after, folders=True)
+        page = yield from steps.list_page(str(folder), after=after, folders=True)
         names = [Name(folder.bucket, entry.key) for entry in page.entries]
         for name in reversed(names):
             try:
-                removed += yield from lake.steps.remove_many([name])
+                removed += yield from steps.remove_many([name])
             except FolderNotEmpty:
                 waiting.append(name)
         after = page.next_after
         if not after:
             break
     for name in sorted(waiting, key=lambda name: name.key, reverse=True):
-        removed += yield from lake.steps.remove_many([name])
+        removed += yield from steps.remove_many([name])
     return removed
 
 
-def _remove_objects(lake: Lake, folder: Name) -> Steps[int]:
+def _remove_objects(steps: LakeSteps, folder: Name) -> Steps[int]:
     """Remove the objects below a folder, a page at a time."""
     from lakefs.names import Name
 
     removed = 0
     after = ""
     while True:
-        page = yield from lake.steps.list_page(str(folder), after=after)
+        page = yield from steps.list_page(str(folder), after=after)
         names = [Name(folder.bucket, entry.key) for entry in page.entries if not entry.key.endswith("/")]
         if names:
-            removed += yield from lake.steps.remove_many(names)
+            removed += yield from steps.remove_many(names)
         after = page.next_after
         if not after:
             return removed

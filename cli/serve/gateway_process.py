@@ -24,7 +24,7 @@ from gateway.face import S3Face, listen_s3
 from gateway.s3.request.call import Lakes
 from gateway.s3.telemetry.metrics import TrafficCollector
 from lakefs.client.trio.awaited import AwaitedEngine
-from lakefs.client.trio.lake import TrioLake
+from lakefs.client.trio.driver import TrioDriver
 from lakefs.config.settings import Address, Config
 from lakefs.content.verify import Check
 from lakefs.host.offload import ThreadOffload
@@ -69,8 +69,8 @@ async def run_gateway(plan: GatewayPlan, printer: Callable[[str], None]) -> None
             listener = await listen_s3(plan.s3, PortUse.JOIN if plan.share_port else PortUse.FIRST, HINT)
             engine = AwaitedEngine(plan.engine, plan.token)
             await nursery.start(engine.run)
-            lake = TrioLake(engine, offload, network=not engine.carries_descriptors, check=Check.CRC32C)
-            face = S3Face(Lakes(engine, lake, offload), plan.config)
+            driver = TrioDriver(engine, offload, network=not engine.carries_descriptors, check=Check.CRC32C)
+            face = S3Face(Lakes(engine, driver, offload), plan.config)
             url = str(await nursery.start(face.serve, listener))
             stopping = _Stopping(engine)
             printer(f"engine  {plan.engine}{f'  ({engine.not_ready})' if engine.not_ready else ''}")
@@ -93,7 +93,7 @@ async def run_gateway(plan: GatewayPlan, printer: Callable[[str], None]) -> None
             printer("stopping: finishing what is in flight")
             with drain:
                 await face.drain(DRAIN_TIMEOUT_S)
-            await lake.aclose()
+            await driver.aclose()
             nursery.cancel_scope.cancel()
     printer("stopped")
 

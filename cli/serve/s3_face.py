@@ -23,7 +23,7 @@ from engine.superblock.first_key import keep_first_key
 from gateway.face import S3Face, listen_s3
 from gateway.s3.request.call import Lakes
 from gateway.s3.telemetry.metrics import TrafficCollector
-from lakefs.client.trio.lake import TrioLake
+from lakefs.client.trio.driver import TrioDriver
 from lakefs.content.verify import Check
 from lakefs.errors import LakeError
 from lakefs.ports import Disk
@@ -45,7 +45,7 @@ async def serve_s3_port(
         return
     client = EmbeddedEngine(engine.service)
     offload = engine.store.offload
-    face = S3Face(Lakes(client, TrioLake(client, offload, check=Check.CRC32C), offload), engine.config)
+    face = S3Face(Lakes(client, TrioDriver(client, offload, check=Check.CRC32C), offload), engine.config)
     listener = await listen_s3(address, PortUse.ALONE, "--s3 off")
     key_lines = await first_key(client, engine.store.disk, may_make=engine.is_untouched)
     async with trio.open_nursery() as nursery:

@@ -46,10 +46,11 @@ class Target:
     def ask(self, request: Request) -> Reply:
         """One request and its reply, without loading what only transfers need.  Errors as `open`."""
         if self.data is not None:
+            from lakefs.client.facade import driver_of
             from lakefs.steps.steps import send
 
             with self.open() as lake:
-                return lake.run(send(request))
+                return driver_of(lake).run(send(request))
         from lakefs.client.address import resolve
         from lakefs.client.blocking.engine import connect_blocking
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from fuse.reading.page_sums import PageSums
-from lakefs.client.trio.lake import TrioLake
+from lakefs.client.trio.driver import TrioDriver
 from lakefs.content.verify import granules_around
 from lakefs.errors import StaleGrant
 from lakefs.get.fetch import locate
@@ -97,13 +97,13 @@ class _Span(NamedTuple):
 class BlobReader:
     """Reads one opened object.  Safe for many tasks at once."""
 
-    def __init__(self, lake: TrioLake, offload: Offload, buffers: ReadBuffers, opened: Opened) -> None:
+    def __init__(self, driver: TrioDriver, offload: Offload, buffers: ReadBuffers, opened: Opened) -> None:
         self.opened = opened
-        self._lake = lake
+        self._driver = driver
         self._offload = offload
         self._buffers = buffers
         self._page_sums = buffers.page_sums
-        self._access: Access = lake.steps.access(None)
+        self._access: Access = driver.steps.access(None)
         self._starts = [piece.offset for piece in opened.pieces]
         covered = opened.pieces[-1].offset + opened.pieces[-1].length if opened.pieces else 0
         self._size = min(opened.stat.size_bytes, covered)
@@ -135,7 +135,7 @@ class BlobReader:
             except StaleGrant:
                 for piece in pieces:
                     self._vectors.pop(piece.chunk, None)
-        return await self._lake.run(read_range(self._access, self.opened, offset, end - offset))
+        return await self._driver.run(read_range(self._access, self.opened, offset, end - offset))
 
     # --- what is in memory ---------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class BlobReader:
             missing = missing_for(self._access.descriptors, (grants[chunk] for chunk in chunks))
             if not any(missing):
                 return
-        await self._lake.run(locate(self._access, self.opened, chunks))
+        await self._driver.run(locate(self._access, self.opened, chunks))
 
     def _pieces(self, offset: int, end: int) -> Sequence[Piece]:
         """Pieces that hold bytes of [offset, end)."""

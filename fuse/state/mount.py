@@ -18,7 +18,7 @@ from fuse.staging.folder import StagingFolder
 from fuse.state.attributes import Owner
 from fuse.state.inodes import Inode, InodeTable
 from fuse.state.unsettled import Unsettled
-from lakefs.client.trio.lake import TrioLake
+from lakefs.client.trio.driver import TrioDriver
 from lakefs.client.trio.reconnecting import ReconnectingEngine
 from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError
 from lakefs.get.objects import close_leases
@@ -58,7 +58,7 @@ async def _no_pages(_: Inode) -> None:
 class Mount:
     """One mounted lake."""
 
-    lake: TrioLake
+    driver: TrioDriver
     engine: ReconnectingEngine
     offload: Offload
     staging: StagingFolder
@@ -116,7 +116,7 @@ class Mount:
             await trio.sleep(_GATHER_S)
             leases, self.leases = self.leases, []
             self.has_leases = trio.Event()
-            await self.lake.run(close_leases(leases))
+            await self.driver.run(close_leases(leases))
 
     async def ask(self, request: Request, reply: type[M]) -> M:
         """The engine's answer."""

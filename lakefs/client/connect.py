@@ -13,6 +13,7 @@ from functools import partial
 from lakefs.client.address import resolve
 from lakefs.client.blocking.engine import connect_blocking
 from lakefs.client.blocking.lake import Lake
+from lakefs.client.facade import driver_of
 from lakefs.content.verify import Check
 
 
@@ -29,7 +30,7 @@ def connect(address: str | None = None, *, token: str | None = None, check: Chec
 
 
 def _reduced(lake: Lake) -> tuple[Callable[[str], Lake], tuple[str]]:
-    return partial(connect, check=lake.steps.check), (lake.address,)
+    return partial(connect, check=driver_of(lake).steps.check), (lake.address,)
 
 
 copyreg.pickle(Lake, _reduced)

@@ -2,14 +2,14 @@
 
 Rules kept here:
 - Each source overrides the one before it: defaults, file, variables, flags.
-- An unknown key of the file or flag is an error that names the nearest known one and where it stands.  Unknown
-  variables are passed over (container platforms make `LAKE_...` variables of their own) unless they look like a
-  slip of a known one.
+- An unknown key of the file or flag is an error that names the key, its source and the nearest known one.  Unknown
+  variables are ignored (container platforms set `LAKE_...` variables of their own) unless they look like a
+  misspelling of a known one.
 - Every value is checked here, so nothing else parses settings, and every error says where the value came from.
 - An empty variable counts as unset.
 
-Not here: what only clients take (`LAKE_SERVER`, `LAKE_TOKEN`); the command line reads those itself.  This module
-is imported by every command, so it loads little: no trio, and the TOML parser only when there is a file.
+Not here: settings of clients alone (`LAKE_SERVER`, `LAKE_TOKEN`); the command line reads those itself.  Every command
+imports this module, so it loads little: no trio, and the TOML parser only if there is a file.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ DEFAULT_S3: Final = "127.0.0.1:9000"
 DEFAULT_ADMIN: Final = "127.0.0.1:9001"
 DEFAULT_REGION: Final = "us-east-1"
 CLIENT_VARIABLES: Final = ("LAKE_CONFIG", "LAKE_SERVER", "LAKE_TOKEN")
-"""Variables that are no settings of the engine, but ours."""
+"""Variables that are known, and are not settings of the engine."""
 
 FILE_BYTES_MAX: Final = 16 << 10
-"""A configuration is a few hundred bytes.  What tomllib needs for a key of many parts grows with their square: this
-bounds it to a tenth of a second and some 30 MiB."""
+"""A configuration is a few hundred bytes.  tomllib's cost for a key of many parts grows with their square: this
+bounds it to a tenth of a second and about 30 MiB."""
 SOCKET_PATH_BYTES_MAX: Final = 107
 """`sun_path` has 108 bytes and ends with a zero."""
 SLIP_SIMILARITY: Final = 0.8
@@ -64,39 +64,39 @@ class Config:
     native: Address | None
     s3: Address | None
     s3_region: str
-    """What S3 clients sign for."""
+    """The region that S3 clients sign for."""
     s3_domains: tuple[str, ...]
-    """Host suffixes before which a bucket's name stands (virtual-host style)."""
+    """Host suffixes that follow a bucket's name (virtual-host style)."""
     s3_tls_cert: Path | None
     s3_tls_key: Path | None
     """Certificate chain and key in PEM; both or neither.  With them S3 is served over TLS only."""
     s3_access_log: str
     """`off`, `stderr` or an absolute path."""
     s3_access_log_sample: int
-    """One request of so many is logged; errors of ours always."""
+    """One in this many requests is logged; the gateway's own errors always."""
     admin: Address | None
     log_level: str
     strict_permissions: bool
-    """Whether an engine whose folders or token are open to others does not start."""
+    """True if an engine refuses to start when its folders or token are open to others."""
     upload_expiry: float
     """Seconds until an unfinished multipart upload is removed; 0: never."""
     scrub_interval: float
-    """Seconds from the end of a full pass of scrub to the beginning of the next; 0: never by itself."""
+    """Seconds from the end of one full pass of scrub to the start of the next; 0: never in the background."""
     scrub_rate: int
-    """Bytes per second that a scrub reads; 0: as fast as it goes."""
+    """Bytes per second that a scrub reads; 0: unlimited."""
     io_uring: bool
-    """Whether the disk is read through io_uring where the kernel allows it."""
+    """True if the disk is read through io_uring, if the kernel allows it."""
     hot_index: str
     """`auto`, `off`, `memory` or an absolute path."""
     hot_index_entries: int
     """Chunks that the shared index has room for; 0: it sizes itself."""
     dram_tier_bytes: int | None
-    """Memory of the DRAM tier; 0: none; None: a share of what there is."""
+    """Memory of the DRAM tier; 0: no tier; None: a share of the available memory."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Where each setting came from, for people: `default`, `LAKE_DATA`, `--data`, or the file's path."""
+    """Source of each setting, for people: `default`, `LAKE_DATA`, `--data`, or the file's path."""
 
     def as_text(self) -> dict[str, str]:
-        """The settings as a file or variable would give them, in a fixed order."""
+        """Return the settings as a file or variable would give them, in a fixed order."""
         return {
             "data": str(self.data),
             "socket": str(self.socket),
@@ -128,10 +128,10 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, str | None] | None = None,
 ) -> Config:
-    """The configuration from file, variables and flags.
+    """Return the configuration from file, variables and flags.
 
-    `file` (else `LAKE_CONFIG`) must exist; the default one need not.  `flags` holds setting names; those that are
-    None were not given.  ConfigError for anything that cannot be used.
+    `file` (else `LAKE_CONFIG`) must exist; the default one need not.  `flags` holds setting names; a value of None
+    means that the flag was not given.  ConfigError for anything that cannot be used.
     """
     environ = os.environ if environ is None else environ
     named = file or environ.get("LAKE_CONFIG") or None
@@ -174,7 +174,8 @@ def load(
 
 
 def default_data_folder(environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
-    """`/var/lib/lake` for root and for the service, else `lake` in the user's data folder (XDG specification)."""
+    """Return `/var/lib/lake` for root and for the service, else `lake` in the user's data folder (XDG
+    specification)."""
     environ = os.environ if environ is None else environ
     service_folder = _service_folder(environ, "STATE_DIRECTORY")
     if service_folder:
@@ -182,12 +183,13 @@ def default_data_folder(environ: Mapping[str, str] | None = None, *, uid: int | 
     if (os.geteuid() if uid is None else uid) == 0:
         return SYSTEM_DATA
     base = environ.get("XDG_DATA_HOME", "")
-    # The specification: relative paths are to be ignored.
+    # The specification: relative paths are ignored.
     return (Path(base) if base.startswith("/") else _home(environ) / ".local" / "share") / "lake"
 
 
 def default_socket(data: Path, environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
-    """`/run/lake/lake.sock` for root and for the service, else in the user's run folder, else in the data folder."""
+    """Return `/run/lake/lake.sock` for root and for the service, else a path in the user's run folder or the data
+    folder."""
     environ = os.environ if environ is None else environ
     service_folder = _service_folder(environ, "RUNTIME_DIRECTORY")
     if service_folder:
@@ -200,7 +202,7 @@ def default_socket(data: Path, environ: Mapping[str, str] | None = None, *, uid:
 
 @dataclass(frozen=True)
 class _Given:
-    """A value as it was given, and by whom."""
+    """A value as given, and its source."""
 
     value: object
     origin: str
@@ -362,7 +364,7 @@ def _domains(text: str) -> tuple[str, ...]:
             raise InvalidArgument(f"{name!r} is no host name; give suffixes as s3.example.org,s3.local")
     if len(names) > S3_DOMAINS_MAX:
         raise InvalidArgument(f"{len(names)} domains; {S3_DOMAINS_MAX} are allowed")
-    return tuple(sorted(set(names), key=lambda name: (-len(name), name)))  # the longest that fits counts
+    return tuple(sorted(set(names), key=lambda name: (-len(name), name)))  # the longest match counts
 
 
 def _log_level(text: str) -> str:
@@ -384,7 +386,7 @@ def _auto_or_off(text: str) -> bool:
 
 
 def _service_folder(environ: Mapping[str, str], variable: str) -> Path | None:
-    """The folder called `lake` that the service manager made for us (systemd.exec(5)); other units have others."""
+    """Return the folder called `lake` that the service manager made (systemd.exec(5)); other units have others."""
     folders = [Path(folder) for folder in environ.get(variable, "").split(":") if folder.startswith("/")]
     return next((folder for folder in folders if folder.name == "lake"), None)
 
@@ -418,4 +420,4 @@ _SETTINGS: Final[Mapping[str, Callable[[str], object]]] = {
     "dram_tier_bytes": _size_or_auto,
 }
 SETTING_NAMES: Final = tuple(_SETTINGS)
-"""Keys of the file; flags of the same name with `-`, variables `LAKE_` and upper case."""
+"""Keys of the file; flags have the same name with `-`, variables `LAKE_` and upper case."""

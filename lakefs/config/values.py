@@ -1,6 +1,7 @@
-"""Values of settings as people write them: addresses, sizes, times.
+"""Parsers for setting values as people write them: addresses, sizes, times.
 
-Each function takes text and gives a value, or InvalidArgument with a sentence that says what to give instead.
+Each parser takes text and returns a value, or raises InvalidArgument with a sentence that says what to give
+instead.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ _SIZE_SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen: host and port; port 0 lets the system pick one."""
+    """A host and port to listen on; port 0 lets the system pick one."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
-        """`HOST:PORT`, an IPv6 host in brackets."""
+        """Format as `HOST:PORT`, an IPv6 host in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse_address(text: str) -> Address:
-    """`HOST:PORT`, `[IPV6]:PORT`, either with `tcp://` before it.  InvalidArgument."""
+    """Parse `HOST:PORT` or `[IPV6]:PORT`, either with `tcp://` before it.  InvalidArgument."""
     host, colon, port_text = text.removeprefix("tcp://").rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     bare = host[1:-1] if bracketed else host
@@ -43,7 +44,8 @@ def parse_address(text: str) -> Address:
 
 
 def parse_size(text: str) -> int:
-    """Bytes: a number with an optional unit, `4096`, `64K`, `1.5GiB`; units are powers of 1,024.  InvalidArgument."""
+    """Return bytes from a number with an optional unit, `4096`, `64K`, `1.5GiB`; units are powers of 1,024.
+    InvalidArgument."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise InvalidArgument(f"{text!r} is not a size; give a number and a unit, as 64K, 512MiB or 1.5G")
@@ -55,7 +57,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds: a whole number with a unit, `90s`, `30m`, `12h`, `7d`; `0` needs none.  InvalidArgument."""
+    """Return seconds from a whole number with a unit, `90s`, `30m`, `12h`, `7d`; `0` needs none.  InvalidArgument."""
     match = _DURATION.fullmatch(text.strip())
     if match is None or not (match[2] or int(match[1]) == 0):
         raise InvalidArgument(
@@ -65,7 +67,7 @@ def parse_duration(text: str) -> float:
 
 
 def duration_text(duration_s: float) -> str:
-    """A time as `parse_duration` takes it, in the largest unit that is exact."""
+    """Format a time as `parse_duration` takes it, in the largest unit that is exact."""
     whole = int(duration_s)
     if not whole:
         return "0"

@@ -1,1 +1,1 @@
-"""Bytes to chunks to manifests and back; `verify` is the one place that compares bytes with ids and checksums."""
+"""Turns bytes into chunks and manifests, and back.  Only `verify` compares bytes with ids and checksums."""

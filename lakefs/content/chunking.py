@@ -1,19 +1,19 @@
-"""Where content is cut into chunks.
+"""Decides where content is cut into chunks.
 
-`docs/format.md`, section Manifest, is normative.  Fixed cuts are every 4 MiB.  A sound safetensors file is cut at
-its tensors instead, so that a tensor that did not change gives the same chunks in the next checkpoint.
+`docs/format.md`, section Manifest, is normative.  Fixed cuts are every 4 MiB.  A sound safetensors file is cut at its
+tensors instead, so that a tensor that did not change gives the same chunks in the next checkpoint.
 
 Rules kept here:
-- A plan is a function of the first bytes and the length alone: the same file always gets the same blob id.
+- A plan depends on the first bytes and the length alone: the same file always gets the same blob id.
 - Lengths are 1 byte to 4 MiB and sum to the content's length; they are generated, never listed.
-- A tensor of 1 MiB and more is cut every 4 MiB from its own start, whatever stands before or behind it.
+- A tensor of 1 MiB or more is cut every 4 MiB from its own start, whatever precedes or follows it.
 - Smaller tensors are packed greedily, so the cuts of a run (the smaller ones between two larger) depend on the
-  lengths of earlier tensors of the same run, and on nothing else: a changed value moves no cut, a changed shape
-  moves cuts up to the run's end, and the next larger tensor stops it.
+  lengths of earlier tensors of the same run, and on nothing else: a changed value moves no cut, a changed shape moves
+  cuts up to the run's end, and the next larger tensor stops it.
 
-How many: a run of n bytes gives at most n / 3 MiB + 1 chunks (two tensors under 1 MiB that do not fit together
-leave less than 1 MiB free), a larger tensor of n bytes at most n / 1 MiB; so any file at most 2 n / 1 MiB + 1,
-and the header's own.
+Number of chunks: a run of n bytes gives at most n / 3 MiB + 1 (two tensors under 1 MiB that do not fit together leave
+less than 1 MiB free), a larger tensor of n bytes at most n / 1 MiB; so any file gives at most 2 n / 1 MiB + 1, and
+the chunks of the header.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ LARGE_TENSOR_BYTES: Final = 1 * MIB
 
 @dataclass(frozen=True)
 class CutPlan:
-    """How one content of `size_bytes` is cut; `header` is None for fixed cuts."""
+    """Cuts of one content of `size_bytes`; `header` is None for fixed cuts."""
 
     size_bytes: int
     header: SafetensorsHeader | None = None
 
     @property
     def cut_kind(self) -> CutKind:
-        """What the manifest says about the cuts."""
+        """The cut kind that the manifest records."""
         return CutKind.FIXED if self.header is None else CutKind.SAFETENSORS
 
     def lengths(self) -> Iterator[int]:
-        """Lengths of the chunks in order, from the start at each call."""
+        """Yield the lengths of the chunks in order; each call starts again."""
         return fixed_cuts(self.size_bytes) if self.header is None else _tensor_cuts(self.header)
 
 
 def fixed_cuts(size_bytes: int) -> Iterator[int]:
-    """Lengths of the chunks of `size_bytes` cut every 4 MiB; none for no bytes."""
+    """Yield the lengths of the chunks of `size_bytes` cut every 4 MiB; none for no bytes."""
     assert size_bytes >= 0, "a length is not negative"
     left = size_bytes
     while left > CHUNK_BYTES:
@@ -68,19 +68,19 @@ def fixed_cuts(size_bytes: int) -> Iterator[int]:
 
 
 def plan(prefix: Buffer, size_bytes: int) -> CutPlan:
-    """The cuts of a content of `size_bytes` that begins with `prefix`.
+    """Return the cuts of a content of `size_bytes` that begins with `prefix`.
 
-    `prefix` holds at least what `safetensors.header_bytes` asks for: the first 8 bytes, and the whole header when
-    those are plausible.  Parsing a header of many MiB takes seconds at worst: call it through `Offload` then.
+    `prefix` holds at least what `safetensors.header_bytes` asks for: the first 8 bytes, and the whole header if those
+    are plausible.  Parsing a header of many MiB takes seconds at worst: call it through `Offload` then.
     """
     return CutPlan(size_bytes, parse_header(prefix, size_bytes))
 
 
 def plan_file(read_at: Callable[[int, int], bytes], size_bytes: int) -> CutPlan:
-    """The cuts of a file of `size_bytes`, read with `read_at(offset_bytes, length)`: twice at most.
+    """Return the cuts of a file of `size_bytes`, read with `read_at(offset_bytes, length)`: twice at most.
 
     The first read is of 9 bytes, the second of a plausible header.  Blocks as `read_at` does, and for the parse.
-    SourceChanged when the file has become shorter than `size_bytes`.
+    SourceChanged if the file is now shorter than `size_bytes`.
     """
     if size_bytes < SMALLEST_FILE_BYTES:
         return CutPlan(size_bytes)
@@ -88,22 +88,25 @@ def plan_file(read_at: Callable[[int, int], bytes], size_bytes: int) -> CutPlan:
     needed = header_bytes(prefix, size_bytes)
     if needed is None:
         return CutPlan(size_bytes)
-    # What was read first is kept: a file that changes between the reads must not change the length prefix.
+    # The bytes of the first read are kept: a file that changes between the reads must not change the length
+    # prefix.
     return plan(prefix + _read_exactly(read_at, len(prefix), needed - len(prefix)), size_bytes)
 
 
 def may_be_safetensors(read_at: Callable[[int, int], bytes], size_bytes: int) -> bool:
-    """Whether a content begins as a safetensors file: if not, `plan_file` cuts it every 4 MiB.  Reads 9 bytes."""
+    """Return True if a content begins like a safetensors file; if not, `plan_file` cuts it every 4 MiB.  Reads 9
+    bytes."""
     if size_bytes < SMALLEST_FILE_BYTES:
         return False
     return header_bytes(_read_exactly(read_at, 0, LENGTH_BYTES + 1), size_bytes) is not None
 
 
 def plan_growing(read_at: Callable[[int, int], bytes], size_bytes: int) -> CutPlan | None:
-    """The cuts of a file that has `size_bytes` so far and is still written, should it become what it begins as.
+    """Return the cuts of a file that is still being written, and has `size_bytes` so far, judged by its beginning.
 
-    Those of a safetensors file come from its header, and hold when it gets the length that the header tells; all
-    others are fixed, up to the longest blob.  None while a plausible header is not all there.  Blocks as `plan_file`.
+    The cuts of a safetensors file are those of its header, and hold if the file gets the length that the header
+    declares; all others are fixed, up to the longest blob.  None while a plausible header is incomplete.  Blocks like
+    `plan_file`.
     """
     fixed = CutPlan(BLOB_BYTES_MAX)
     if size_bytes < SMALLEST_FILE_BYTES:
@@ -120,7 +123,7 @@ def plan_growing(read_at: Callable[[int, int], bytes], size_bytes: int) -> CutPl
 
 
 def iter_extents(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """(offset, length) of pieces that follow each other from 0."""
+    """Yield (offset, length) of pieces that follow each other from 0."""
     offset_bytes = 0
     for length in lengths:
         yield offset_bytes, length
@@ -128,7 +131,7 @@ def iter_extents(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def _tensor_cuts(header: SafetensorsHeader) -> Iterator[int]:
-    """Lengths of the chunks of a safetensors file."""
+    """Yield the lengths of the chunks of a safetensors file."""
     yield from fixed_cuts(header.header_bytes)
     packed_bytes = 0
     for length in header.tensor_lengths:
@@ -145,7 +148,7 @@ def _tensor_cuts(header: SafetensorsHeader) -> Iterator[int]:
 
 
 def _read_exactly(read_at: Callable[[int, int], bytes], offset_bytes: int, length: int) -> bytes:
-    """`length` bytes from `offset_bytes`; SourceChanged when they are no longer there."""
+    """Return `length` bytes from `offset_bytes`; SourceChanged if the source is now shorter."""
     piece = read_at(offset_bytes, length)
     if len(piece) != length:
         raise SourceChanged(

@@ -1,17 +1,17 @@
-"""Manifests: the canonical encoding of a blob's layout, built while bytes arrive and parsed with distrust.
+"""Manifests: the canonical encoding of a blob's layout, built while bytes arrive and parsed without trust.
 
-A manifest lists (chunk, length) in the order of the bytes; `docs/format.md`, section Manifest, is normative.  A
-blob of one chunk has none, and the blob of no bytes is `EMPTY_BLOB`.
+A manifest lists (chunk, length) in the order of the bytes; `docs/format.md`, section Manifest, is normative.  A blob
+of one chunk has no manifest, and the blob of no bytes is `EMPTY_BLOB`.
 
 Rules kept here:
-- One sequence of (chunk, length) and one cut kind give one tree, byte for byte: manifests fill from the left,
-  and a level is added only when there is more than one manifest below it.
+- One sequence of (chunk, length) and one cut kind give one tree, byte for byte: manifests fill from the left, and a
+  level is added only if there is more than one manifest below it.
 - A payload's length is checked before anything in it is used, and no count in it is trusted.
-- `parse` proves that a manifest is well formed, `check_top` and `check_child` that it is where it may be; whether
-  the chunks exist is asked elsewhere.
+- `parse` proves that a manifest is well formed, `check_top` and `check_child` that it is where it may be.  Other
+  modules check that the chunks exist.
 
-Manifests of a hostile client can name one child many times, so a walk over a tree that is not known to be sound
-remembers the ids it has seen: distinct manifests are bounded by what was stored, paths to them are not.
+Manifests of a hostile client can name one child many times, so a walk over a tree that is not known to be sound must
+remember the ids it has seen: the number of distinct manifests is bounded by what was stored, that of paths is not.
 """
 
 from __future__ import annotations
@@ -59,11 +59,10 @@ MANIFEST_BYTES_MAX: Final = MANIFEST_HEADER.size + MANIFEST_FANOUT * MANIFEST_EN
 
 _RESERVED: Final = bytes(12)
 _EMPTY_MD5: Final = "d41d8cd98f00b204e9800998ecf8427e"
-_ENTRY_KIND: Final = (ChunkKind.DATA, ChunkKind.MANIFEST)
 
 
 class CutKind(IntEnum):
-    """How the bytes were cut; one for all manifests of a blob.  A statement of the writer, not proven."""
+    """Kind of a blob's cuts; one for all manifests of a blob.  Stated by the writer, not proven."""
 
     FIXED = 1
     SAFETENSORS = 2
@@ -71,7 +70,7 @@ class CutKind(IntEnum):
 
 
 class Entry(NamedTuple):
-    """A data chunk (level 0) or a manifest of the level below, and the count of bytes it stands for."""
+    """A data chunk (level 0) or a manifest of the level below, and the number of content bytes in it."""
 
     chunk: ChunkId
     size_bytes: int
@@ -91,8 +90,8 @@ class Manifest:
 class ManifestTree:
     """A finished layout: the blob's id, its length and count of data chunks, and manifests yet to be stored.
 
-    `manifests` are (id, payload), children before parents, the top last; empty when the blob is empty or a lone
-    chunk.  Equal content gives equal manifests, so an id may come more than once.
+    `manifests` are (id, payload), children before parents, the top last; empty if the blob is empty or a lone chunk.
+    Equal content gives equal manifests, so an id may occur more than once.
     """
 
     blob: BlobId
@@ -102,7 +101,7 @@ class ManifestTree:
 
 
 def parse(payload: Buffer) -> Manifest:
-    """The manifest in `payload`, which is bytes of anybody; at most 8,192 entries of work (about 4 ms).
+    """Parse untrusted bytes as a manifest; at most 8,192 entries of work (about 4 ms).
 
     InvalidArgument names the first thing wrong.  The payload's own id is not checked.
     """
@@ -133,9 +132,9 @@ def parse(payload: Buffer) -> Manifest:
 
 
 def _check_sizes(level: int, size_bytes: int, sizes: Sequence[int]) -> None:
-    """Entries' lengths fit the level, and their sum the header.
+    """Check that entries' lengths fit the level, and that their sum is the header's.
 
-    Every entry but the last stands for a full subtree, of 8,192 to the power of `level` chunks.
+    Every entry but the last is a full subtree, of 8,192 to the power of `level` chunks.
     """
     subtree_chunks = MANIFEST_FANOUT**level
     if min(sizes) < 1 or min(sizes[:-1], default=subtree_chunks) < subtree_chunks:
@@ -150,13 +149,13 @@ def _check_sizes(level: int, size_bytes: int, sizes: Sequence[int]) -> None:
 
 
 def check_top(manifest: Manifest) -> None:
-    """A blob's own manifest has two entries or more: a lone chunk is its own blob.  InvalidArgument."""
+    """Check that a blob's top manifest has two entries or more: a lone chunk is its own blob.  InvalidArgument."""
     if len(manifest.entries) < 2:
         raise _refused("a blob's top manifest has at least two entries")
 
 
 def check_child(parent_entry: Entry, parent: Manifest, child: Manifest) -> None:
-    """`child`, parsed from the chunk that `parent_entry` of `parent` names, is what the parent says.
+    """Check that `child`, parsed from the chunk that `parent_entry` of `parent` names, is what the parent says.
 
     Level, cut kind and length agree, and only a last child may be less than full.  InvalidArgument.  Not checked:
     that a full child of a full parent is itself full all the way down its right side.
@@ -175,9 +174,10 @@ def check_child(parent_entry: Entry, parent: Manifest, child: Manifest) -> None:
 
 
 def chunk_count(top: Manifest, *spine: Manifest) -> int:
-    """Data chunks below `top`, whose right side is `spine`: its last child, the last child of that, to level 0.
+    """Return the number of data chunks below `top`.
 
-    A level-0 manifest has no spine.  Exact for canonical trees, in which all but the right side is full.
+    `spine` is the right side of the tree: the last child of `top`, the last child of that, down to level 0.  A
+    level-0 manifest has no spine.  Exact for canonical trees, in which all but the right side is full.
     """
     count = 0
     for depth, manifest in enumerate((top, *spine)):
@@ -189,7 +189,8 @@ def chunk_count(top: Manifest, *spine: Manifest) -> int:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The payload of a manifest: what `parse` takes.  Fields are the caller's promise; `build` keeps it."""
+    """Return a manifest's payload, as `parse` takes it.  The caller vouches for the fields; `build` makes valid
+    ones."""
     pack = MANIFEST_ENTRY.pack
     header = MANIFEST_HEADER.pack(
         MANIFEST_MAGIC,
@@ -205,7 +206,8 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def build(cut_kind: CutKind, chunks: Iterable[tuple[ChunkId, int]]) -> ManifestTree:
-    """The canonical tree over (data chunk, length), with all its manifests.  Errors as `ManifestBuilder.add`."""
+    """Return the canonical tree over (data chunk, length), with all its manifests.  Errors as
+    `ManifestBuilder.add`."""
     builder = ManifestBuilder(cut_kind)
     manifests: list[tuple[ChunkId, bytes]] = []
     for chunk, size_bytes in chunks:
@@ -217,8 +219,8 @@ def build(cut_kind: CutKind, chunks: Iterable[tuple[ChunkId, int]]) -> ManifestT
 class ManifestBuilder:
     """Builds the canonical tree while chunks arrive.
 
-    References at most one open manifest a level (8,192 entries, about 1.5 MiB each), however long the blob.  What
-    `add` returned and what `finish` has in `manifests` are together all manifests, children before parents.
+    Holds at most one open manifest a level (8,192 entries, about 1.5 MiB each), however long the blob.  The manifests
+    returned by `add` and those of `finish` are together all manifests, children before parents.
     """
 
     def __init__(self, cut_kind: CutKind) -> None:
@@ -229,7 +231,7 @@ class ManifestBuilder:
         self._finished = False
 
     def add(self, chunk: ChunkId, size_bytes: int) -> list[tuple[ChunkId, bytes]]:
-        """Append a data chunk of 1 byte to 4 MiB; the manifests that became full, (id, payload), lower first.
+        """Append a data chunk of 1 byte to 4 MiB; return the manifests that became full, (id, payload), lower first.
 
         InvalidArgument for another kind or length, and past `BLOB_BYTES_MAX`; nothing is appended then.
         """
@@ -254,7 +256,7 @@ class ManifestBuilder:
         return full
 
     def finish(self) -> ManifestTree:
-        """Close what is open.  `manifests` holds only those that `add` has not returned.  Called once."""
+        """Close the open manifests.  `manifests` holds only those that `add` has not returned.  Called once."""
         assert not self._finished, "a tree is finished once"
         self._finished = True
         if not self._chunk_count:
@@ -285,7 +287,7 @@ class ManifestBuilder:
 
 
 def derived_etag(blob: BlobId, chunk_count: int) -> str:
-    """ETag (without quotes) of content whose MD5 nobody asked for: 32 hex digits, `-`, count of data chunks.
+    """Return the ETag (without quotes) of content whose MD5 is not known: 32 hex digits, `-`, count of data chunks.
 
     S3 clients read the `-` as a multipart tag and do not compare it with an MD5.  The empty blob has its MD5.
     """
@@ -295,12 +297,12 @@ def derived_etag(blob: BlobId, chunk_count: int) -> str:
 
 
 def _entry_kind(level: int) -> ChunkKind:
-    """Kind of the chunks that a manifest of that level lists."""
+    """Return the kind of the chunks that a manifest of that level lists."""
     return ChunkKind.MANIFEST if level else ChunkKind.DATA
 
 
 def _refused(why: str, subject: str = "") -> InvalidArgument:
-    """The error for bytes that are no manifest of this format."""
+    """Return the error for bytes that are not a manifest of this format."""
     return InvalidArgument(f"not a manifest that this version stores or reads: {why}", subject=subject)
 
 

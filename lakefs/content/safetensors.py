@@ -1,22 +1,22 @@
-"""The header of a safetensors file: where its tensors begin, or that it is no such file.
+"""Parses the header of a safetensors file: where its tensors begin, or None for any other file.
 
 A file is 8 bytes of header length (little-endian), a JSON object of that length, then the tensors' bytes:
     {"__metadata__": {text: text}, NAME: {"dtype": T, "shape": [n, ...], "data_offsets": [begin, end]}, ...}
 Offsets count from the end of the header; tensors must cover the rest of the file without hole or overlap.
 
-The layout is wanted, for cutting (`lakefs.content.chunking`): all that is kept of a tensor is its length.  Or the
-table, for reading ahead (`lakefs.get.tensor_table`): names and places.
+Cutting (`lakefs.content.chunking`) needs the layout, which keeps only each tensor's length.  Reading ahead
+(`lakefs.get.tensor_table`) needs the table: names and places.
 
 Rules kept here:
-- The header is anybody's bytes.  What does not check out to the last byte is None, never an exception; a wrong
-  None costs dedup, a wrong layout nothing either, since cuts never change the bytes.
-- Time is linear in the header.  Memory beside the header itself is a dict of names and 16 bytes a tensor; a
-  sort of the extents is added when they are out of order.  No call recurses with the input.
-- Duplicate names are refused.  A JSON decoder for the whole header would keep the last one silently, or build
-  every value that a hostile header can spell; so the object is walked member by member with regular expressions
-  that cannot backtrack, and only one tensor's value (at most 4 KiB) is decoded at a time, with its types given.
+- The header is untrusted.  A header that does not check out to the last byte gives None, never an exception.  A wrong
+  None costs dedup; a wrong layout costs nothing either, since cuts never change the bytes.
+- Time is linear in the header.  Memory beside the header itself is a dict of names and 16 bytes a tensor, and a sort
+  of the extents if they are out of order.  No call recurses with the input.
+- Duplicate names are refused.  A JSON decoder for the whole header would keep the last one silently, or build every
+  value that a hostile header can spell; so the object is walked member by member with regular expressions that cannot
+  backtrack, and only one tensor's value (at most 4 KiB) is decoded at a time, into a fixed type.
 
-A header of 1 MiB and more takes tens of milliseconds: parse it through `Offload`.
+A header of 1 MiB or more takes tens of milliseconds: parse it through `Offload`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lakefs.limits import BLOB_BYTES_MAX, KIB, SAFETENSORS_HEADER_BYTES_MAX, SAF
 
 LENGTH_BYTES: Final = 8
 METADATA: Final = b"__metadata__"
-"""The one member of a header that is no tensor."""
+"""The one member of a header that is not a tensor."""
 SMALLEST_FILE_BYTES: Final = LENGTH_BYTES + len("{}")
 
 DTYPE_BITS: Final = {
@@ -52,10 +52,10 @@ DTYPE_BITS: Final = {
 
 @dataclass(frozen=True)
 class SafetensorsHeader:
-    """A header that checked out.
+    """Layout of a sound header.
 
-    `header_bytes` includes the length prefix; `tensor_lengths` are bytes, in file order, and with `header_bytes`
-    sum to the file's length.  Empty tensors have length 0.
+    `header_bytes` includes the length prefix; `tensor_lengths` are bytes, in file order, and with `header_bytes` sum
+    to the file's length.  Empty tensors have length 0.
     """
 
     header_bytes: int
@@ -64,7 +64,7 @@ class SafetensorsHeader:
 
 @dataclass(frozen=True)
 class SafetensorsTable:
-    """Tensors of a header that checked out, in the header's order; places are in the file."""
+    """Names and places of the tensors of a sound header, in the header's order; places are offsets in the file."""
 
     names: list[bytes]
     """In UTF-8."""
@@ -73,9 +73,10 @@ class SafetensorsTable:
 
 
 def header_bytes(prefix: Buffer, file_bytes: int) -> int | None:
-    """How many first bytes of the file `parse_header` needs; None when it cannot be a safetensors file.
+    """Return the number of first bytes of the file that `parse_header` needs; None if it cannot be a safetensors
+    file.
 
-    `prefix` is the first 8 bytes or more (all of a shorter file); with the ninth the answer is surer.
+    `prefix` is the first 8 bytes or more (all of a shorter file); the ninth byte rules out more files.
     """
     if file_bytes < SMALLEST_FILE_BYTES:
         return None
@@ -89,16 +90,16 @@ def header_bytes(prefix: Buffer, file_bytes: int) -> int | None:
 
 
 def parse_header(prefix: Buffer, file_bytes: int) -> SafetensorsHeader | None:
-    """The tensors' layout of a file of `file_bytes`; None when it is not a sound safetensors file.
+    """Return the tensors' layout of a file of `file_bytes`; None if it is not a sound safetensors file.
 
-    `prefix` holds at least as many first bytes as `header_bytes` tells.
+    `prefix` holds at least as many first bytes as `header_bytes` returns.
     """
     found = _read_sound(prefix, file_bytes)
     return None if found is None else SafetensorsHeader(found[0], found[2])
 
 
 def parse_table(prefix: Buffer, file_bytes: int) -> SafetensorsTable | None:
-    """The tensors of a file with their names and places; None when it is not a sound safetensors file.
+    """Return the names and places of a file's tensors; None if it is not a sound safetensors file.
 
     `prefix` as for `parse_header`.
     """
@@ -113,7 +114,8 @@ def parse_table(prefix: Buffer, file_bytes: int) -> SafetensorsTable | None:
 
 
 def _read_sound(prefix: Buffer, file_bytes: int) -> tuple[int, _Extents, array[int]] | None:
-    """Bytes of the header, its tensors, and their lengths in file order; None when something does not check out."""
+    """Return the header's length, its tensors, and their lengths in file order; None if something does not check
+    out."""
     needed = header_bytes(prefix, file_bytes)
     if needed is None:
         return None
@@ -132,9 +134,9 @@ def _read_sound(prefix: Buffer, file_bytes: int) -> tuple[int, _Extents, array[i
 
 
 def file_bytes(prefix: Buffer) -> int | None:
-    """How long the file is that a header tells of; None when it is no header.
+    """Return the length of the file that a header describes; None if it is not a header.
 
-    `prefix` holds at least as many first bytes as `header_bytes` tells.  `parse_header` says whether it is sound.
+    `prefix` holds at least as many first bytes as `header_bytes` returns.  `parse_header` checks if it is sound.
     """
     needed = header_bytes(prefix, BLOB_BYTES_MAX)
     if needed is None:
@@ -151,7 +153,7 @@ class _NotSafetensors(Exception):
 
 
 class _Extents(NamedTuple):
-    """Members of a header in its order, the metadata among the names; begins and ends of the tensors behind it."""
+    """Members of a header in its order, metadata included, and begins and ends of its tensors, after the header."""
 
     members: dict[bytes, None]
     begins: array[int]
@@ -162,7 +164,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=BLOB_BYTES_MAX)]
 
 
 class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """The value of one tensor's name."""
+    """The value of one tensor's name in the header."""
 
     dtype: str
     shape: list[_Count]
@@ -184,7 +186,7 @@ _SEPARATOR = re.compile(_BLANK + rb"([,}])")
 
 
 def _check_utf8(text: memoryview) -> None:
-    """UnicodeDecodeError when the text is not UTF-8; piecewise, so that no whole decoded copy exists."""
+    """Raise UnicodeDecodeError if the text is not UTF-8; piecewise, so that no whole decoded copy exists."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(text), 64 * KIB):
         decoder.decode(text[start : start + 64 * KIB])
@@ -192,7 +194,7 @@ def _check_utf8(text: memoryview) -> None:
 
 
 def _read_extents(text: memoryview) -> _Extents:
-    """The tensors, in the header's order, each sound by itself."""
+    """Return the tensors, in the header's order, each sound by itself."""
     begins, ends = array("Q"), array("Q")
     names: dict[bytes, None] = {}
     at, closed = _enter_object(text, LENGTH_BYTES)
@@ -215,7 +217,7 @@ def _read_extents(text: memoryview) -> _Extents:
 
 
 def _enter_object(text: memoryview, at: int) -> tuple[int, bool]:
-    """Behind the `{` at `at`, and whether the object is empty and closed already."""
+    """Return the position behind the `{` at `at`, and True if the object is empty and closed already."""
     opened = _OPEN.match(text, at)
     if opened is None:
         raise _NotSafetensors
@@ -223,7 +225,7 @@ def _enter_object(text: memoryview, at: int) -> tuple[int, bool]:
 
 
 def _read_name(text: memoryview, at: int, names: dict[bytes, None]) -> tuple[bytes, int]:
-    """The member's name at `at` in UTF-8, added to `names`, and where its value begins."""
+    """Return the member's name at `at` in UTF-8, which is added to `names`, and the start of its value."""
     found = _NAME.match(text, at)
     if found is None or len(names) > SAFETENSORS_TENSORS_MAX:
         raise _NotSafetensors
@@ -237,7 +239,7 @@ def _read_name(text: memoryview, at: int, names: dict[bytes, None]) -> tuple[byt
 
 
 def _skip_metadata(text: memoryview, at: int) -> tuple[int, bool]:
-    """Behind the map of texts at `at` and its separator, and whether that closes the header."""
+    """Return the position behind the map of texts at `at` and its separator, and True if that closes the header."""
     names: dict[bytes, None] = {}
     at, closed = _enter_object(text, at)
     while not closed:
@@ -253,10 +255,10 @@ def _skip_metadata(text: memoryview, at: int) -> tuple[int, bool]:
 
 
 def _tensor_extent(value: bytes) -> tuple[int, int]:
-    """Begin and end of one tensor, whose length is that of its shape and element type.
+    """Return begin and end of one tensor, whose length is that of its shape and element type.
 
-    The decoder keeps the last of duplicate fields, so they are counted: with the three fields there and no
-    other, each once, three colons is all there is room for.  It also takes -0, which is no count.
+    The decoder keeps the last of duplicate fields, so colons are counted: with the three fields present and no other,
+    three colons mean each field once.  The decoder also accepts -0, which is not a count.
     """
     tensor = _tensor_decoder.decode(value)
     bits = DTYPE_BITS.get(tensor.dtype)
@@ -273,7 +275,7 @@ def _tensor_extent(value: bytes) -> tuple[int, int]:
 
 
 def _tile(extents: Iterable[tuple[int, int]], data_bytes: int) -> array[int] | None:
-    """Lengths of extents that follow each other from 0 to `data_bytes`; None when they do not."""
+    """Return the lengths of extents that follow each other from 0 to `data_bytes`; None if they do not."""
     lengths = array("Q")
     at = 0
     for begin, end in extents:

@@ -1,13 +1,14 @@
-"""Whether bytes are a chunk's, decided in one place: by its id, by the CRC32C of its granules, or unchecked.
+"""Decides if bytes are a chunk's: by its id, by the CRC32C of its granules, or unchecked.  No other module decides
+this.
 
-Each granule (64 KiB) of a payload has a CRC32C.  Record, grant and shared index tell one `crc` of a chunk: that of its
-only granule; or, when the payload is longer, that of its *vector*, the CRCs of all granules, 4 bytes each,
-little-endian, which lies behind the payload.  So any range is checked by the vector and its own granules.
+Each granule (64 KiB) of a payload has a CRC32C.  Record, grant and shared index hold one `crc` of a chunk: that of
+its only granule; or, for a longer payload, that of its *vector*, the CRCs of all granules, 4 bytes each,
+little-endian, stored behind the payload.  So the vector and a range's own granules are enough to check the range.
 
 Rules kept here:
 - Pure functions, without I/O.
 - A payload or vector of another length does not match.
-- A check returns a boolean.  Its caller raises `mismatch` (StaleGrant: locate again), or `damaged` when the place is
+- A check returns a boolean.  Its caller raises `mismatch` (StaleGrant: locate again), or `damaged` if the place is
   current; a reader that has another way to the bytes takes that.
 
 `engine.format.checksums` writes these checksums, and compares them with chunk records.
@@ -26,26 +27,27 @@ from lakefs.limits import GRANULE_BYTES
 
 
 class Check(Enum):
-    """Which check a read makes; named wherever a figure says "verified"."""
+    """The check that a read makes; named wherever a figure says "verified"."""
 
     BLAKE3 = "blake3"
     """Hashes whole chunks and compares with their ids: the default, and the only check against a lying engine."""
     CRC32C = "crc32c"
-    """Finds rot, torn and stale bytes.  A range of a chunk is always checked so, and a manifest by BLAKE3."""
+    """Finds rot, torn and stale bytes.  A range of a chunk is always checked this way, and a manifest by BLAKE3."""
     NONE = "unverified"
-    """Whole chunks are not checked: rot, and a place that the engine gave up while it was read, go unnoticed."""
+    """Whole chunks are not checked: rot goes unnoticed, and so does a place that the engine freed during the read."""
 
 
 NO_VECTOR: Final = memoryview(bytearray())
-"""Writable, so that what fills a vector needs no case for none."""
+"""Writable, so that code that fills a vector needs no special case for a chunk without one."""
 _DATA: Final = int(ChunkKind.DATA)
-# To read a member of the enumeration costs as much as a call.
+# Reading a member of the enumeration costs as much as a call.
 _CRC32C: Final = Check.CRC32C
 _NONE: Final = Check.NONE
 
 
 def matches(chunk: bytes, payload: Buffer, check: Check, crc: int, vector: Buffer = NO_VECTOR) -> bool:
-    """Whether a whole payload is the chunk's, as far as `check` looks; `vector` as `room_for_vector` has it filled."""
+    """Return True if a whole payload is the chunk's, as far as `check` looks; `vector` is `room_for_vector`'s,
+    filled."""
     if check is _CRC32C:
         if vector:
             return crc32c(vector) == crc and granule_crcs(payload) == vector
@@ -54,31 +56,31 @@ def matches(chunk: bytes, payload: Buffer, check: Check, crc: int, vector: Buffe
 
 
 def matches_id(chunk: bytes, payload: Buffer) -> bool:
-    """Whether a whole payload hashes to the chunk's id."""
+    """Return True if a whole payload hashes to the chunk's id."""
     return (data_chunk_id if chunk[0] == _DATA else manifest_chunk_id)(payload) == chunk
 
 
 def granule_crcs(payload: Buffer) -> bytes:
-    """CRC32C of every granule from the start of `payload`, 4 bytes each, little-endian; the last may be short."""
+    """Return the CRC32C of every granule of `payload`, 4 bytes each, little-endian; the last granule may be short."""
     view = memoryview(payload)
     crcs = [crc32c(view[at : at + GRANULE_BYTES]) for at in range(0, len(view), GRANULE_BYTES)]
     return struct.pack(f"<{len(crcs)}I", *crcs)
 
 
 def vector_bytes(stored_bytes: int) -> int:
-    """Length of the vector behind a payload; 0 for a payload of one granule."""
+    """Return the length of the vector behind a payload; 0 for a payload of one granule."""
     return 4 * -(-stored_bytes // GRANULE_BYTES) if stored_bytes > GRANULE_BYTES else 0
 
 
 def room_for_vector(stored_bytes: int, check: Check = Check.CRC32C) -> memoryview:
-    """Memory to read the vector behind a payload into; empty where there is none, or `check` does not look at it."""
+    """Return memory to read the vector behind a payload into; empty if there is none, or `check` does not use it."""
     if check is not _CRC32C or stored_bytes <= GRANULE_BYTES:
         return NO_VECTOR
     return memoryview(bytearray(vector_bytes(stored_bytes)))
 
 
 def crcs_of(chunk: ChunkId, vector: Buffer, crc: int) -> bytes:
-    """The CRCs of a chunk's granules: its vector, checked, or its only CRC.  StaleGrant."""
+    """Return the CRCs of a chunk's granules: its vector, checked, or its only CRC.  StaleGrant."""
     if not vector:
         return crc.to_bytes(4, "little")
     if crc32c(vector) != crc:
@@ -87,18 +89,18 @@ def crcs_of(chunk: ChunkId, vector: Buffer, crc: int) -> bytes:
 
 
 def granules_around(offset: int, length: int, chunk_bytes: int) -> tuple[int, int]:
-    """Begin and end in a chunk of the whole granules that hold [offset, offset + length) of it."""
+    """Return begin and end, in the chunk, of the whole granules that contain its range [offset, offset + length)."""
     begin = offset - offset % GRANULE_BYTES
     return begin, min(-(-(offset + length) // GRANULE_BYTES) * GRANULE_BYTES, chunk_bytes)
 
 
 def crcs_between(crcs: Buffer, begin: int, end: int) -> bytes:
-    """Of the CRCs of a chunk's granules, those of the granules that lie in [begin, end) of it."""
+    """Select, from the CRCs of all granules of a chunk, those of the granules in [begin, end)."""
     return bytes(crcs[begin // GRANULE_BYTES * 4 : -(-end // GRANULE_BYTES) * 4])
 
 
 def mismatch(chunk: ChunkId, check: Check) -> StaleGrant:
-    """The error for bytes that do not match: freed, moved, or damaged."""
+    """Return the error for bytes that do not match: freed, moved, or damaged."""
     text = id_text(chunk)
     if check is _CRC32C:
         return StaleGrant(f"a granule read for chunk {text} does not match its CRC32C", subject=text)
@@ -106,7 +108,7 @@ def mismatch(chunk: ChunkId, check: Check) -> StaleGrant:
 
 
 def damaged(chunk: ChunkId, name: str, reason: str = "") -> ChunkDamaged:
-    """The error for bytes that fail their check though their place is current; `reason` is the engine's."""
+    """Return the error for bytes that fail their check though their place is current; `reason` is the engine's."""
     why = f" ({reason})" if reason else ""
     return ChunkDamaged(
         f"{name} is damaged on disk and was not read: chunk {id_text(chunk)}{why}; other objects are served; "

@@ -1,6 +1,6 @@
-"""Which shared index a client reads chunks by: that of its engine, asked for when a read needed a request anyhow.
+"""The shared index by which a client reads chunks: its engine's, asked for when a read needed a request anyhow.
 
-A client of the blocking and one of the trio kind keep it alike; only how they ask differs.
+The drivers of both clients keep it alike; only how they ask differs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NEVER = -1
 
 
 class Connected(Protocol):
-    """What is asked of a client."""
+    """A driver, as far as it is used here."""
 
     steps: LakeSteps
 
@@ -36,6 +36,10 @@ class SharedIndexUser:
 
     def __init__(self, client: Connected) -> None:
         self._client = client
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the index and the notes, as in a child that was forked: they are the parent's."""
         self._hot: DirectReads | None = None
         self._index_epoch = _NEVER
         self.notes = ReadNotes()

@@ -1,1 +1,1 @@
-"""What Linux gives a client: page cache, mappings, advice, descriptors, threads, forks, CRC."""
+"""Linux facilities for clients: page cache, mappings, advice, descriptors, threads, forks, CRC."""

@@ -1,10 +1,11 @@
-"""Mappings of shared memory that begin where a huge page does.
+"""Mappings of shared memory that begin at a huge page.
 
-The kernel maps a huge page as one only where file and address are both at a multiple of its size; a mapping that begins
-elsewhere is looked up page by page of 4 KiB, for each of which the processor has to find the address anew.
+The kernel maps a huge page as one only if file offset and address are both multiples of its size.  Any other mapping
+uses pages of 4 KiB, and the processor has to look up the address of each.
 
-Of a file on reserved huge pages (hugetlbfs) the kernel maps whole ones, whatever length it is asked for, and unmaps
-whole ones only: room for them is taken, or they would lie over what the process has behind it.
+For a file on reserved huge pages (hugetlbfs) the kernel maps and unmaps whole ones only, whatever length is
+requested.  This module reserves addresses for whole pages; otherwise the mapping would cover other mappings of the
+process.
 """
 
 from __future__ import annotations
@@ -32,19 +33,20 @@ _mmap.restype = ctypes.c_void_p
 def map_aligned(
     descriptor: int, length: int, flags: int = mmap.MAP_SHARED, protection: int = mmap.PROT_READ
 ) -> tuple[mmap.mmap, int]:
-    """Map a descriptor from its beginning: the memory, and where in it the mapping begins.
+    """Map a descriptor from its beginning; return the memory, and the offset in it at which the mapping begins.
 
-    Less than a huge page is mapped anywhere.  OSError; ValueError: the file is shorter.  Closing the memory unmaps.
-    The memory object is writable whatever `protection` says: hand out read-only views of what is not.
+    Less than a huge page is mapped at any address.  OSError; ValueError if the file is shorter.  Closing the
+    memory unmaps. The memory object is writable whatever `protection` says: hand out read-only views of a
+    read-only mapping.
     """
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and status.st_size < length:
         raise ValueError(f"a mapping of {length} bytes is longer than its file")
-    page = os.fstatvfs(descriptor).f_bsize  # of a file on huge pages: their size, of which it has whole ones
+    page = os.fstatvfs(descriptor).f_bsize  # a file on huge pages: their size; the file has whole ones
     length = max(length, min(-(-length // page) * page, status.st_size))
     if length < HUGE_BYTES:
         return mmap.mmap(descriptor, length, flags, protection), 0
-    # A range of addresses that is ours as a whole; closing it unmaps what was put over it, too.
+    # A private range of addresses. Closing it also unmaps what was mapped over it.
     around = mmap.mmap(-1, length + HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(around))
     lead = -address % HUGE_BYTES

@@ -1,12 +1,13 @@
-"""Pooled payload buffers: page-aligned memory for one chunk and what is written behind it.
+"""Pooled payload buffers: page-aligned memory for one chunk and the checksums behind it.
 
 Rules kept here:
-- At most `total_bytes // BUFFER_BYTES` buffers exist; who finds none waits, first come first served.
-- A buffer's pages are touched by its first user and kept afterwards: a fresh 4 MiB mapping costs 1.5 ms to
-  fill, a used one 0.3 ms.
-- While somebody waits no buffer is free: a released one goes straight to the first waiter.
+- At most `total_bytes // BUFFER_BYTES` buffers exist; a task that finds none waits, first come first served.
+- A buffer's pages are touched by its first user and kept afterwards: a fresh 4 MiB mapping costs 1.5 ms to fill, a
+  used one 0.3 ms.
+- While a task waits no buffer is free: a released buffer is passed straight to the first waiter.
 - The first few may lie on huge pages, which a write past the page cache hands to the disk with half to a quarter of
-  the processor's time; they are taken together, at the first use, so that memory grows once, and used before others.
+  the processor's time.  They are allocated together, at the first use, so that memory grows once, and used before
+  others.
 
 Contents are not cleared between users.
 """
@@ -45,17 +46,17 @@ class PooledBuffer:
         return self._memory
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Return the memory to the pool."""
         memory, self._memory = self._memory, None
         assert memory is not None, "the buffer was released twice"
         self._pool._take_back(memory)
 
 
 class BufferPool:
-    """A bounded set of payload buffers, made when first needed."""
+    """A bounded set of payload buffers, allocated when first needed."""
 
     def __init__(self, total_bytes: int, huge_buffers: int = 0) -> None:
-        """`huge_buffers`: so many are on huge pages, where the machine gives them on request."""
+        """Create a pool; `huge_buffers` of its buffers are on huge pages, if the machine provides them on request."""
         self._count_max = total_bytes // BUFFER_BYTES
         assert self._count_max > 0, "a pool holds at least one buffer"
         self._huge_wanted = min(huge_buffers, self._count_max)
@@ -76,11 +77,11 @@ class BufferPool:
 
     @property
     def waiting(self) -> int:
-        """Tasks that wait for a buffer."""
+        """Tasks that are waiting for a buffer."""
         return len(self._waiting)
 
     def try_acquire(self) -> PooledBuffer | None:
-        """A buffer, or None when all are in use."""
+        """Return a buffer, or None if all are in use."""
         if self._huge_wanted:
             self._make_huge()
         if self._free:
@@ -93,7 +94,7 @@ class BufferPool:
         return None
 
     async def acquire(self) -> PooledBuffer:
-        """A buffer; waits in turn while all are in use.  Cancelled: nothing is taken."""
+        """Return a buffer; waits in turn while all are in use.  Cancelled: nothing is taken."""
         await trio.lowlevel.checkpoint_if_cancelled()
         buffer = self.try_acquire()
         if buffer is not None:
@@ -115,7 +116,7 @@ class BufferPool:
         trio.lowlevel.reschedule(task, outcome.Value(PooledBuffer(self, memory)))
 
     def _make_huge(self) -> None:
-        """Take those on huge pages; once, and none where there are none to be had."""
+        """Allocate the buffers on huge pages: once, and none if the machine provides none."""
         count, self._huge_wanted = self._huge_wanted, 0
         self._huge = _huge_memory(count * BUFFER_BYTES)
         if self._huge is not None:
@@ -125,7 +126,7 @@ class BufferPool:
 
 
 def _huge_memory(size_bytes: int) -> mmap.mmap | None:
-    """Private memory whose huge pages are there; None where the kernel gives none on request."""
+    """Return private memory whose huge pages are allocated; None if the kernel provides none on request."""
     try:
         if "[never]" in _HUGE_PAGES.read_text():
             return None
@@ -136,5 +137,5 @@ def _huge_memory(size_bytes: int) -> mmap.mmap | None:
     if advise(memory, mmap.MADV_HUGEPAGE):
         memory.close()
         return None
-    advise(memory, POPULATE_WRITE)  # an older kernel takes them when they are touched
+    advise(memory, POPULATE_WRITE)  # an older kernel allocates them when they are touched
     return memory

@@ -1,8 +1,8 @@
 """CRC32C (Castagnoli), from the extension module of the package `crc32c`.
 
-The package's own start reads installed metadata to learn its version, which takes a fifth of the time that a command
-has; so its extension is loaded by itself, as the module that the package would load.  Where the package is laid out
-otherwise it is imported as it is.
+Importing the package reads installed metadata to learn its version, which takes a fifth of a command's start-up time.
+So this module loads the extension alone, under the name that the package would use.  If the package is laid out
+differently, it is imported as a whole.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EXTENSION = "crc32c._crc32c"
 
 
 def _load_extension() -> bool:
-    """Whether the extension stands in `sys.modules` under its own name now."""
+    """Return True if the extension is now in `sys.modules` under its own name."""
     if _EXTENSION in sys.modules:
         return True
     package = find_spec("crc32c")

@@ -1,7 +1,7 @@
-"""Descriptors: copied, closed, and what is left to do after a short gathered read or write.
+"""Descriptors: copying and closing them, and the rest of a short gathered read or write.
 
-close(2) can wait for whoever serves the file system.  `close_all` is for our own files, `close_later` for descriptors
-that a peer sent: it never waits.
+close(2) can wait for the process that serves the file system.  `close_all` is for the caller's own files;
+`close_later` is for descriptors that a peer sent, and never waits.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from lakefs.errors import EngineBusy
 from lakefs.ids import Buffer
 
 CLOSER: Final = "lake-let-go"
-"""The name of threads that close what may take its time."""
+"""The name of threads that run slow closes."""
 
 
 def after(parts: Sequence[Buffer], count: int) -> list[Buffer]:
-    """What is left of the parts behind their first `count` bytes; nothing is copied."""
+    """Return the parts that remain after their first `count` bytes; copies nothing."""
     left: list[Buffer] = []
     for part in parts:
         if count >= len(part):
@@ -33,16 +33,16 @@ def after(parts: Sequence[Buffer], count: int) -> list[Buffer]:
 
 
 def close_all(descriptors: Iterable[int]) -> None:
-    """Close descriptors that nobody wants."""
+    """Close descriptors that are no longer needed."""
     for descriptor in descriptors:
         os.close(descriptor)
 
 
 def close_later(descriptors: Iterable[int]) -> None:
-    """Close descriptors that a peer handed over; waits for nobody.
+    """Close descriptors that a peer sent, without waiting.
 
-    close(2) has a file system flush, and one that a process serves answers when that process likes: a mount of the lake
-    stores what was written to the file then, and waits for the engine.
+    close(2) makes a file system flush, and a file system served by a process answers when that process does: a mount
+    of the lake then stores what was written to the file, and waits for the engine.
     """
     others: list[int] = []
     for descriptor in descriptors:
@@ -55,7 +55,7 @@ def close_later(descriptors: Iterable[int]) -> None:
 
 
 def aside(close: Callable[[], None]) -> None:
-    """Let a thread close what may take its time; waits for it only when there is no thread to be had."""
+    """Run a close that may be slow in a thread; run it here only if no thread can be started."""
     try:
         Thread(target=close, name=CLOSER, daemon=True).start()
     except RuntimeError:
@@ -63,7 +63,8 @@ def aside(close: Callable[[], None]) -> None:
 
 
 def is_memory(descriptor: int) -> bool:
-    """Whether it is a file on tmpfs or hugetlbfs, memfds among them; the kernel says so without asking anybody."""
+    """Return True for a file on tmpfs or hugetlbfs, memfds included; the kernel answers without asking a file
+    system."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:
@@ -72,7 +73,7 @@ def is_memory(descriptor: int) -> bool:
 
 
 def duplicates(descriptors: Iterable[int]) -> list[int]:
-    """Descriptors for the same files, all or none.  EngineBusy when there are none to be had."""
+    """Return duplicates of all descriptors, or none.  EngineBusy if the limit of open files is reached."""
     copies: list[int] = []
     try:
         copies.extend(os.dup(descriptor) for descriptor in descriptors)

@@ -1,4 +1,4 @@
-"""Which file systems the engine reads files of its clients from: local ones, which nobody's process serves."""
+"""File systems from which the engine reads files of its clients: local ones, not served by another process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ LOCAL_FILE_SYSTEMS: Final = {
     0xF2F52010: "f2fs",
     0xCA451A4E: "bcachefs",
 }
-"""File systems by the magic number that statfs(2) gives; others are refused, and their clients send bytes."""
+"""File systems by the magic number that statfs(2) reports; files on others are refused, and their clients send
+bytes."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def file_system_of(descriptor: int) -> int | None:
-    """The magic number of the descriptor's file system; None when it cannot be told, errno says why."""
+    """Return the magic number of the descriptor's file system; None on failure, with errno set."""
     buffer = (ctypes.c_long * 32)()
     return None if _libc.fstatfs(descriptor, ctypes.byref(buffer)) else int(buffer[0]) & 0xFFFFFFFF

@@ -1,7 +1,7 @@
-"""Who begins anew in a child of `os.fork`.
+"""Objects that reset themselves in a child of `os.fork`.
 
-There no other thread is, and what another one was at stays as it was: a lock that it had is held for ever, a module
-that it imported is never there.
+The child has no other threads, and what another thread was doing stays half done: a lock that it held is held
+forever, a module that it was importing is never complete.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from weakref import WeakSet
 
 
 class BeginsAnew(Protocol):
-    """An object that a child has, too."""
+    """An object that a forked child inherits and must reset."""
 
     def begin_anew(self) -> None:
-        """In a child that was forked just now: leave what is the parent's alone, and wait for no lock.
+        """In a newly forked child: leave the parent's resources alone, and wait for no lock.
 
-        OSError: it stays the parent's.
+        OSError: the object remains the parent's.
         """
         ...
 
 
 NO_FORK: Final = threading.RLock()
-"""Held while a module is imported on the way: a child would wait for ever for the thread that was at it."""
+"""Held while a module is imported lazily: a child would wait forever for the thread that was importing it."""
 _followers: Final[WeakSet[BeginsAnew]] = WeakSet()
 
 
 def follow_forks(follower: BeginsAnew) -> None:
-    """Have it begin anew in each child, for as long as somebody has it."""
+    """Call `begin_anew` of the object in each child, for as long as the object lives."""
     _followers.add(follower)
 
 
 def _begin_all_anew() -> None:
     NO_FORK.release()
     for follower in list(_followers):
-        with suppress(OSError):  # as of a descriptor that somebody else has closed
+        with suppress(OSError):  # for example, a descriptor that was closed elsewhere
             follower.begin_anew()
 
 

@@ -1,9 +1,9 @@
-"""Advice to the kernel about memory, without a lock held: files into the page cache, pages of mappings taken ahead.
+"""Advice to the kernel about memory, without holding the interpreter's lock: reads files into the page cache,
+allocates pages of mappings ahead.
 
 `mmap.madvise` keeps the interpreter's lock while the kernel waits for the disk, so every other thread of the client
-stands still for as long.  A call through ctypes gives the lock up.  The mapping of a file is made, advised
-and given back here; its bytes are never read, so an I/O error, or a file that was cut, is an error of the call and no
-signal.
+stops for as long.  A call through ctypes releases the lock.  `populate` maps a file, advises and unmaps it; it never
+reads the bytes, so an I/O error, or a truncated file, is an error of the call and not a signal.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 
 _MADV_POPULATE_READ: Final = 22  # Linux 5.14; Python names it from 3.12 on
 POPULATE_WRITE: Final = 23
-"""MADV_POPULATE_WRITE, Linux 5.14: all pages are there, or an error says that there are not as many."""
+"""MADV_POPULATE_WRITE, Linux 5.14: allocates all pages, or fails if there are not enough."""
 COLLAPSE: Final = 25
-"""MADV_COLLAPSE, Linux 6.1: pages that are there are moved together into huge ones, whatever the system's setting."""
+"""MADV_COLLAPSE, Linux 6.1: moves present pages together into huge ones, whatever the system's setting."""
 HUGE_BYTES: Final = 2 << 20
 _FAILED: Final = ctypes.c_void_p(-1).value
 
@@ -30,10 +30,11 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def populate(descriptor: int, offset: int, length: int) -> bool:
-    """Read [offset, offset + length) of a file into the page cache.  Blocks, in any thread; whether all of it is there.
+    """Read [offset, offset + length) of a file into the page cache; return True if all of it is cached.  Blocks, in
+    any thread.
 
-    Reads by several threads look random to the kernel, which then fills its cache page by page.  What is mapped with
-    the wish for huge pages is read 2 MiB at a time, the next 2 MiB ahead, and only a page of each has to be asked for.
+    Reads by several threads look random to the kernel, which then fills its cache page by page.  A mapping that asks
+    for huge pages is read 2 MiB at a time, the next 2 MiB ahead, and only one page of each has to be requested.
     """
     begin = offset - offset % HUGE_BYTES
     size = offset + length - begin
@@ -53,7 +54,8 @@ def populate(descriptor: int, offset: int, length: int) -> bool:
 
 
 def advise(mapping: mmap.mmap, advice: int, begin: int = 0, length: int | None = None) -> int:
-    """madvise for a writable mapping, or a part of it; 0 or the error's number.  Blocks, in any thread."""
+    """Call madvise for a writable mapping, or a part of it; return 0 or the error's number.  Blocks, in any
+    thread."""
     memory = ctypes.c_char.from_buffer(mapping)
     size = len(mapping) - begin if length is None else length
     try:

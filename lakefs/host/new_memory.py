@@ -1,4 +1,5 @@
-"""New memory with a descriptor, whose pages are there from the beginning; and the most that can be lent."""
+"""New memory with a descriptor, whose pages are allocated from the start; and the limit of memory that can be
+lent."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ _SEALS: Final = 0x0001 | 0x0002 | 0x0004  # no more seals, no shrinking, no grow
 
 
 def new_memory(size_bytes: int, *, sealed: bool = False) -> int:
-    """A memfd of that size, its pages allocated.  Blocks.  LocalFileError when there is no memory.
+    """Create a memfd of that size, its pages allocated.  Blocks.  LocalFileError if there is not enough memory.
 
-    `sealed`: its size stays.
+    `sealed`: its size is fixed.
 
-    The kernel would try to find pages for any size, at the cost of every other process.
+    A size above the machine's memory is refused first: the kernel would try to find the pages, at the cost of every
+    other process.
     """
     if size_bytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise LocalFileError(f"no memory of {size_bytes} bytes is to be had: the machine has less")
@@ -37,7 +39,7 @@ def new_memory(size_bytes: int, *, sealed: bool = False) -> int:
 
 
 def check_lendable(size_bytes: int) -> None:
-    """InvalidArgument when no engine takes that much, however little it was lent before."""
+    """Raise InvalidArgument if no engine accepts that much, even with no other memory lent."""
     if size_bytes > LENT_MEMORY_BYTES_MAX:
         raise InvalidArgument(
             f"memory of {size_bytes} bytes can never be lent to an engine, which takes at most "

@@ -1,9 +1,9 @@
-"""Blocking and CPU-heavy calls beside the loop: a pool of threads, or inline for the simulator.
+"""Blocking and CPU-heavy calls outside the loop: a pool of threads, or inline for the simulator.
 
 Rules kept here:
-- A call that has begun is waited for, whatever is cancelled: memory it reads and files it writes stay its own
+- A call that has begun is waited for, whatever is cancelled: the memory it reads and the files it writes stay in use
   until it ends.  Cancellation is delivered before the call begins, or at the caller's next checkpoint.
-- One call per waiting task is in the queue, so the queue is bounded by the tasks, which the server bounds.
+- Each waiting task has one call in the queue, so the queue is bounded by the tasks, which the server bounds.
 - Results are handed over in batches: one wake-up of the loop for all calls that ended since the last.
 """
 
@@ -60,14 +60,14 @@ class ThreadOffload:
         ]
 
     def start(self) -> None:
-        """Start the threads; results go to the loop that is running now."""
+        """Start the threads; results are delivered to the running loop."""
         assert self._token is None, "started twice"
         self._token = trio.lowlevel.current_trio_token()
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Wait for the calls that were handed in, then end the threads.  Blocks; a second one does nothing."""
+        """Wait for the calls already queued, then end the threads.  Blocks; a second call does nothing."""
         self._closed = True
         for _ in self._threads:
             self._queue.put(None)
@@ -85,7 +85,7 @@ class ThreadOffload:
         self.close()
 
     async def run(self, call: Callable[..., T], *args: object) -> T:
-        """The call's result or exception; Cancelled only before it begins."""
+        """Return the call's result or raise its exception; Cancelled only before it begins."""
         assert self._token is not None, "not started"
         assert not self._closed, "used after close"
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -93,23 +93,23 @@ class ThreadOffload:
         return cast(T, await trio.lowlevel.wait_task_rescheduled(_not_interruptible))
 
     def _work(self) -> None:
-        """A thread's life."""
+        """Run calls until `close`; the body of each thread."""
         token = self._token
         assert token is not None
         while (job := self._queue.get()) is not None:
             job.result = outcome.capture(job.call, *job.args)
             self._finished.append(job)
-            del job  # or its memory would be kept until the next call
+            del job  # otherwise its memory would be kept until the next call
             # Append first, flag second; `_drain` clears the flag first and empties second: nothing is missed.
             if not self._drain_is_due:
                 self._drain_is_due = True
                 try:
                     token.run_sync_soon(self._drain)
                 except trio.RunFinishedError:
-                    return  # the loop is gone, and with it every task that could wait
+                    return  # the loop has ended, and with it every task that could wait
 
     def _drain(self) -> None:
-        """In the loop: resume the tasks whose calls have ended."""
+        """Resume the tasks whose calls have ended; runs in the loop."""
         self._drain_is_due = False
         while self._finished:
             job = self._finished.popleft()
@@ -118,14 +118,14 @@ class ThreadOffload:
 
 
 class InlineOffload:
-    """Runs calls where they are asked for (`lakefs.ports.Offload`), for the simulator and for tests.
+    """Runs calls in the caller's task (`lakefs.ports.Offload`), for the simulator and for tests.
 
-    A checkpoint on either side lets other tasks run between the decision and the call, and between the call
-    and what its caller does next, as they can with threads.
+    A checkpoint before and after lets other tasks run between the decision and the call, and between the call and the
+    caller's next step, as they can with threads.
     """
 
     async def run(self, call: Callable[..., T], *args: object) -> T:
-        """The call's result or exception; Cancelled only before it begins."""
+        """Return the call's result or raise its exception; Cancelled only before it begins."""
         await trio.lowlevel.checkpoint()
         try:
             return call(*args)

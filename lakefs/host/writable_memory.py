@@ -1,6 +1,6 @@
 """Memory that a caller lends to be filled: anything with the buffer protocol, and torch tensors on the CPU.
 
-Nothing is copied: the view is of the lender's own memory, which must not be freed, resized or used otherwise until the
+Nothing is copied: the view is the lender's own memory, which must not be freed, resized or used otherwise until the
 call that it was lent to has ended.
 """
 
@@ -22,12 +22,12 @@ class Array(Protocol):
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """Where its elements are."""
+        """The array interface; its address says where the elements are."""
 
 
 @runtime_checkable
 class Tensor(Protocol):
-    """What is asked of a torch tensor, which has no buffer protocol."""
+    """The part of a torch tensor's interface used here; a tensor has no buffer protocol."""
 
     @property
     def nbytes(self) -> int:
@@ -35,23 +35,23 @@ class Tensor(Protocol):
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it lies in this machine's memory."""
+        """True if it is in this machine's memory."""
 
     def data_ptr(self) -> int:
         """Address of the first element."""
 
     def is_contiguous(self) -> bool:
-        """Whether its elements lie one behind the other."""
+        """Return True if its elements follow each other without gaps."""
 
 
 WritableBuffer: TypeAlias = "Buffer | Array | Tensor"
-"""What can be read into: contiguous, writable memory of this machine."""
+"""Memory that can be read into: contiguous, writable, on this machine."""
 
 
 def writable_memory(lent: WritableBuffer, name: str) -> memoryview:
-    """What was lent, as bytes; `name` is what it is wanted for.
+    """Return the lent memory as bytes; `name` is the object to be read into it, for messages.
 
-    InvalidArgument: it is no memory, is read-only, is not contiguous, or lies in another device.
+    InvalidArgument: it is not memory, is read-only, is not contiguous, or lies in another device.
     """
     if (
         type(lent) is memoryview
@@ -75,7 +75,7 @@ def writable_memory(lent: WritableBuffer, name: str) -> memoryview:
 
 
 def chunk_memories(chunks: Sequence[bytes], lent: Sequence[WritableBuffer]) -> list[memoryview]:
-    """The memory of each, wanted for the chunk of that id.  InvalidArgument."""
+    """Return the memory for each chunk.  InvalidArgument."""
     if len(chunks) != len(lent):
         raise InvalidArgument(f"{len(chunks)} chunks and {len(lent)} buffers do not go together")
     return [writable_memory(buffer, id_text(chunk)) for chunk, buffer in zip(chunks, lent, strict=True)]

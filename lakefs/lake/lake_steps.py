@@ -1,7 +1,8 @@
 """`LakeSteps`: the object service as steps, one method for each thing a user does with names and blobs.
 
-The public clients (`lakefs.client.blocking.lake.Lake`, `lakefs.client.trio.lake.TrioLake`) have the same methods and
-only drive what is written here.  Texts are names as users write them: `BUCKET/KEY`, `lake://` accepted.
+The public clients (`lakefs.client.blocking.lake.Lake`, `lakefs.client.trio.lake.TrioLake`) make their methods from
+these (`lakefs.client.facade`): a signature and a docstring here are those that users see.  Texts are names as users
+write them: `BUCKET/KEY`, `lake://` accepted.
 
 What the store promises of each is in docs/durability.md; in short: a change is durable when its method returns,
 a name changes atomically, bytes read were checked.
@@ -9,11 +10,13 @@ a name changes atomically, bytes read were checked.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 
@@ -31,7 +34,7 @@ from lakefs.put.objects import put, put_stream
 from lakefs.put.shared_memory import LentMemories, SharedMemory, Slot
 from lakefs.put.sources import FileSource
 from lakefs.put.upload import PutResult, Transfer, only_result, result_of
-from lakefs.steps.steps import Steps, send, work
+from lakefs.steps.steps import Page, Pages, Steps, send, work
 from lakefs.wire.grants import MEDIA_DRAM
 from lakefs.wire.messages import (
     NO_CONDITION,
@@ -50,6 +53,7 @@ from lakefs.wire.messages import (
     Copy,
     DeleteNames,
     Listed,
+    ListEntry,
     ListNames,
     MakeFolder,
     NameResults,
@@ -96,6 +100,7 @@ class LakeSteps(UploadSteps, ReadSteps):
     ) -> Steps[PutResult]:
         """Store data under a name, replacing what was there; durable on return.
 
+        `data`: bytes, a slot of shared memory, a file (`pathlib.Path`), or a binary stream, read to its end.
         `if_absent`: only when the name is free; `if_match`: only when the present ETag is this one; `create_bucket`:
         make the bucket when it is missing.
         PreconditionFailed, KeyNotFound (`if_match` of a free name), StoreFull, SourceChanged, LocalFileError,
@@ -170,9 +175,10 @@ class LakeSteps(UploadSteps, ReadSteps):
     ) -> Steps[list[ObjectStat]]:
         """Store many small objects (each at most 4 MiB, one chunk) in few journal groups; durable on return.
 
-        At most `in_flight` objects are under way, in two requests: one is received and decided while the other is
-        synced.  Each name is atomic by itself.  The first failure is raised after all have been tried; what cannot
-        be asked (InvalidName, InvalidArgument) is raised before anything is.
+        Their bytes come from buffers or slots of shared memory.  At most `in_flight` objects are under way, in two
+        requests: one is received and decided while the other is synced.  Each name is atomic by itself.  The first
+        failure is raised after all have been tried; what cannot be asked (InvalidName, InvalidArgument) is raised
+        before anything is.
         """
         attributes = ObjectAttributes(mtime_ns=time.time_ns())
         return put_many(
@@ -186,7 +192,7 @@ class LakeSteps(UploadSteps, ReadSteps):
     # --- names -----------------------------------------------------------------------------------
 
     def stat(self, name: str) -> Steps[ObjectStat]:
-        """What is known of a name; a key ending in `/`, or only a bucket, asks for a folder."""
+        """What is known of a name; a key ending in `/`, or only a bucket, asks for a folder.  KeyNotFound."""
         parsed = parse_name(name)
         return only_result((yield from send(StatNames([(parsed.bucket, parsed.key)]))))
 
@@ -203,12 +209,21 @@ class LakeSteps(UploadSteps, ReadSteps):
         return stats
 
     def exists(self, name: str) -> Steps[bool]:
-        """Whether a name is there; a missing bucket is no error."""
+        """Return True when a name exists; a missing bucket is no error."""
         try:
             yield from self.stat(name)
         except (KeyNotFound, BucketNotFound):
             return False
         return True
+
+    def ls(self, name: str, *, delimiter: str = "", folders: bool = False) -> Pages[ListEntry]:
+        """All keys that begin with the name's key, in byte order, read page by page."""
+        return self._keys_behind(name, "", delimiter, folders)
+
+    def _keys_behind(self, name: str, after: str, delimiter: str, folders: bool) -> Pages[ListEntry]:
+        page = yield from self.list_page(name, after=after, delimiter=delimiter, folders=folders)
+        after = page.next_after
+        return Page(page.entries, self._keys_behind(name, after, delimiter, folders) if after else None)
 
     def list_page(
         self, name: str, *, after: str = "", delimiter: str = "", limit: int = 1000, folders: bool = False
@@ -220,7 +235,7 @@ class LakeSteps(UploadSteps, ReadSteps):
         return reply.message
 
     def remove(self, name: str) -> Steps[bool]:
-        """Remove an object, or an empty folder; whether it was there."""
+        """Remove an object, or an empty folder; False when there was none."""
         return (yield from self.remove_many([parse_object_name(name)])) == 1
 
     def remove_many(self, names: Sequence[Name]) -> Steps[int]:
@@ -233,7 +248,10 @@ class LakeSteps(UploadSteps, ReadSteps):
     def move(
         self, source: str, target: str, *, replace: bool = True, create_bucket: bool = False
     ) -> Steps[ObjectStat]:
-        """Rename an object or a folder (both end in `/`), atomically."""
+        """Rename an object or a folder (both end in `/`), atomically.
+
+        `create_bucket`: make the target's bucket when it is missing.
+        """
         old, new = parse_object_name(source), parse_object_name(target)
         return only_result((yield from send(Rename(*old, *new, replace, create_bucket))))
 
@@ -306,23 +324,23 @@ class LakeSteps(UploadSteps, ReadSteps):
 
     # --- upkeep ----------------------------------------------------------------------------------
 
-    def status(self) -> Steps[str]:
-        """State of the engine, JSON text."""
+    def status(self) -> Steps[dict[str, Any]]:
+        """State of the engine."""
         reply = yield from send(Status())
         assert isinstance(reply.message, StatusReply)
-        return reply.message.status_json
+        return _object_of(reply.message.status_json)
 
-    def gc(self, *, compact: bool = False) -> Steps[str]:
-        """One cycle of garbage collection, with `compact` to the last page; its report, JSON text."""
+    def gc(self, *, compact: bool = False) -> Steps[dict[str, Any]]:
+        """One cycle of garbage collection, with `compact` to the last page; its report."""
         reply = yield from send(RunGc(compact))
         assert isinstance(reply.message, ReportReply)
-        return reply.message.report_json
+        return _object_of(reply.message.report_json)
 
-    def fsck(self, *, full: bool = False) -> Steps[str]:
-        """Check the store, with `full` every byte of it; the report, JSON text."""
+    def fsck(self, *, full: bool = False) -> Steps[dict[str, Any]]:
+        """Check the store, with `full` every byte of it; the report."""
         reply = yield from send(RunFsck(full))
         assert isinstance(reply.message, ReportReply)
-        return reply.message.report_json
+        return _object_of(reply.message.report_json)
 
     def scrub(
         self,
@@ -331,12 +349,15 @@ class LakeSteps(UploadSteps, ReadSteps):
         rate_bytes_per_s: int | None = None,
         restart: bool = False,
         damaged: bool = False,
-    ) -> Steps[str]:
-        """Go on with the scrub for a while, at most a minute, and tell of it: JSON text.  See `RunScrub`."""
+    ) -> Steps[dict[str, Any]]:
+        """Go on with the scrub for a while, at most a minute; its report, with `done` when a pass has ended.
+
+        `rate_bytes_per_s`: 0 is unbounded.  With `damaged` the report has the quarantine and its objects.
+        """
         rate = -1 if rate_bytes_per_s is None else rate_bytes_per_s
         reply = yield from send(RunScrub(for_s, rate, restart, damaged))
         assert isinstance(reply.message, ReportReply)
-        return reply.message.report_json
+        return _object_of(reply.message.report_json)
 
     # --- for the modules beside this one ---------------------------------------------------------
 
@@ -367,3 +388,7 @@ def _bucket_list(message: object) -> list[BucketStat]:
 def _key_list(message: object) -> AccessKeys:
     assert isinstance(message, AccessKeys)
     return message
+
+
+def _object_of(text: str) -> dict[str, Any]:
+    return cast(dict[str, Any], json.loads(text))

@@ -34,7 +34,10 @@ class ReadSteps(ABC):
         return get_whole(self.access(progress), parse_object_name(name))
 
     def get_into(self, name: str, buffer: WritableBuffer) -> Steps[int]:
-        """The whole content into a writable buffer at least as long, see `get_many_into`; the number of bytes."""
+        """The whole content into a buffer, array or tensor at least as long; the number of bytes.
+
+        As `get_many_into`.
+        """
         sizes = yield from self.get_many_into([name], [buffer])
         return sizes[0]
 

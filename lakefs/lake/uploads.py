@@ -28,7 +28,7 @@ from lakefs.put.lent import memory_source
 from lakefs.put.shared_memory import Slot
 from lakefs.put.sources import FileSource
 from lakefs.put.upload import Transfer
-from lakefs.steps.steps import Steps, work
+from lakefs.steps.steps import Page, Pages, Steps, work
 from lakefs.wire.messages import (
     NO_CONDITION,
     Condition,
@@ -36,6 +36,7 @@ from lakefs.wire.messages import (
     ObjectStat,
     Parts,
     PartStat,
+    UploadEntry,
     UploadList,
     Uploads,
 )
@@ -123,6 +124,23 @@ class UploadSteps(ABC):
             length=length,
             if_match=if_match,
         )
+
+    def parts(self, upload: UploadName) -> Pages[PartStat]:
+        """All parts of an upload, by number, read page by page; UploadNotFound."""
+        return self._parts_behind(upload, 0)
+
+    def _parts_behind(self, upload: UploadName, after: int) -> Pages[PartStat]:
+        page = yield from self.parts_page(upload, after=after)
+        return Page(page.parts, self._parts_behind(upload, page.next_after) if page.next_after else None)
+
+    def uploads(self, name: str) -> Pages[UploadEntry]:
+        """All unfinished uploads to keys that begin with the name's key, in byte order, read page by page."""
+        return self._uploads_behind(name, "", b"")
+
+    def _uploads_behind(self, name: str, after: str, after_upload: bytes) -> Pages[UploadEntry]:
+        page = yield from self.uploads_page(name, after=after, after_upload=after_upload)
+        after, after_upload = page.next_after, page.next_upload
+        return Page(page.entries, self._uploads_behind(name, after, after_upload) if after else None)
 
     def parts_page(self, upload: UploadName, *, after: int = 0, limit: int = 1000) -> Steps[Parts]:
         """One page of an upload's parts by number; UploadNotFound."""

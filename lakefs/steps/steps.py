@@ -1,15 +1,15 @@
-"""Steps: how put, get and the rest are written once and driven by any client.
+"""Steps: put, get and the other operations, written once as generators that any client can drive.
 
 An operation is a generator.  It yields `Start(effect)` and is sent a ticket at once; it yields `Wait(ticket)` and is
-sent the effect's result, or has its exception thrown in.  An effect is a request to the engine (`Send`) or a piece
-of blocking or CPU-heavy work of the client's own (`Work`), which drivers run in threads.  Three drivers exist: the
-blocking client, the trio client, and the trio client over an embedded engine.
+sent the effect's result, or has its exception thrown in.  An effect is a request to the engine (`Send`) or a blocking
+or CPU-heavy call in the client itself (`Work`), which drivers run in threads.  Three drivers exist: the blocking
+client, the trio client, and the trio client over an embedded engine.
 
 Rules kept here:
 - An operation never blocks and never touches trio or sockets.
 - When an operation ends, by return or raise, its driver waits for all `Work` still running and forgets `Send`s.
-- A cancellation does not come between a request that takes something of the engine (`takes`) and its answer: what
-  was taken can then be given back.
+- A cancellation is not delivered between a request that takes something of the engine (`takes`) and its answer, so
+  that the operation can give it back.
 - `Pipeline` keeps at most `window` effects in flight and completes them in the order they were started.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from lakefs.errors import LakeError
 from lakefs.ids import Buffer
@@ -41,7 +41,7 @@ Ticket = object
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Ask the engine.  `into`: memory for the reply's body (exactly as long as the body will be)."""
+    """Send a request to the engine.  `into`: memory for the reply's body (exactly as long as the body will be)."""
 
     request: Request
     body: Sequence[Buffer] = ()
@@ -73,24 +73,25 @@ _TAKING: Final = (
 
 
 def takes(effect: Effect) -> bool:
-    """Whether the answer is something that the operation has to give back: a session, a lease, a descriptor, pins."""
+    """Return True if the answer is something that the operation has to give back: a session, a lease, a descriptor,
+    pins."""
     return isinstance(effect, Send) and isinstance(effect.request, _TAKING)
 
 
 class Start(NamedTuple):
-    """Begin an effect; answered with its ticket."""
+    """Begin an effect; the driver sends its ticket."""
 
     effect: Effect
 
 
 class Wait(NamedTuple):
-    """Wait for an effect; answered with its result."""
+    """Wait for an effect; the driver sends its result."""
 
     ticket: Ticket
 
 
 class Tell(NamedTuple):
-    """Send a request of which the answer does not matter; answered with None, by some drivers at once."""
+    """Send a request whose answer does not matter; the driver sends None, in some drivers at once."""
 
     request: Request
 
@@ -99,20 +100,31 @@ Step = Start | Wait | Tell
 Steps = Generator[Step, Any, T]
 
 
+class Page(NamedTuple, Generic[T]):
+    """Entries of a long list, and the steps that read on; None behind the last page."""
+
+    entries: Sequence[T]
+    rest: Steps[Page[T]] | None
+
+
+Pages = Steps[Page[T]]
+"""The first page of a list, to be read page by page."""
+
+
 def send(
     request: Request,
     body: Sequence[Buffer] = (),
     descriptors: Sequence[int] = (),
     into: Sequence[memoryview] = (),
 ) -> Steps[Reply]:
-    """One request and its reply."""
+    """Send one request; return its reply."""
     ticket = yield Start(Send(request, body, descriptors, into))
     reply: Reply = yield Wait(ticket)
     return reply
 
 
 def work(call: Callable[..., T], *args: Any) -> Steps[T]:
-    """One piece of work and its result."""
+    """Run one piece of work; return its result."""
     ticket = yield Start(Work(call, args))
     result: T = yield Wait(ticket)
     return result
@@ -123,10 +135,10 @@ Completion = Callable[[Any], "Steps[None] | None"]
 
 
 class Pipeline:
-    """At most `window` effects in flight, completed in order.
+    """Keeps at most `window` effects in flight, and completes them in order.
 
     A completion may submit to the pipeline again (it returns steps that do so).  An effect that fails raises out of
-    the `submit` or `drain` that met it, unless its `failed` handler takes the error.
+    the `submit` or `drain` that waits for it, unless its `failed` handler takes the error.
     """
 
     def __init__(self, window: int) -> None:
@@ -149,12 +161,12 @@ class Pipeline:
         self._flight.append((ticket, done, failed))
 
     def drain(self) -> Steps[None]:
-        """Complete everything, also what completions submit on the way."""
+        """Complete all effects, also those that completions submit."""
         while self._flight:
             yield from self._complete_oldest()
 
     def settle(self) -> Steps[None]:
-        """Wait for what is in flight when something has failed; further failures are passed over."""
+        """Wait for the effects in flight after a failure; further failures are ignored."""
         while self._flight:
             try:
                 yield from self._complete_oldest()

@@ -1,1 +1,1 @@
-"""Folders of local files, in and out."""
+"""Trees: local folders stored as objects, and objects written to local folders."""

@@ -1,12 +1,12 @@
-"""Getting one object: into a local file, complete or absent, or handed on as a stream.
+"""Gets one object: into a local file, complete or absent, or as a stream.
 
-A file is written through a `PartFile`, in which the chunks that an earlier, killed get had written are kept.
+A file is written through a `PartFile`, which keeps the chunks that an earlier, killed get wrote.
 
 Rules kept here:
-- With `compare`, a local file that has the object's bytes already (size first, then content at the object's cuts)
-  is not fetched; it gets the object's mode and time.
-- A target has its old content or the new one, whole.  A part is removed when its get fails, but kept when the
-  engine was lost: the next get goes on from it.
+- With `compare`, a local file that already has the object's bytes (size first, then content at the object's cuts) is
+  not fetched; it gets the object's mode and time.
+- A target has its old content or the new one, whole.  The part is removed if its get fails, but kept if the engine
+  was lost: the next get continues from it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from lakefs.wire.messages import ObjectStat
 
 @dataclass(frozen=True)
 class GetOptions:
-    """`compare`: leave alone what is already there; `replace`: overwrite files that exist.
+    """`compare`: leave files that are already equal; `replace`: overwrite files that exist.
 
-    `follow`: of a tree, folders below the target's may be symbolic links; else what is below one fails.
+    `follow`: for trees, folders below the target folder may be symbolic links; else an object below one fails.
     """
 
     compare: bool = True
@@ -44,7 +44,7 @@ class GetOptions:
 def get_to_file(
     lake: LakeSteps, name: Name, target: str, options: GetOptions, observer: Observer
 ) -> Steps[FileOutcome]:
-    """One object into a local file, complete or absent.  A symbolic link that has the target's name is replaced.
+    """Write one object to a local file, complete or absent.  Replaces a symbolic link that has the target's name.
 
     KeyNotFound, IsAFolder, ChunkDamaged, AlreadyExists (without `replace`), LocalFileError.
     """
@@ -57,7 +57,7 @@ def get_to_file(
 
 
 def replace_file(lake: LakeSteps, name: Name, target: str, observer: Observer) -> Steps[ObjectStat]:
-    """As `get_to_file`, whatever the target holds; what the object was."""
+    """Write one object to a local file as `get_to_file` does, whatever the file holds; return the object's stat."""
     access = lake.access(observer.progress)
     opened = yield from open_object(access, name)
     try:
@@ -70,9 +70,9 @@ def replace_file(lake: LakeSteps, name: Name, target: str, observer: Observer) -
 def stream_range(
     access: Access, opened: Opened, offset: int, length: int, write: Callable[[bytes], None]
 ) -> Steps[int]:
-    """Hand a range to `write` (called as work, in order), fetching ahead; the number of bytes.
+    """Pass a range to `write` (called as work, in order), fetching ahead; return the number of bytes.
 
-    Steps end where chunks end, so that whole chunks are checked by their ids.
+    Each step ends where a chunk ends, so that whole chunks are checked by their ids.
     """
     end = min(offset + length, opened.stat.size_bytes)
     position = offset
@@ -92,9 +92,9 @@ def stream_range(
 def get_opened(
     access: Access, opened: Opened, target: LocalTarget, options: GetOptions, observer: Observer
 ) -> Steps[FileOutcome]:
-    """One opened object through a part file; as `get_to_file`."""
+    """Write one opened object through a part file; like `get_to_file`."""
     size = opened.stat.size_bytes
-    if options.compare and (yield from _is_there(opened, target)):
+    if options.compare and (yield from _is_unchanged(opened, target)):
         observer.progress(size, size)
         return FileOutcome(target.path, str(opened.name), Fate.UNCHANGED, size)
     if not options.replace and (yield from work(target.exists)):
@@ -120,8 +120,8 @@ def _finish(part: PartFile, stat_: ObjectStat, options: GetOptions) -> None:
     part.finish(stat_, replace=options.replace)
 
 
-def _is_there(opened: Opened, target: LocalTarget) -> Steps[bool]:
-    """Whether the target has the object's bytes; then its mode and time are set."""
+def _is_unchanged(opened: Opened, target: LocalTarget) -> Steps[bool]:
+    """Return True if the target has the object's bytes; then also set its mode and time."""
     try:
         source: FileSource = yield from work(target.open_file)
     except LocalFileError:
@@ -136,7 +136,7 @@ def _is_there(opened: Opened, target: LocalTarget) -> Steps[bool]:
 
 
 def _missing_pieces(part: PartFile, opened: Opened, observer: Observer) -> Steps[list[Piece]]:
-    """Pieces that an earlier part does not hold."""
+    """Return the pieces that an earlier part does not hold."""
     if not part.found_bytes:
         return opened.pieces
     missing: list[Piece] = []
@@ -155,7 +155,7 @@ def _missing_pieces(part: PartFile, opened: Opened, observer: Observer) -> Steps
 
 
 def _step_end(opened: Opened, position: int, end: int) -> int:
-    """Where the step from `position` ends: at a chunk's end, or at `end`."""
+    """Return the end of the step from `position`: a chunk's end, or `end`."""
     covered = opened.overlapping(position, min(STREAM_BYTES, end - position))
     last = covered[-1]
     boundary = last.offset + last.length

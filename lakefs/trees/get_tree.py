@@ -1,13 +1,14 @@
-"""Getting trees: many objects, each into a local file of its own, as steps over `LakeSteps`.
+"""Gets trees: many objects, each into its own local file, as steps over `LakeSteps`.
 
 Small objects are fetched together: one `OpenObjects` for up to 256 names, their chunks in one pipeline, each file
-written in one go.  A larger one is fetched by itself (`lakefs.trees.get_file`).
+written in one call.  A larger object is fetched alone (`lakefs.trees.get_file`).
 
 Rules kept here:
-- No key leads out of the target folder: keys with `..`, empty or absolute parts are refused, one by one; so is
-  what lies below a folder that is a symbolic link here, unless links are to be followed.
-- A file that fails ends alone; the others go on.  What is not fetched has failed, unless it was asked to be left.
-- A small object has its file written and named by one piece of work, so nothing half-written can be left.
+- No key leads out of the target folder.  Keys with `..`, empty or absolute parts are refused, one by one; so is an
+  object below a folder that is a symbolic link here, unless `follow` is set.
+- A file that fails ends alone; the others continue.  An object that is not fetched has failed, unless the options say
+  to leave it.
+- One piece of work writes and names the file of a small object, so no half-written file can be left.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from lakefs.wire.messages import ListEntry, ObjectStat
 
 OPEN_BATCH = 256
 OPEN_TOGETHER_BYTES = 32 << 20
-"""Up to 65 chunks each: 256 layouts of 80 bytes a chunk are 1.3 MiB, well inside one control part."""
+"""Largest object opened together with others: up to 65 chunks, so 256 layouts of 80 bytes a chunk are 1.3 MiB, well
+inside one control part."""
 OBJECT_KIND = 2
 NO_STAT = ObjectStat("", "", 0, 0, 0, "", 0)
 
@@ -50,10 +52,10 @@ NO_STAT = ObjectStat("", "", 0, 0, 0, "", 0)
 def get_tree(
     lake: LakeSteps, source: Name, folder: str, options: GetOptions, observer: Observer
 ) -> Steps[Totals]:
-    """All objects below a folder of the lake into a local folder, made if need be.
+    """Write all objects below a folder of the lake to a local folder, created if missing.
 
-    `source.key` is empty or ends in `/`.  KeyNotFound, BucketNotFound; what else is raised ends everything
-    (`trees.is_fatal`); other failures are outcomes.
+    `source.key` is empty or ends in `/`.  KeyNotFound, BucketNotFound.  Any other error raised ends the whole
+    operation (`lakefs.trees.walk.is_fatal`); other failures are outcomes.
     """
     assert source.is_folder
     if source.key:
@@ -71,7 +73,8 @@ def get_tree(
 
 
 def local_target(folder: str, relative_key: str, *, follow: bool = False) -> LocalTarget:
-    """Where an object of a folder lands.  InvalidName for keys that no path below the folder can say."""
+    """Return the local file for an object of a folder.  InvalidName for keys that no path below the folder can
+    express."""
     parts = relative_key.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise InvalidName(
@@ -83,20 +86,20 @@ def local_target(folder: str, relative_key: str, *, follow: bool = False) -> Loc
 
 @dataclass(frozen=True)
 class _Wanted:
-    """An object, or a folder, and where it lands."""
+    """An object or a folder, and its local target."""
 
     entry: ListEntry
     target: LocalTarget
 
     @property
     def path(self) -> str:
-        """As outcomes show it."""
+        """The path, as outcomes show it."""
         return self.target.path
 
 
 @dataclass(frozen=True)
 class _Surveyed:
-    """What was found at an object's path."""
+    """State of an object's local path: its outcome, or whether its content still has to be compared."""
 
     wanted: _Wanted
     ended: FileOutcome | None = None
@@ -132,7 +135,7 @@ class _TreeGet:
             yield from self._fetch(missing)
 
     def _wanted(self, entry: ListEntry) -> _Wanted | None:
-        """The object with its path; None when there is nothing to fetch."""
+        """Return the object with its target; None if it has failed, or is the source folder itself."""
         relative = entry.key[len(self._source.key) :]
         if not relative:
             return None
@@ -147,10 +150,10 @@ class _TreeGet:
             return None
         return wanted
 
-    # --- what is there (blocks; runs as work) ------------------------------------------------------
+    # --- local state (blocks; runs as work) --------------------------------------------------------
 
     def _survey(self, wanted: Sequence[_Wanted]) -> list[_Surveyed]:
-        """Make folders, and see which objects are there already."""
+        """Create folders, and find the objects that are present already."""
         found: list[_Surveyed] = []
         for one in wanted:
             try:
@@ -191,7 +194,7 @@ class _TreeGet:
         try:
             source = FileSource(one.path, follow_symlinks=False, folder=folder)
         except LocalFileError:
-            return _Surveyed(one)  # not readable: it is replaced
+            return _Surveyed(one)  # not readable: the file is replaced
         try:
             equal = file_holds_blob(source, _stat_of(one.entry))
             if equal:
@@ -204,7 +207,8 @@ class _TreeGet:
     # --- fetching ----------------------------------------------------------------------------------
 
     def _fetch(self, missing: Sequence[_Surveyed]) -> Steps[None]:
-        """Those of few chunks are opened together; the layouts of many large ones would not fit one answer."""
+        """Fetch objects.  Those of few chunks are opened together; the layouts of many large ones would not fit in
+        one answer."""
         few = [found for found in missing if found.wanted.entry.size_bytes <= OPEN_TOGETHER_BYTES]
         names = [self._name_of(found.wanted) for found in few]
         answers = yield from open_objects(self._access, names, inline_bytes=FRAME_BYTES)
@@ -236,7 +240,7 @@ class _TreeGet:
             yield from close_object(opened)
 
     def _write_inline(self, small: Sequence[tuple[_Wanted, Opened]]) -> Steps[None]:
-        """Objects whose bytes came with the answer: write them in a few pieces of work."""
+        """Write objects whose bytes arrived with the answer, in a few pieces of work."""
         pipeline = Pipeline(WRITE_FILES_WINDOW)
         for start in range(0, len(small), WRITE_FILES_BATCH):
             batch = small[start : start + WRITE_FILES_BATCH]
@@ -254,7 +258,7 @@ class _TreeGet:
                 self._end(self._outcome(one, Fate.FETCHED, size))
 
     def _fetch_small(self, small: Sequence[tuple[_Wanted, Opened]]) -> Steps[None]:
-        """Objects of one chunk each, all in one pipeline; those left over after a failure each by itself."""
+        """Fetch objects of one chunk each in one pipeline; after a failure, fetch the remaining ones one by one."""
         joined = _JoinedSink([(one.target, opened) for one, opened in small], replace=self._options.replace)
         try:
             yield from fetch_pieces(self._access, joined.opened, joined.opened.pieces, joined)
@@ -312,10 +316,10 @@ class _TreeGet:
 
 
 class _JoinedSink:
-    """Many objects of at most one chunk, as one opened object whose pieces lie behind each other.
+    """Sink for many objects of at most one chunk, joined into one opened object whose pieces follow each other.
 
-    `written` holds the indexes of those whose file is complete, `failures` why others could not be written; what
-    is in neither was not fetched, or has no bytes.
+    `written` holds the indexes of objects whose file is complete, `failures` the errors of those that could not be
+    written.  An object in neither was not fetched, or has no bytes.
     """
 
     in_place = True
@@ -366,14 +370,14 @@ class _JoinedSink:
                 self._idle.notify_all()
 
     def stop(self) -> None:
-        """Write no further file, and wait for those being written.  Blocks."""
+        """Start no further file, and wait for those being written.  Blocks."""
         with self._idle:
             self._stopped = True
             self._idle.wait_for(lambda: not self._users)
 
 
 def _write_batch(batch: Sequence[tuple[_Wanted, Opened]], replace: bool) -> list[LakeError | None]:
-    """Write each object's file; its error stands in its place.  Blocks."""
+    """Write each object's file; return for each its error or None.  Blocks."""
     failures: list[LakeError | None] = []
     for one, opened in batch:
         try:
@@ -392,7 +396,7 @@ def _make_root(path: str) -> None:
 
 
 def _make_folder(target: LocalTarget) -> None:
-    """Make the folder of the target's name, unless it is there."""
+    """Create the folder of the target's name, unless it exists."""
     inner = LocalTarget(target.root, (*target.below, target.name), "", target.follow)
     os.close(inner.open_folder(make=True))
 

@@ -1,8 +1,8 @@
 """Local files that a get writes: a name in a folder, reached through descriptors.
 
-The folder that the user named is taken as it is written, links and all.  What a name of the lake adds below it must
-be real folders: a symbolic link among them would let bytes land elsewhere.  Every step is taken from the descriptor
-of the one before it and follows no link, so nothing can be exchanged between a check and its use.
+The folder that the user named is used as written, links included.  The folders that a lake name adds below it must be
+real: a symbolic link among them would let bytes land elsewhere.  Each folder is opened from the descriptor of the one
+above it, following no link, so nothing can be exchanged between a check and its use.
 
 Everything here blocks; operations call it as `Work`.
 """
@@ -32,18 +32,18 @@ class LocalTarget:
 
     @classmethod
     def at(cls, path: str) -> LocalTarget:
-        """The file at a path that the user named."""
+        """Return the target for a path that the user named."""
         root, name = os.path.split(path)
         return cls(root, (), name)
 
     @property
     def path(self) -> str:
-        """As messages show it."""
+        """The path, as messages show it."""
         return os.path.join(self.root, *self.below, self.name)
 
     @contextlib.contextmanager
     def folder(self, *, make: bool = False) -> Iterator[int]:
-        """A descriptor of the folder, for the length of a block.  As `open_folder`."""
+        """Context manager: a descriptor of the folder, opened as by `open_folder`, closed at the end of the block."""
         descriptor = self.open_folder(make=make)
         try:
             yield descriptor
@@ -51,17 +51,17 @@ class LocalTarget:
             os.close(descriptor)
 
     def exists(self) -> bool:
-        """Whether anything has the name.  LocalFileError."""
+        """Return True if anything has the name.  LocalFileError."""
         with self.folder() as folder:
             return has_name(self.name, folder)
 
     def open_file(self) -> FileSource:
-        """The file, which is no link.  LocalFileError."""
+        """Open the file, which must not be a link.  LocalFileError."""
         with self.folder() as folder:
             return FileSource(self.path, follow_symlinks=False, folder=folder)
 
     def open_folder(self, *, make: bool = False) -> int:
-        """A descriptor of the folder, whose missing parts below `root` are made with `make`.  LocalFileError."""
+        """Return a descriptor of the folder; with `make`, create its missing parts below `root`.  LocalFileError."""
         try:
             folder = os.open(self.root or ".", _FOLDER_FLAGS)
         except OSError as error:
@@ -79,7 +79,7 @@ class LocalTarget:
 
 
 def has_name(name: str, folder: int) -> bool:
-    """Whether a folder has anything of that name."""
+    """Return True if a folder contains anything of that name."""
     try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError:
@@ -94,13 +94,13 @@ def _open_inner(folder: int, name: str, follow: bool, make: bool) -> int:
     except FileNotFoundError:
         if not make:
             raise
-    with contextlib.suppress(FileExistsError):  # made by somebody else since
+    with contextlib.suppress(FileExistsError):  # another process created it since
         os.mkdir(name, dir_fd=folder)
     return os.open(name, flags, dir_fd=folder)
 
 
 def _reason(path: str, folder: int, name: str, error: OSError) -> str:
-    """Why a folder cannot be opened."""
+    """Return the reason why a folder cannot be opened."""
     with contextlib.suppress(OSError):
         if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             return f"{path} is a symbolic link and is not written through; give --follow to write where it points to"

@@ -1,20 +1,20 @@
-"""Part files: how an object lands in a local file, whole or not at all.
+"""Part files: how an object becomes a local file, whole or not at all.
 
-The bytes land in `.NAME.lake-part` beside the target, which takes the target's name when they are complete.  A part
-that a killed process left behind is kept where it holds the right bytes (`PartFile.holds`).
+The bytes are written to `.NAME.lake-part` beside the target; the part gets the target's name when it is complete.  A
+part that a killed process left is reused where it holds the right bytes (`PartFile.holds`).
 
 Rules kept here:
-- A part is known by its mark (`lakefs.trees.part_marks`), never by its name.  What has the name of a part and no mark
-  is somebody's file: it is neither written to nor removed, and the part takes the next of `part_names`.
-- A part gets its name when it has its mark and its lock, where the file system can do that (O_TMPFILE); else a kill
-  between the two leaves an empty file.
-- The part is locked while it is written: a second reader of the same target is refused, never mixed in.
+- A part is recognized by its mark (`lakefs.trees.part_marks`), never by its name.  A file with a part's name and no
+  mark is the user's: it is neither written to nor removed, and the part takes the next of `part_names`.
+- A part gets its name once it has its mark and its lock, if the file system supports that (O_TMPFILE); otherwise a
+  kill between the two leaves an empty file.
+- The part is locked while it is written: a second get to the same target is refused, never mixed in.
 - Only the file that was written gets the target's name: a part that was replaced while it was written is an error.
-- A link that has the target's name is replaced, and what it points to stays as it is.
-- A descriptor is closed by whoever uses it last: fetches that still run in other threads after a failure write
-  into this file or nowhere.
+- A link that has the target's name is replaced, and the link's target stays unchanged.
+- The last user of a descriptor closes it: fetches that still run in other threads after a failure write into this
+  file or nowhere.
 
-Everything here blocks, but for `discard`; operations call it as `Work`.
+Everything here blocks except `discard`; operations call it as `Work`.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from lakefs.trees.part_marks import is_marked, remove_mark, write_mark
 
 PART_SUFFIX = ".lake-part"
 NAME_BYTES_MAX = 255
-"""Longest file name of Linux file systems."""
+"""Longest file name on Linux file systems."""
 MODE_MASK = 0o777
-"""Permission bits that are restored; set-uid and the like are not taken from a store."""
+"""Permission bits that are restored; set-uid and the like are never taken from a store."""
 _PART_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _UNNAMED = os.O_RDWR | os.O_CLOEXEC | os.O_TMPFILE
 _ATTEMPTS = 3
-"""To write a small file whose part is replaced each time."""
+"""Attempts to write a small file whose part is replaced each time."""
 
 
 class FileAttributes(Protocol):
-    """What of an object's stat a local file takes over."""
+    """The attributes of an object's stat that a local file gets."""
 
     @property
     def mode(self) -> int: ...
@@ -56,7 +56,8 @@ class FileAttributes(Protocol):
 
 
 def part_names(name: str) -> list[str]:
-    """The names that a target's part may have: the first that is free.  A target's name too long for that is hashed."""
+    """Return the names that a target's part may have; the first free one is used.  A name that is too long is
+    hashed."""
     if len(os.fsencode(name)) + len(f"..{PART_NAMES_MAX}{PART_SUFFIX}") > NAME_BYTES_MAX:
         name = data_chunk_id(os.fsencode(name))[1:17].hex()
     numbered = [f".{name}.{number}{PART_SUFFIX}" for number in range(2, PART_NAMES_MAX + 1)]
@@ -64,7 +65,7 @@ def part_names(name: str) -> list[str]:
 
 
 def is_part(path: str) -> bool:
-    """Whether a file is the part of a get that did not end, or has not ended yet."""
+    """Return True if a file is the part of a get that did not end, or has not ended yet."""
     name = os.path.basename(path)
     if not (name.startswith(".") and name.endswith(PART_SUFFIX)):
         return False
@@ -81,8 +82,8 @@ def is_part(path: str) -> bool:
 class PartFile:
     """A target being written; the sink of its object's chunks.
 
-    Nothing exists before `open`, so whoever made it can end it from then on, whatever interrupts the opening: what
-    `open` finds ended when it has the part, it removes.
+    No file exists before `open`.  The owner may end the part from the constructor on, also while `open` is
+    interrupted: an `open` that finds the part ended removes its file.
     """
 
     in_place = False
@@ -90,11 +91,11 @@ class PartFile:
     def __init__(self, target: LocalTarget) -> None:
         self.target = target.path
         self.part_name = ""
-        """In the target's folder; known when opened."""
+        """Name in the target's folder; known after `open`."""
         self.found_bytes = 0
-        """Length of what an earlier, killed process had left; known when opened."""
+        """Length of the part that an earlier, killed process left; known after `open`."""
         self.was_replaced = False
-        """Whether it failed to get the target's name because another file has the part's."""
+        """True if the part could not get the target's name because another file has the part's name."""
         self._place = target
         self._size_bytes = 0
         self._lock = threading.Lock()
@@ -105,7 +106,8 @@ class PartFile:
         self._local = threading.local()
 
     def open(self) -> None:
-        """Create or take over the part.  LocalFileError, AlreadyExists (the target is being written elsewhere)."""
+        """Create the part, or take over an existing one.  LocalFileError, AlreadyExists (another get is writing the
+        target)."""
         folder = self._place.open_folder()
         try:
             descriptor, part_name = self._open_in(folder)
@@ -124,14 +126,15 @@ class PartFile:
             if stat.S_ISDIR(os.stat(self._place.name, dir_fd=folder).st_mode):
                 raise LocalFileError(f"{self.target}: is a folder", subject=self.target)
         except OSError:
-            pass  # it is not there, or a link to nothing
+            pass  # it does not exist, or is a dangling link
         try:
             return _open_part(folder, self._place.name, self.target)
         except OSError as error:
             raise self._failure(error) from error
 
     def set_length(self, size_bytes: int) -> None:
-        """Make the part as long as the object, before its pieces are delivered; nothing happens after it has ended."""
+        """Make the part as long as the object, before its pieces are delivered; does nothing after the part has
+        ended."""
         if not self._enter():
             return
         try:
@@ -143,7 +146,7 @@ class PartFile:
             self._leave()
 
     def holds(self, piece: Piece) -> bool:
-        """Whether the part has the piece's bytes already."""
+        """Return True if the part already has the piece's bytes."""
         if piece.offset + piece.length > self.found_bytes or not self._enter():
             return False
         memory = self.memory_for(piece)
@@ -156,14 +159,14 @@ class PartFile:
         return count == piece.length and matches_id(piece.chunk, memory)
 
     def memory_for(self, piece: Piece) -> memoryview:
-        """One buffer of 4 MiB for each thread."""
+        """Return this thread's buffer of 4 MiB, cut to the piece."""
         buffer: bytearray | None = getattr(self._local, "buffer", None)
         if buffer is None:
             buffer = self._local.buffer = bytearray(CHUNK_BYTES)
         return memoryview(buffer)[: piece.length]
 
     def deliver(self, piece: Piece, payload: memoryview) -> None:
-        """Write the piece; nothing happens after the part has ended."""
+        """Write the piece; does nothing after the part has ended."""
         if not self._enter():
             return
         done = 0
@@ -176,10 +179,10 @@ class PartFile:
             self._leave()
 
     def finish(self, attributes: FileAttributes, *, replace: bool = True) -> None:
-        """Give the part its mode, time and the target's name.  AlreadyExists with `replace` false.  Not synced."""
+        """Give the part its mode, time and the target's name.  AlreadyExists if `replace` is False.  Not synced."""
         with self._lock:
             if self._ended:
-                return  # given up meanwhile: the target stays as it is
+                return  # given up before this call: the target stays unchanged
             try:
                 os.ftruncate(self._descriptor, self._size_bytes)
                 _set_attributes(self._descriptor, attributes)
@@ -209,7 +212,7 @@ class PartFile:
                 self._end()
 
     def keep(self) -> None:
-        """Leave the part where it is, for a later try; harmless after `finish`."""
+        """Leave the part in place, for a later get; harmless after `finish`."""
         with self._lock:
             if not self._ended:
                 self._end()
@@ -219,7 +222,7 @@ class PartFile:
             self._check_identity()
             os.unlink(self.part_name, dir_fd=self._folder)
         except (OSError, LocalFileError):
-            pass  # it is gone, or another's by now; there is nothing to remove
+            pass  # already removed, or the name is another file's by now; nothing to remove
 
     def _check_identity(self) -> None:
         if not _has_name(self._descriptor, self._folder, self.part_name):
@@ -241,7 +244,7 @@ class PartFile:
                 self._close()
 
     def _end(self) -> None:
-        """With the lock held."""
+        """Mark the part as ended; the caller holds the lock."""
         self._ended = True
         if not self._users and self._descriptor >= 0:
             self._close()
@@ -257,7 +260,7 @@ class PartFile:
 def write_whole(
     target: LocalTarget, payload: memoryview | bytes, attributes: FileAttributes, *, replace: bool = True
 ) -> None:
-    """A small file in one go.  LocalFileError, AlreadyExists."""
+    """Write a small file at once.  LocalFileError, AlreadyExists."""
     if _write_new(target, payload, attributes):
         return
     for attempts_left in reversed(range(_ATTEMPTS)):
@@ -269,7 +272,7 @@ def write_whole(
             part.finish(attributes, replace=replace)
             return
         except LocalFileError:
-            # Another object of the same tree may have the part's name, and landed there.
+            # Another object of the same tree may have the part's name as its own, and replaced the part.
             if not part.was_replaced or not attempts_left:
                 raise
         finally:
@@ -277,7 +280,7 @@ def write_whole(
 
 
 def restore_attributes(source: FileSource, attributes: FileAttributes) -> None:
-    """Mode and modification time of a file whose content is right already.  LocalFileError."""
+    """Set mode and modification time of a file whose content is already right.  LocalFileError."""
     descriptor = source.fileno()
     try:
         if source.mode != attributes.mode & MODE_MASK:
@@ -289,9 +292,9 @@ def restore_attributes(source: FileSource, attributes: FileAttributes) -> None:
 
 
 def _write_new(target: LocalTarget, payload: memoryview | bytes, attributes: FileAttributes) -> bool:
-    """Write a file that has no name until it is complete; whether that was possible, and the name was free.
+    """Write a file that has no name until it is complete.  Return False if that is impossible or the name is taken.
 
-    A kill leaves nothing of it.  LocalFileError.
+    A kill leaves no trace of it.  LocalFileError.
     """
     with target.folder() as folder:
         if has_name(target.name, folder):
@@ -299,7 +302,7 @@ def _write_new(target: LocalTarget, payload: memoryview | bytes, attributes: Fil
         try:
             descriptor = os.open(".", _UNNAMED, 0o600, dir_fd=folder)
         except OSError:
-            return False  # a file system that has no such files, or an error that the part meets too
+            return False  # the file system has no such files, or an error that the part meets too
         try:
             view = memoryview(payload)
             while view:
@@ -311,7 +314,7 @@ def _write_new(target: LocalTarget, payload: memoryview | bytes, attributes: Fil
         try:
             _give_name(descriptor, folder, target.name)
         except OSError:
-            return False  # the name was taken meanwhile, or /proc is not mounted
+            return False  # the name was taken since, or /proc is not mounted
         finally:
             os.close(descriptor)
     return True
@@ -329,7 +332,7 @@ def _has_name(descriptor: int, folder: int, name: str) -> bool:
 
 
 def _give_name(descriptor: int, folder: int, name: str) -> None:
-    """Give a file that was opened without a name its name.  FileExistsError."""
+    """Name a file that was opened without a name.  FileExistsError."""
     os.link(f"/proc/self/fd/{descriptor}", name, dst_dir_fd=folder, follow_symlinks=True)
 
 
@@ -337,7 +340,8 @@ def _give_name(descriptor: int, folder: int, name: str) -> None:
 
 
 def _open_part(folder: int, name: str, target: str) -> tuple[int, str]:
-    """The part of a target, marked and locked: its descriptor and its name.  As `PartFile.open`, and OSError."""
+    """Return the descriptor and name of a target's part, marked and locked.  Raises as `PartFile.open`, and
+    OSError."""
     while True:
         free = ""
         for part_name in part_names(name):
@@ -360,18 +364,18 @@ def _open_part(folder: int, name: str, target: str) -> tuple[int, str]:
             try:
                 return make(folder, free), free
             except FileExistsError:
-                break  # by another get; look again
+                break  # another get made it; look again
             except OSError:
                 if make is _make_named:
                     raise
 
 
 def _take_over(folder: int, part_name: str, target: str) -> int | None:
-    """A part that an earlier get left, locked; None when the file is no part of ours, or is gone."""
+    """Open and lock a part that an earlier get left; None if the file is not a lake part, or no longer exists."""
     try:
         descriptor = os.open(part_name, _PART_FLAGS, dir_fd=folder)
     except OSError:
-        return None  # a part of ours can be opened
+        return None  # a lake part can always be opened
     is_taken = False
     try:
         if is_marked(descriptor, part_name):
@@ -394,7 +398,8 @@ def _take_over(folder: int, part_name: str, target: str) -> int | None:
 
 
 def _make_unnamed(folder: int, part_name: str) -> int:
-    """A new part, whose name appears when it is marked and locked.  FileExistsError; OSError where that cannot be."""
+    """Create a part whose name appears once it is marked and locked.  FileExistsError; OSError if that is
+    impossible."""
     descriptor = os.open(".", _UNNAMED, 0o600, dir_fd=folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -407,7 +412,7 @@ def _make_unnamed(folder: int, part_name: str) -> int:
 
 
 def _make_named(folder: int, part_name: str) -> int:
-    """A new part, whose name appears first.  FileExistsError, OSError."""
+    """Create a part whose name appears first.  FileExistsError, OSError."""
     descriptor = os.open(part_name, _PART_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
-"""The mark by which a part file is known for one of ours, whatever its name.
+"""The mark that identifies a part file, whatever its name.
 
-A mark is the value of an extended attribute; on a file system that has none, the same bytes stand behind the content:
+A mark is the value of an extended attribute.  On a file system without attributes, the same bytes follow the content:
 
     content | zeros up to the next multiple of 4096 | mark
 
@@ -9,13 +9,13 @@ A mark is the value of an extended attribute; on a file system that has none, th
         16    16  BLAKE3 of the part's file name, its first 16 bytes
         32     8  inode number, little-endian
 
-So a copy of a part is not a part, nor is a part that was stored and fetched again, nor one that has its target's name.
-A file with a second hard link is never taken for a part, because its content is somebody's.
+So these are not parts: a copy of a part, a part that was stored and fetched again, and a file that has its target's
+name.  A file with a second hard link is never taken for a part, because the user refers to its content.
 
-A mark behind the content lies in one page: a kill leaves all of it or nothing.  It is cut off before the file gets the
-target's name; a kill between the two leaves the whole object under the part's name, as if it were a file of the user's.
+A mark behind the content lies in one page: a kill leaves all of it or nothing.  It is cut off before the file gets
+the target's name; a kill between the two leaves the whole object under the part's name, like a file of the user's.
 
-All of it takes a regular file's descriptor.  Everything here blocks.
+All functions take a regular file's descriptor.  Everything here blocks.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ assert _MARK.size <= _PAGE_BYTES
 
 
 def write_mark(descriptor: int, part_name: str, size_bytes: int) -> None:
-    """Mark a file as a part whose content gets `size_bytes`, and make it as long as that.  OSError."""
+    """Mark a file as a part whose content will have `size_bytes`, and set its length to match.  OSError."""
     mark = _mark(descriptor, part_name)
     try:
         os.setxattr(descriptor, _ATTRIBUTE, mark)
-    except OSError:  # a file system without attributes, or without room for one
+    except OSError:  # a file system without attributes, or without space for one
         offset = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
-        # The old mark counts until the length changes, and then the new one is there.
+        # The old mark counts until the length changes; then the new one is in place.
         os.pwrite(descriptor, mark, offset)
         os.ftruncate(descriptor, offset + _MARK.size)
     else:
@@ -51,7 +51,7 @@ def write_mark(descriptor: int, part_name: str, size_bytes: int) -> None:
 
 
 def is_marked(descriptor: int, part_name: str) -> bool:
-    """Whether a file is a part of ours with that name.  OSError."""
+    """Return True if a file is a lake part with that name.  OSError."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         return False
@@ -64,8 +64,8 @@ def is_marked(descriptor: int, part_name: str) -> bool:
 
 
 def remove_mark(descriptor: int) -> None:
-    """Remove the attribute from a file that is no part any more.  A mark behind the content is cut off before."""
-    # One that stays is harmless: it says the part's name, not the file's.
+    """Remove the attribute from a file that is no longer a part.  A mark behind the content was cut off earlier."""
+    # A mark that stays is harmless: it has the part's name, not the file's.
     with contextlib.suppress(OSError):
         os.removexattr(descriptor, _ATTRIBUTE)
 

@@ -1,13 +1,13 @@
-"""Putting trees: many local files, each under a name of its own, as steps over `LakeSteps`.
+"""Puts trees: many local files, each under its own name, as steps over `LakeSteps`.
 
-Small files travel together: a frame of at most 4 MiB and 256 files is read by one piece of work and stored by one
-`PutObjects`; a few frames are in flight.  A file of more than one chunk is put alone, and the engine reads it.
+Small files travel together: one piece of work reads a frame of at most 4 MiB and 256 files, and one `PutObjects`
+stores it; a few frames are in flight.  A file of more than one chunk is put alone, and the engine reads it.
 
 Rules kept here:
-- A file that changed while it was read is not stored; the others go on.
-- With `compare`, a file whose content and mode are already stored under its name is left alone: sizes first, then
-  the bytes, at the stored object's own cuts.  Times decide nothing.
-- A small file is cut as `put` would cut it: what has more than one chunk (a safetensors file) is put alone.
+- A file that changed while it was read is not stored; the others continue.
+- With `compare`, a file whose content and mode are already stored under its name is left alone: sizes are compared
+  first, then the bytes, at the stored object's own cuts.  Times decide nothing.
+- A small file is cut as `put` would cut it: one that has more than one chunk (a safetensors file) is put alone.
 - Memory: `jobs` frames of at most 8 MiB.
 """
 
@@ -60,7 +60,7 @@ T = TypeVar("T")
 class PutOptions:
     """`compare`: leave alone what is already stored; `jobs`: frames of small files in flight.
 
-    `create_bucket`: make the bucket, when it is missing, with the first file that is stored.
+    `create_bucket`: create the bucket, if it is missing, with the first file that is stored.
     """
 
     compare: bool = True
@@ -73,10 +73,11 @@ class PutOptions:
 def put_tree(
     lake: LakeSteps, walks: Iterable[Walk], bucket: str, options: PutOptions, observer: Observer
 ) -> Steps[Totals]:
-    """Store all files of the walks in a bucket, under the walks' keys.  Each is durable when its outcome is told.
+    """Store all files of the walks in a bucket, under the walks' keys.  Each file is durable when its outcome is
+    reported.
 
-    Raises only what ends everything: an engine that is gone or full, a bucket that is missing and not to be made,
-    a root that is not there.  What was stored until then stays.
+    Raises only errors that end everything: the engine is gone or full, the bucket is missing and not to be created,
+    or a root does not exist.  Files stored until then stay.
     """
     run = _TreePut(lake, bucket, options, observer)
     for walk in walks:
@@ -88,7 +89,7 @@ def put_tree(
 
 @dataclass(frozen=True)
 class _Read:
-    """A small file as read: its payload, or what became of it instead."""
+    """A small file as read: its payload, or its fate or error instead."""
 
     entry: LocalEntry
     payload: memoryview | None = None
@@ -110,7 +111,7 @@ class _TreePut:
         self._condition = Condition(absent=options.if_absent)
 
     def take(self, batch: Sequence[LocalEntry]) -> Steps[None]:
-        """Handle what the walk met; frames may still be in flight on return."""
+        """Handle a batch of the walk; frames may still be in flight on return."""
         files: list[LocalEntry] = []
         for entry in batch:
             if entry.ended is not None:
@@ -126,10 +127,11 @@ class _TreePut:
             if entry.size_bytes > CHUNK_BYTES:
                 yield from self._put_alone(entry, stored.get(entry.key))
 
-    # --- what is there -----------------------------------------------------------------------------
+    # --- stored state ------------------------------------------------------------------------------
 
     def _stats(self, entries: Sequence[LocalEntry]) -> Steps[dict[str, ObjectStat]]:
-        """Stats of those keys that are objects of their file's size and mode, and of the type that was asked for."""
+        """Return stats of the keys that are objects of their file's size and mode, and of the requested content
+        type."""
         if not entries:
             return {}
         reply = yield from send(StatNames([(self._bucket, entry.key) for entry in entries]))
@@ -146,7 +148,7 @@ class _TreePut:
         return found == (entry.size_bytes, entry.mode, wanted_type)
 
     def _is_stored(self, entry: LocalEntry, stat: ObjectStat) -> Steps[bool]:
-        """Whether the object has the file's bytes."""
+        """Return True if the object has the file's bytes."""
         name = Name(self._bucket, entry.key)
         source = yield from work(FileSource, entry.path)
         try:
@@ -163,7 +165,7 @@ class _TreePut:
     # --- small files -------------------------------------------------------------------------------
 
     def _read_frame(self, frame: Sequence[LocalEntry], stored: dict[str, ObjectStat]) -> list[_Read]:
-        """Read a frame's files.  Blocks.  What no longer fits, since it grew, is left to be put alone."""
+        """Read a frame's files.  Blocks.  A file that grew and no longer fits is left to be put alone."""
         reads: list[_Read] = []
         room = 2 * FRAME_BYTES
         for entry in frame:
@@ -201,7 +203,7 @@ class _TreePut:
         )
 
     def _send_frame(self, reads: list[_Read]) -> Steps[None]:
-        """The completion of a frame's reading: settle what needs no sending, send the rest."""
+        """Handle a frame that was read: settle the files that need no sending, send the rest."""
         ready: list[_Read] = []
         for read in reads:
             if read.payload is not None:
@@ -212,7 +214,7 @@ class _TreePut:
                 self._unchanged(read.entry)
             else:
                 yield from self._put_alone(read.entry, None)
-        # What was read may be up to two frames' worth, when files grew meanwhile.
+        # The frame may have grown to two frames' worth, if files grew between the walk and the read.
         for part in _frames_of_reads(ready):
             yield from self.pipeline.submit(
                 self._put_request(part), self._frame_stored(part), self._frame_failed(part)
@@ -242,7 +244,7 @@ class _TreePut:
         return done
 
     def _frame_failed(self, reads: Sequence[_Read]) -> Callable[[Exception], Steps[None]]:
-        """A request that was refused as a whole is tried file by file, so that one bad name fails alone."""
+        """Return a handler that retries a refused request file by file, so that one bad name fails alone."""
 
         def failed(error: Exception) -> Steps[None]:
             if not isinstance(error, UserError) or len(reads) == 1:
@@ -273,7 +275,7 @@ class _TreePut:
 
     def _put_alone(self, entry: LocalEntry, stat: ObjectStat | None) -> Steps[None]:
         try:
-            if self._options.compare and (yield from self._already_there(entry, stat)):
+            if self._options.compare and (yield from self._already_stored(entry, stat)):
                 self._unchanged(entry)
                 return
             result = yield from self._lake.put_file(
@@ -289,13 +291,13 @@ class _TreePut:
             return
         self._end(self._outcome(entry, Fate.STORED, result.size_bytes, result.new_bytes))
 
-    def _already_there(self, entry: LocalEntry, stat: ObjectStat | None) -> Steps[bool]:
+    def _already_stored(self, entry: LocalEntry, stat: ObjectStat | None) -> Steps[bool]:
         if stat is None and entry.size_bytes <= CHUNK_BYTES:
             stat = (yield from self._stats([entry])).get(entry.key)
         return stat is not None and (yield from self._is_stored(entry, stat))
 
     def _make_folder(self, entry: LocalEntry) -> Steps[None]:
-        """An empty folder is stored as one; the root of a bucket needs none."""
+        """Store an empty folder as a folder; the root of a bucket needs none."""
         if not entry.key:
             return
         try:
@@ -313,7 +315,7 @@ class _TreePut:
         self._end(self._outcome(entry, Fate.UNCHANGED, entry.size_bytes, 0))
 
     def _fail(self, entry: LocalEntry, error: LakeError) -> None:
-        """Note a failed file; raises what would fail the others too."""
+        """Record a failed file; raise an error that the other files would meet too."""
         if is_fatal(error) or (isinstance(error, BucketNotFound) and not self._options.create_bucket):
             raise error
         name = f"{self._bucket}/{entry.key}"
@@ -325,13 +327,13 @@ class _TreePut:
 
 
 def _has_cuts(payload: memoryview) -> bool:
-    """Whether a payload of one chunk's size would be cut, as a safetensors file is."""
+    """Return True if a payload of at most one chunk would be cut, as a safetensors file is."""
     plan = plan_file(lambda offset, length: bytes(payload[offset : offset + length]), len(payload))
     return len(list(islice(plan.lengths(), 2))) > 1
 
 
 def _frames(entries: Iterable[LocalEntry]) -> Iterator[list[LocalEntry]]:
-    """Runs of entries that fill a frame."""
+    """Yield runs of entries that fill a frame."""
     return _filled(entries, lambda entry: entry.size_bytes)
 
 
@@ -340,7 +342,7 @@ def _frames_of_reads(reads: Iterable[_Read]) -> Iterator[list[_Read]]:
 
 
 def _filled(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Runs of things of at most FRAME_BYTES and FRAME_FILES; one that is larger comes alone."""
+    """Yield runs of at most FRAME_BYTES and FRAME_FILES; a larger thing forms a run alone."""
     run: list[T] = []
     size = 0
     for thing in things:

@@ -1,10 +1,10 @@
-"""Trees: what putting and getting many files have in common, and the walk over local folders.
+"""Trees: the walk over local folders, and the outcomes and comparisons that putting and getting trees share.
 
-A tree operation goes on when one file fails: each file ends in one `FileOutcome`, told to the `Observer` as it
-happens, and counted in `Totals`.  Errors that every further file would meet too (`is_fatal`) end the operation.
+A tree operation continues when one file fails: each file ends in one `FileOutcome`, reported to the `Observer` when
+it happens, and counted in `Totals`.  Errors that every further file would meet too (`is_fatal`) end the operation.
 
-The walk blocks; operations call `next_batch` as `Work`.  It holds one sorted list of names for each level of the
-tree it is in, and never follows a link back to a folder that it is inside of.
+The walk blocks; operations call `next_batch` as `Work`.  It holds one sorted list of names for each level of the tree
+that it is in, and never follows a link back to a folder that contains it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FRAME_FILES = 256
 
 
 class Fate(StrEnum):
-    """How a file ended."""
+    """Result for one file."""
 
     STORED = "stored"
     FETCHED = "fetched"
@@ -51,7 +51,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class FileOutcome:
-    """The end of one file.  `notice` says why it was skipped; `error` why it failed."""
+    """The end of one file.  `notice` gives the reason for skipping it, `error` the failure."""
 
     path: str
     name: str
@@ -64,7 +64,7 @@ class FileOutcome:
 
 @dataclass
 class Totals:
-    """Counts of files by fate; `size_bytes` of what is there now, `new_bytes` of what was moved for it."""
+    """Counts of files by fate; `size_bytes` of the files now in place, `new_bytes` of the bytes moved."""
 
     files: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
     size_bytes: int = 0
@@ -81,19 +81,19 @@ class Totals:
 
 
 def _no_outcome(outcome: FileOutcome) -> None:
-    """The observer's default."""
+    """Do nothing; the observer's default."""
 
 
 @dataclass(frozen=True)
 class Observer:
-    """Who is told: `outcome` once for each file, `progress` with increments (bytes done, of those already there)."""
+    """Callbacks: `outcome` once for each file, `progress` with increments (bytes done, of those already present)."""
 
     outcome: Callable[[FileOutcome], None] = _no_outcome
     progress: Callable[[int, int], None] = lambda done, present: None
 
 
 def is_fatal(error: LakeError) -> bool:
-    """Whether the files that follow would fail the same way."""
+    """Return True if the files that follow would fail the same way."""
     if isinstance(error, OperationalError):
         return not isinstance(error, (ChunkNotFound, SessionLost, StaleGrant))
     return isinstance(error, BucketNotFound) or (isinstance(error, PermissionDenied) and not error.subject)
@@ -101,7 +101,7 @@ def is_fatal(error: LakeError) -> bool:
 
 @dataclass(frozen=True)
 class LocalEntry:
-    """One thing that a walk met: a regular file, a folder without entries, or an outcome already (`ended`)."""
+    """One entry of a walk: a regular file, a folder without entries, or one that already has its outcome (`ended`)."""
 
     path: str
     key: str
@@ -113,25 +113,26 @@ class LocalEntry:
 
 @dataclass(frozen=True)
 class WalkOptions:
-    """`follow`: symbolic links are followed, else skipped.  `refused`: (device, inode) of folders not to be read."""
+    """`follow`: follow symbolic links, else skip them.  `refused`: (device, inode) of folders that must not be
+    read."""
 
     follow: bool = False
     refused: frozenset[tuple[int, int]] = frozenset()
 
 
 class Walk:
-    """The files below a folder, or a file alone, with the keys they get."""
+    """Iterates over the files below a folder, or one file alone, with the keys that they get."""
 
     def __init__(self, root: str, key: str, options: WalkOptions) -> None:
-        """A folder's entries get `key` (empty, or ending in `/`) and their path below it; a file gets `key`."""
+        """Give a folder's entries `key` (empty, or ending in `/`) and their path below it; give a file `key`."""
         self._root = root
         self._options = options
         self._entries = self._from_root(key)
 
     def next_batch(self, limit: int) -> list[LocalEntry]:
-        """Up to `limit` more entries, names in byte order; none at the end.
+        """Return up to `limit` more entries, names in byte order; none at the end.
 
-        Blocks.  LocalFileError when the root is not there; InvalidArgument when a refused folder is met.
+        Blocks.  LocalFileError if the root does not exist; InvalidArgument if the walk meets a refused folder.
         """
         batch: list[LocalEntry] = []
         for entry in self._entries:
@@ -153,7 +154,7 @@ class Walk:
             yield _skipped(self._root, key, "not a regular file")
 
     def _below(self, root: _Level | LocalEntry) -> Iterator[LocalEntry]:
-        """Depth first, without recursion: a path may be deeper than the interpreter's stack."""
+        """Yield entries depth first, without recursion: a path may be deeper than the interpreter's stack."""
         if isinstance(root, LocalEntry):
             yield root
             return
@@ -170,7 +171,7 @@ class Walk:
                 yield met
 
     def _meet(self, levels: list[_Level], name: str) -> _Level | LocalEntry:
-        """What an entry of the innermost folder is."""
+        """Return the entry of the innermost folder as an entry of the walk, or as a level to enter."""
         path, key = os.path.join(levels[-1].path, name), levels[-1].key + name
         try:
             key_bytes = len(key.encode())
@@ -198,7 +199,7 @@ class Walk:
         return self._open(path, key + "/", found)
 
     def _open(self, folder: str, key: str, found: os.stat_result) -> _Level | LocalEntry:
-        """A folder to go through, or an entry when there is nothing in it or it cannot be read."""
+        """Return a level for a folder, or an entry if the folder is empty or cannot be read."""
         identity = (found.st_dev, found.st_ino)
         if identity in self._options.refused:
             raise InvalidArgument(
@@ -216,7 +217,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class _Level:
-    """A folder that a walk is in."""
+    """A folder that the walk is in."""
 
     path: str
     key: str
@@ -225,9 +226,10 @@ class _Level:
 
 
 def file_holds_blob(source: FileSource, stat_: ObjectStat) -> bool | None:
-    """Whether a file of one chunk is the object; None when its blob has a manifest, so that only a layout tells.
+    """Return True if a file of one chunk is the object; None if its blob has a manifest, so that the layout is
+    needed.
 
-    Blocks.  Sizes are equal.
+    Blocks.  The sizes are equal.
     """
     if not stat_.blob:
         return False
@@ -237,7 +239,8 @@ def file_holds_blob(source: FileSource, stat_: ObjectStat) -> bool | None:
 
 
 def same_content(source: FileSource, opened: Opened) -> Steps[bool]:
-    """Whether a local file has the object's bytes, compared at the object's own cuts until the first difference."""
+    """Return True if a local file has the object's bytes, compared at the object's own cuts until the first
+    difference."""
     if source.size_bytes != opened.stat.size_bytes:
         return False
     differing: list[Piece] = []

@@ -35,7 +35,7 @@ CHUNKS: list[bytes] = [data_chunk_id(content) for content in CONTENTS]
 async def chunks_of(lake: Driven, method: str, *args: object) -> Any:
     """A method of `lake.chunks`, of either kind of lake."""
     call = getattr(lake.lake.chunks, method)
-    if isinstance(lake.lake, TrioDriver):
+    if isinstance(lake.driver, TrioDriver):
         return await call(*args)
     return await trio.to_thread.run_sync(call, *args)
 
@@ -53,7 +53,7 @@ async def index_of(lake: Driven, chunks: Sequence[bytes] = CHUNKS) -> SharedTabl
     table = SharedTable(bytearray(table_bytes(capacity)), capacity)
     for chunk, grant in zip(chunks, reply.message.grants, strict=True):
         assert table.put(chunk, grant.medium, grant.segment, grant.offset, grant.stored_bytes, grant.crc)
-    lake.lake.chunks.use_shared_index(Index(table), lake.lake.epoch)
+    lake.driver.direct_chunks.use_shared_index(Index(table), lake.driver.epoch)
     return table
 
 
@@ -70,8 +70,7 @@ class Index:
 
 def without_requests(lake: Driven) -> Any:
     """Whatever would ask the engine fails."""
-    driver = BlockingDriver if isinstance(lake.lake, BlockingDriver) else TrioDriver
-    return mock.patch.object(driver, "run", side_effect=AssertionError("the engine was asked"))
+    return mock.patch.object(type(lake.driver), "run", side_effect=AssertionError("the engine was asked"))
 
 
 async def read_all(lake: Driven) -> list[bytes]:
@@ -123,7 +122,7 @@ def test_what_the_index_knows_and_the_page_cache_has_is_read_without_a_request(
                 buffer = bytearray(len(content))
                 assert await chunks_of(lake, "get_into", chunk, buffer) == len(content)
                 assert buffer == content
-            if isinstance(lake.lake, BlockingDriver):
+            if isinstance(lake.driver, BlockingDriver):
                 assert await read_all(lake) == CONTENTS
                 assert [await chunks_of(lake, "get", chunk) for chunk in CHUNKS] == CONTENTS
         assert await read_all(lake) == CONTENTS
@@ -165,7 +164,7 @@ def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Ki
         await stored(lake)
         assert await read_all(lake) == CONTENTS
         table = await index_of(lake)
-        shared = lake.lake.chunks.direct_reads()
+        shared = lake.driver.direct_chunks.direct_reads()
         assert shared is not None
         chunk = ChunkId(CHUNKS[2])
         found = table.find(chunk)
@@ -177,12 +176,12 @@ def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Ki
             assert shared.read_found(chunk, found, target) == NOT_READ
             assert _batch_of_two(shared, chunk) == [NOT_READ] * 2
         with mock.patch.object(
-            type(lake.lake), "is_connected", return_value=False
+            type(lake.driver), "is_connected", return_value=False
         ):  # nor of an engine that has gone
             assert shared.read_found(chunk, found, target) == NOT_READ
             assert _batch_of_two(shared, chunk) == [NOT_READ] * 2
-        with mock.patch.object(type(lake.lake), "epoch", lake.lake.epoch + 1):  # of its successor neither
-            assert lake.lake.is_connected()
+        with mock.patch.object(type(lake.driver), "epoch", lake.driver.epoch + 1):  # of its successor neither
+            assert lake.driver.is_connected()
             assert shared.read_found(chunk, found, target) == NOT_READ
             assert _batch_of_two(shared, chunk) == [NOT_READ] * 2
         assert (
@@ -242,12 +241,12 @@ def test_chunks_side_by_side_are_read_together_and_checked_each_by_itself(kind: 
 
 def test_a_read_does_not_wait_for_threads_that_have_other_work(kind: Kind) -> None:
     async def body(lake: Driven) -> None:
-        if not lake.steps.carries_descriptors or not isinstance(lake.lake, BlockingDriver):
+        if not lake.steps.carries_descriptors or not isinstance(lake.driver, BlockingDriver):
             return
         await stored(lake)
         assert await read_all(lake) == CONTENTS
         await index_of(lake)
-        threads, is_free = lake.lake.work_threads(), threading.Event()
+        threads, is_free = lake.driver.work_threads(), threading.Event()
         works = [threads.submit(is_free.wait, 60) for _ in range(CLIENT_THREADS)]
         with without_requests(lake), mock.patch.object(blocking_chunks, "SHARED_FROM_BYTES", 1):
             assert await read_all(lake) == CONTENTS

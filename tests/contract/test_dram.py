@@ -25,6 +25,7 @@ from engine.store.opening import open_store
 from engine.store.store import Store
 from engine.tiers.arena import Arena
 from engine.tiers.dram_tier import DramTier
+from lakefs.client.facade import driver_of
 from lakefs.client.trio.lake import TrioLake
 from lakefs.content.verify import Check
 from lakefs.errors import ChunkDamaged, EngineBusy, InvalidArgument, LakeError, PermissionDenied
@@ -74,9 +75,9 @@ class World:
         """Store content of one chunk, and read it until the tier has it."""
         chunk = data_chunk_id(content)
         async with self.lake() as lake:
-            await lake.run(lake.steps.put(name, content, create_bucket=True))
+            await lake.put(name, content, create_bucket=True)
             for _ in range(2):
-                assert await lake.run(lake.steps.get(name)) == content
+                assert await lake.get(name) == content
         await self.event(chunk).wait()
         return chunk
 
@@ -121,18 +122,19 @@ def test_what_is_read_again_comes_from_memory_also_when_the_disk_has_it_no_more(
     async def body(world: World) -> None:
         content = os.urandom(length)
         async with world.lake(check=check) as lake:
-            await lake.run(lake.steps.put("bkt/object", content, create_bucket=True))
+            await lake.put("bkt/object", content, create_bucket=True)
             for _ in range(2):
-                assert await lake.run(lake.steps.get("bkt/object")) == content
+                assert await lake.get("bkt/object") == content
             for at in range(0, length, 4 * MIB):
                 await world.event(data_chunk_id(content[at : at + 4 * MIB])).wait()
             punch_everything(world)
-            assert await lake.run(lake.steps.get("bkt/object")) == content
+            assert await lake.get("bkt/object") == content
             begin, end = length // 3, length // 2
-            opened = await lake.run(lake.steps.open("bkt/object"))
-            part = await lake.run(lake.steps.read(opened, begin, end - begin))
+            driver = driver_of(lake)
+            opened = await driver.run(driver.steps.open("bkt/object"))
+            part = await driver.run(driver.steps.read(opened, begin, end - begin))
             assert part == content[begin:end]
-            await lake.run(lake.steps.close(opened))
+            await driver.run(driver.steps.close(opened))
 
     run(body)
 
@@ -143,10 +145,11 @@ def test_clients_without_descriptors_are_served_from_memory() -> None:
         await world.warm(content)
         punch_everything(world)
         async with world.lake(descriptors=False) as lake:
-            assert await lake.run(lake.steps.get("bkt/object")) == content
-            opened = await lake.run(lake.steps.open("bkt/object"))
-            assert await lake.run(lake.steps.read(opened, 70_000, 9)) == content[70_000:70_009]
-            await lake.run(lake.steps.close(opened))
+            assert await lake.get("bkt/object") == content
+            driver = driver_of(lake)
+            opened = await driver.run(driver.steps.open("bkt/object"))
+            assert await driver.run(driver.steps.read(opened, 70_000, 9)) == content[70_000:70_009]
+            await driver.run(driver.steps.close(opened))
 
     run(body)
 
@@ -164,13 +167,13 @@ def test_what_a_read_has_just_brought_comes_in_without_another_read(
             strict.setattr(world.store.segments.reader, "read_chunk", refuse)
             async with world.lake(descriptors=False) as lake:
                 for number, content in enumerate(contents):
-                    await lake.run(lake.steps.put(f"bkt/{number}", content, create_bucket=True))
+                    await lake.put(f"bkt/{number}", content, create_bucket=True)
                     for _ in range(2):
-                        assert await lake.run(lake.steps.get(f"bkt/{number}")) == content
+                        assert await lake.get(f"bkt/{number}") == content
                     await world.event(data_chunk_id(content)).wait()
                 punch_everything(world)
                 for number, content in enumerate(contents):
-                    assert await lake.run(lake.steps.get(f"bkt/{number}")) == content
+                    assert await lake.get(f"bkt/{number}") == content
         assert world.store.dram.statistics()["offered"] == 2
 
     run(body)
@@ -181,13 +184,13 @@ def test_what_was_read_in_part_comes_in_whole() -> None:
         content = os.urandom(300 * KIB)
         chunk = data_chunk_id(content)
         async with world.lake() as lake:
-            await lake.run(lake.steps.put("bkt/object", content, create_bucket=True))
+            await lake.put("bkt/object", content, create_bucket=True)
         for _ in range(2):
             await world.client(descriptors=False).call(m.ReadChunks([chunk], [0], [9]))
         await world.event(chunk).wait()
         punch_everything(world)
         async with world.lake() as lake:
-            assert await lake.run(lake.steps.get("bkt/object")) == content
+            assert await lake.get("bkt/object") == content
         assert world.store.dram.statistics()["offered"] == 0
 
     run(body)
@@ -203,7 +206,7 @@ def test_payload_that_waits_for_its_place_is_bounded_and_read_again_beyond_that(
         chunks: list[bytes] = [data_chunk_id(content) for content in contents]
         async with world.lake() as lake:
             for number, content in enumerate(contents):
-                await lake.run(lake.steps.put(f"bkt/{number}", content, create_bucket=True))
+                await lake.put(f"bkt/{number}", content, create_bucket=True)
         client = world.client(descriptors=False)
         for _ in range(2):
             await client.call(m.ReadChunks(chunks, [0] * 4, [0] * 4))
@@ -270,12 +273,13 @@ def test_a_reader_with_an_old_grant_falls_back_when_its_slot_was_given_up() -> N
         content = os.urandom(300 * KIB)
         chunk = await world.warm(content)
         async with world.lake() as lake:
-            opened = await lake.run(lake.steps.open("bkt/object"))
+            driver = driver_of(lake)
+            opened = await driver.run(driver.steps.open("bkt/object"))
             assert opened.grants[chunk].medium == MEDIUM_DRAM
             world.tier.forget(chunk)
-            assert await lake.run(lake.steps.read(opened, 0, len(content))) == content
-            assert await lake.run(lake.steps.read(opened, 70_000, 9)) == content[70_000:70_009]
-            await lake.run(lake.steps.close(opened))
+            assert await driver.run(driver.steps.read(opened, 0, len(content))) == content
+            assert await driver.run(driver.steps.read(opened, 70_000, 9)) == content[70_000:70_009]
+            await driver.run(driver.steps.close(opened))
 
     run(body)
 
@@ -287,7 +291,7 @@ def test_compaction_keeps_what_is_in_memory() -> None:
         await world.store.collect(0.97)
         assert chunk in world.tier
         async with world.lake() as lake:
-            assert await lake.run(lake.steps.get("bkt/object")) == content
+            assert await lake.get("bkt/object") == content
 
     run(body)
 
@@ -306,7 +310,7 @@ def test_a_damaged_chunk_is_not_kept_in_memory(caplog: pytest.LogCaptureFixture)
         async with world.lake() as lake:
             for _ in range(3):
                 with pytest.raises(ChunkDamaged):
-                    await lake.run(lake.steps.get("bkt/object"))
+                    await lake.get("bkt/object")
         assert chunk not in world.tier
 
     run(body)
@@ -321,8 +325,8 @@ def test_bits_that_flip_in_memory_are_noticed_and_the_disk_is_read(length: int) 
         assert place is not None
         world.tier.extent(place)[5] ^= 1
         async with world.lake(descriptors=False) as stranger, world.lake() as lake:
-            assert await lake.run(lake.steps.get("bkt/object")) == content
-            assert await stranger.run(stranger.steps.get("bkt/object")) == content
+            assert await lake.get("bkt/object") == content
+            assert await stranger.get("bkt/object") == content
         assert world.tier.statistics()["forgotten"] == 1
 
     run(body)
@@ -342,11 +346,11 @@ def test_a_tier_without_memory_stops_growing_and_everything_is_served_from_the_d
         monkeypatch.setattr(world.tier.arena, "_make_memory", refuse)
         content = os.urandom(64 * KIB)
         async with world.lake() as lake:
-            await lake.run(lake.steps.put("bkt/object", content, create_bucket=True))
+            await lake.put("bkt/object", content, create_bucket=True)
             for _ in range(2):
-                await lake.run(lake.steps.get("bkt/object"))
+                await lake.get("bkt/object")
             await refused.wait()
-            assert await lake.run(lake.steps.get("bkt/object")) == content
+            assert await lake.get("bkt/object") == content
         assert world.tier.statistics()["memory_bytes"] == 0
 
     run(body)
@@ -367,9 +371,9 @@ def test_a_machine_that_is_short_of_memory_costs_a_place_in_the_tier_and_not_the
         with monkeypatch.context() as short:
             short.setattr(world.store.segments.reader, "read_chunk", fail)
             async with world.lake() as lake:
-                await lake.run(lake.steps.put("bkt/object", content, create_bucket=True))
+                await lake.put("bkt/object", content, create_bucket=True)
                 for _ in range(2):
-                    await lake.run(lake.steps.get("bkt/object"))
+                    await lake.get("bkt/object")
             await failed.wait()
             await trio.testing.wait_all_tasks_blocked()
         assert len(world.tier) == 0
@@ -398,7 +402,7 @@ def test_noted_reads_count_and_odd_ones_are_refused() -> None:
         content = os.urandom(64 * KIB)
         chunk = data_chunk_id(content)
         async with world.lake() as lake:
-            await lake.run(lake.steps.put("bkt/object", content, create_bucket=True))
+            await lake.put("bkt/object", content, create_bucket=True)
         await world.client().call(m.NoteReads([chunk, chunk, data_chunk_id(b"elsewhere")]))
         await world.event(chunk).wait()
         await world.client().call(m.NoteReads([chunk]))

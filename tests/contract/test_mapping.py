@@ -228,7 +228,7 @@ def test_a_mapping_pinned_on_a_connection_that_was_lost_meanwhile_is_made_again(
         if not lake.steps.carries_descriptors:
             return
         await lake.run(lake.steps.put("bkt/k", ROW))
-        driver = type(lake.lake)
+        driver = type(lake.driver)
         epochs: list[int] = []
         answers = [False, False, True]
 
@@ -242,7 +242,7 @@ def test_a_mapping_pinned_on_a_connection_that_was_lost_meanwhile_is_made_again(
 
         with mock.patch.object(driver, "is_connected", is_connected):
             await mapped(lake, use)
-            assert (epochs, answers) == ([lake.lake.epoch], [])
+            assert (epochs, answers) == ([lake.driver.epoch], [])
             answers.extend([False] * MAP_ATTEMPTS)
             with pytest.raises(EngineUnreachable, match="was lost while bkt/k"):
                 await mapped(lake, use)

@@ -22,6 +22,7 @@ from typing import Final
 
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
+from lakefs.client.facade import driver_of
 from lakefs.content.verify import Check
 from lakefs.errors import BucketNotFound, KeyNotFound, OperationalError, StaleGrant
 from lakefs.get.fetch import locate
@@ -172,10 +173,11 @@ class Holder:
 
     def _granted(self, name: str) -> list[HeldPlace]:
         """The places of an object's chunks, without a lease."""
-        lake, access = self.lake, self.lake.steps.access(None)
-        opened = lake.run(open_object(access, parse_object_name(name), lease=False, inline_bytes=0))
+        lake, access = self.lake, driver_of(self.lake).steps.access(None)
+        driver = driver_of(lake)
+        opened = driver.run(open_object(access, parse_object_name(name), lease=False, inline_bytes=0))
         pieces = self.chance.sample(opened.pieces, min(3, len(opened.pieces)))
-        lake.run(locate(access, opened, [piece.chunk for piece in pieces]))
+        driver.run(locate(access, opened, [piece.chunk for piece in pieces]))
         content = content_of_name(name)
         places: list[HeldPlace] = []
         for piece in pieces:
@@ -189,7 +191,7 @@ class Holder:
 
     def _read_checked(self, place: HeldPlace) -> None:
         """What passes a check is the content."""
-        access, length = self.lake.steps.access(None), place.piece.length
+        access, length = driver_of(self.lake).steps.access(None), place.piece.length
         target = memoryview(bytearray(length))
         check = self.chance.choice((Check.BLAKE3, Check.CRC32C))
         begin = self.chance.randrange(length)

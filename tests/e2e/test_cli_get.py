@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import lakefs
+from lakefs.client.facade import driver_of
 from lakefs.steps.steps import send
 from lakefs.trees.part_files import part_names
 from lakefs.wire.messages import MakeSymlink, ObjectAttributes
@@ -137,7 +138,7 @@ def test_a_symbolic_link_of_the_lake_is_not_fetched_and_that_is_a_failure(
 ) -> None:
     put_all(served, {"odd/k/x": b"new", "odd/k/f/": b"content of a folder's own key"})
     with lakefs.connect(served.server) as client:
-        client.run(send(MakeSymlink("odd", "k/link", b"x", ObjectAttributes())))
+        driver_of(client).run(send(MakeSymlink("odd", "k/link", b"x", ObjectAttributes())))
     done = served("get", "-r", "--json", "odd/k", tmp_path / "out")
     assert done.code != 0
     assert fates(done) == {"odd/k/f/": "failed", "odd/k/link": "failed", "odd/k/x": "fetched"}

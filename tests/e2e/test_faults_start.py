@@ -214,7 +214,7 @@ def test_a_first_start_killed_anywhere_can_be_repeated(folder: Path, moment: str
     """The first start is killed at its first system call of a kind; the next one makes the store whole."""
     script = (
         "import os, signal, sys, threading\n"
-        "from engine import disk\n"
+        "from engine.host import local_disk as disk\n"
         "seen = []\n"
         f"name = {moment!r}\n"
         "def killing(original):\n"

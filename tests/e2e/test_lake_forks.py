@@ -22,6 +22,7 @@ import pytest
 
 import lakefs
 from engine.process.embedded import open_lake
+from lakefs.client.facade import driver_of
 from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.ids import data_chunk_id
@@ -32,6 +33,7 @@ from tests.e2e.served import WAIT_S, Served, environment, serving
 
 ONE_CHUNK, LARGE = 100 * KIB, 12 * MIB
 PARENT = """
+from lakefs.client.facade import driver_of
 import os, sys, time, lakefs
 lake = lakefs.connect()
 opened = lake.open("bkt/large")
@@ -109,12 +111,13 @@ def test_a_forked_child_has_a_lake_of_its_own_and_the_parents_goes_on(served: Se
         lake.put("bkt/fresh", os.urandom(ONE_CHUNK), create_bucket=True)  # in no memory of the engine's yet
         lake.get("bkt/fresh")
         assert open_segments(served)
+        driver = driver_of(lake)
         with lake.open("bkt/large") as opened, lake.map("bkt/large") as mapped:
             assert opened.read(10) == content("large", LARGE)[:10]
 
             def work() -> None:
                 assert open_segments(served) == 0
-                assert lake.epoch > 1
+                assert driver.epoch > 1
                 assert not mapped.is_pinned()
                 assert mapped.view == content("large", LARGE)
                 assert opened.read() == content("large", LARGE)[10:]
@@ -129,7 +132,7 @@ def test_a_forked_child_has_a_lake_of_its_own_and_the_parents_goes_on(served: Se
             assert mapped.is_pinned()
             assert opened.read() == content("large", LARGE)[10:]
         assert lake.get(f"bkt/of-{child}") == content("large", 3 * MIB)
-        assert lake.epoch == 1
+        assert driver.epoch == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -158,7 +161,7 @@ def test_children_of_a_lake_that_other_threads_are_at_wait_for_none_of_them(serv
             for reader in readers:
                 reader.join()
             assert all(ends)
-            assert lake.epoch == 1
+            assert driver_of(lake).epoch == 1
 
     assert ended_well(in_child(parent, limit_s=90))
 
@@ -167,19 +170,20 @@ def test_a_pool_is_of_one_process_and_stays_lent(served: Served) -> None:
     chunk = content("chunk", ONE_CHUNK)
     wanted = [bytes(data_chunk_id(chunk))]
     with lakefs.connect(served.server) as lake, lake.pool(size_bytes=ONE_CHUNK) as pool:
-        lake.run(lake.steps.load_many(wanted, pool, [0]))
+        driver = driver_of(lake)
+        driver.run(driver.steps.load_many(wanted, pool, [0]))
         lent = pool.number
 
         def work() -> None:
             with pytest.raises(InvalidArgument, match="another process"):
                 lake.load_many(wanted, pool, [0])
             with pytest.raises(InvalidArgument, match="another process"):
-                lake.run(lake.steps.load_many(wanted, pool, [0]))
-            lake.run(lake.steps.return_pool(pool))
+                driver.run(driver.steps.load_many(wanted, pool, [0]))
+            driver.run(driver.steps.return_pool(pool))
 
         assert ended_well(in_child(work))
         pool.buffer[:] = bytes(ONE_CHUNK)
-        lake.run(lake.steps.load_many(wanted, pool, [0]))
+        driver.run(driver.steps.load_many(wanted, pool, [0]))
         assert pool.buffer == chunk
         assert pool.number == lent
 
@@ -211,7 +215,7 @@ def test_an_operation_in_whose_midst_was_forked_is_the_parents(served: Served) -
             os._exit(1)
         assert ended_well(children[0])
         assert lake.get("bkt/forked") == content("large", LARGE)
-        assert lake.epoch == 1
+        assert driver_of(lake).epoch == 1
 
 
 def test_a_lake_that_was_closed_is_so_in_a_child_too(served: Served) -> None:
@@ -249,7 +253,7 @@ def test_a_fork_that_python_does_not_see_is_refused(served: Served) -> None:
 
         assert ended_well(in_child(work, ctypes.PyDLL(None).fork))
         assert lake.get("bkt/small") == content("small", 100)
-        assert lake.epoch == 1
+        assert driver_of(lake).epoch == 1
 
 
 def test_what_a_process_held_ends_with_it_though_a_child_lives_on(served: Served) -> None:
@@ -276,7 +280,7 @@ def test_what_a_process_held_ends_with_it_though_a_child_lives_on(served: Served
 
 def _read_in_worker(lake: lakefs.Lake) -> int:
     read_all_ways(lake)
-    return lake.epoch
+    return driver_of(lake).epoch
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -324,5 +328,5 @@ def test_a_pickle_has_no_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) -
             pickle.loads(pickled)
         monkeypatch.setenv("LAKE_TOKEN", token)
         with pickle.loads(pickled) as other:
-            assert (other.address, other.steps.check) == (address, Check.CRC32C)
+            assert (other.address, driver_of(other).steps.check) == (address, Check.CRC32C)
             assert other.buckets() == []

@@ -12,6 +12,7 @@ import pytest
 
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
+from lakefs.client.facade import driver_of
 from lakefs.errors import StoreFull
 from lakefs.limits import SMALL_FILL_BYTES
 from lakefs.names import parse_object_name
@@ -48,8 +49,9 @@ def put_all(client: Lake, contents: Contents) -> None:
 def remove_all(client: Lake, names: list[str]) -> None:
     """Remove many names at once."""
     parsed = [parse_object_name(name) for name in names]
+    driver = driver_of(client)
     for start in range(0, len(parsed), 1000):
-        client.run(client.steps.remove_many(parsed[start : start + 1000]))
+        driver.run(driver.steps.remove_many(parsed[start : start + 1000]))
 
 
 def mixed(generator: random.Random) -> Contents:

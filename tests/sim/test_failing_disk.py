@@ -13,6 +13,7 @@ from engine.process.embedded import EmbeddedEngine
 from engine.requests.table import Service
 from engine.store.opening import open_store
 from engine.store.store import Store
+from lakefs.client.facade import driver_of
 from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import DiskFailed, StoreReadOnly
 from lakefs.host.offload import InlineOffload
@@ -46,7 +47,8 @@ def test_gc_frees_no_room_that_a_gc_before_it_has_freed_only_in_memory() -> None
 
     async def collect_twice() -> None:
         async with opened(disk) as (store, lake):
-            await lake.run(lake.steps.remove_many([Name("bkt", str(number)) for number in range(5)]))
+            driver = driver_of(lake)
+            await driver.run(driver.steps.remove_many([Name("bkt", str(number)) for number in range(5)]))
             before = await store.segments.room.allocated_bytes()
             disk.fail_next("sync_data", DiskFailed("planted"), path="journal/")
             for _ in range(2):

@@ -19,6 +19,7 @@ import msgspec
 
 from engine.process.embedded import open_lake
 from lakefs.client.blocking.lake import Lake
+from lakefs.client.facade import driver_of
 from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES, MIB
 from lakefs.steps.steps import send
 from lakefs.wire import messages as m
@@ -94,7 +95,7 @@ def _objects(lake: Lake) -> None:
     )
     body = content("attributes", 1000)
     change = m.NameChange("plain", "with attributes", b"", attributes)
-    lake.run(send(m.PutObjects([len(body)], [change]), [body]))
+    driver_of(lake).run(send(m.PutObjects([len(body)], [change]), [body]))
 
 
 def _folders_and_links(lake: Lake) -> None:
@@ -107,9 +108,10 @@ def _folders_and_links(lake: Lake) -> None:
     change = m.SetAttributes(
         "plain", "folder/", mode=0o750, mtime_ns=_TIME_NS, xattrs={"user.kind": b"folder"}
     )
-    lake.run(send(change))
+    driver = driver_of(lake)
+    driver.run(send(change))
     plain = m.ObjectAttributes(mode=0o777, mtime_ns=_TIME_NS)
-    lake.run(send(m.MakeSymlink("plain", "folder/link", b"../packed", plain)))
+    driver.run(send(m.MakeSymlink("plain", "folder/link", b"../packed", plain)))
 
 
 def _versions(lake: Lake) -> None:

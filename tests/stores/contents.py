@@ -8,6 +8,7 @@ import msgspec
 from blake3 import blake3
 
 from lakefs.client.blocking.lake import Lake
+from lakefs.client.facade import driver_of
 from lakefs.get.objects import open_object
 from lakefs.names import Name
 from lakefs.steps.steps import send
@@ -39,7 +40,7 @@ def _plain(value: object) -> object:
 
 
 def _ask(lake: Lake, request: m.Request, answer: type[M]) -> M:
-    message = lake.run(send(request)).message
+    message = driver_of(lake).run(send(request)).message
     assert isinstance(message, answer), message
     return message
 
@@ -66,9 +67,10 @@ def _described(lake: Lake, name: Name, version: str) -> dict[str, Any]:
     assert stat is not None, name
     found: dict[str, Any] = {"stat": stat}
     if stat.kind == _OBJECT and not stat.is_marker:
-        opened = lake.run(open_object(lake.steps.access(None), name, version=version))
-        found["blake3"] = blake3(lake.run(lake.steps.read(opened, 0, stat.size_bytes))).hexdigest()
-        lake.run(lake.steps.close(opened))
+        driver = driver_of(lake)
+        opened = driver.run(open_object(driver.steps.access(None), name, version=version))
+        found["blake3"] = blake3(driver.run(driver.steps.read(opened, 0, stat.size_bytes))).hexdigest()
+        driver.run(driver.steps.close(opened))
     if stat.upload:
         found["parts"] = _ask(lake, m.UploadedParts(stat.upload), m.ObjectParts)
     return found

@@ -54,7 +54,7 @@ async def create_multipart_upload(call: Call) -> Response:
     """The object gets the metadata that are given here."""
     details = checksum_details(call)
     attributes = attributes_of(call.headers, time.time_ns())
-    upload = await call.lakes.lake.run(create_upload(Name(call.bucket, call.key), attributes, details))
+    upload = await call.lakes.driver.run(create_upload(Name(call.bucket, call.key), attributes, details))
     fields = [
         element("Bucket", call.bucket),
         element("Key", call.key),
@@ -67,23 +67,23 @@ async def create_multipart_upload(call: Call) -> Response:
 async def upload_part(call: Call) -> Response:
     """Durable on return, in place of the part that had the number."""
     upload, number = _upload(call), _part_number(call)
-    lake = call.lakes.lake
+    driver = call.lakes.driver
     # Before the body comes: an upload that is not there takes none.
-    details = (await lake.run(list_parts(upload, limit=1))).upload.details
+    details = (await driver.run(list_parts(upload, limit=1))).upload.details
     incoming = Incoming(call, Algorithm(details[ALGORITHM]) if ALGORITHM in details else None)
     if incoming.length_bytes > PART_BYTES_MAX:
         raise S3Error(
             400, "EntityTooLarge", "Your proposed upload exceeds the maximum allowed size of a part."
         )
     cuts = CutPlan(incoming.length_bytes)
-    store = await lake.run(open_upload(lake.steps.transfer(None), cuts.cut_kind))
+    store = await driver.run(open_upload(driver.steps.transfer(None), cuts.cut_kind))
     try:
         await store_chunks(call, incoming, store, None, cuts.lengths())
         sums = await incoming.finish()
-        part = await lake.run(commit_part(store, upload, number, incoming.md5, sums))
+        part = await driver.run(commit_part(store, upload, number, incoming.md5, sums))
     except BaseException:
         with trio.CancelScope(shield=True):
-            await lake.run(abandon_upload(store))
+            await driver.run(abandon_upload(store))
         raise
     return Response(200, [(b"ETag", b'"%b"' % part.etag.hex().encode()), *_part_checksums(part)])
 
@@ -93,10 +93,10 @@ async def upload_part_copy(call: Call) -> Response:
     upload, number = _upload(call), _part_number(call)
     source = await copy_source(call)
     offset, length = _copied_range(call)
-    lake = call.lakes.lake
+    driver = call.lakes.driver
     steps = copy_part(
-        lake.steps.access(None),
-        lake.steps.transfer(None),
+        driver.steps.access(None),
+        driver.steps.transfer(None),
         upload,
         number,
         source.name,
@@ -106,7 +106,7 @@ async def upload_part_copy(call: Call) -> Response:
         version=source.version,
     )
     try:
-        part = await lake.run(steps)
+        part = await driver.run(steps)
     except InvalidArgument as error:
         raise S3Error(416, "InvalidRange", error.message) from error
     fields = element("LastModified", iso_time(part.mtime_ns)) + element("ETag", f'"{part.etag.hex()}"')
@@ -120,10 +120,14 @@ async def complete_multipart_upload(call: Call) -> Response:
     wanted = await read_proven_xml(call, read_complete, has_checksum=False)
     sums = await checked_whole(call, upload, wanted)
     parts = [ListedPart(part.number, _etag_bytes(part)) for part in wanted]
-    lake = call.lakes.lake
-    stat = await lake.run(
+    driver = call.lakes.driver
+    stat = await driver.run(
         complete_upload(
-            lake.steps.transfer(None), upload, parts, checksums=sums, condition=write_condition(call.headers)
+            driver.steps.transfer(None),
+            upload,
+            parts,
+            checksums=sums,
+            condition=write_condition(call.headers),
         )
     )
     # Of an upload that was completed before, no part is left to compare.
@@ -152,7 +156,7 @@ async def list_upload_parts(call: Call) -> Response:
     """A page of parts by number."""
     upload = _upload(call)
     marker, limit = _number(call, "part-number-marker", 0), min(_number(call, "max-parts", _PAGE), _PAGE)
-    page = await call.lakes.lake.run(list_parts(upload, after=marker, limit=max(1, limit)))
+    page = await call.lakes.driver.run(list_parts(upload, after=marker, limit=max(1, limit)))
     parts = page.parts if limit else []
     next_after = page.next_after if limit else 0
     fields = [

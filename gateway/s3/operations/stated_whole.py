@@ -127,7 +127,7 @@ async def _listed(
     found: dict[int, PartStat] = {}
     after = 0
     while True:
-        page = await call.lakes.lake.run(list_parts(upload, after=after))
+        page = await call.lakes.driver.run(list_parts(upload, after=after))
         found.update((part.number, part) for part in page.parts)
         after = page.next_after
         if not after or not (everything or ALGORITHM in page.upload.details):

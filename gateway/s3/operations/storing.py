@@ -66,20 +66,20 @@ async def _put_one_chunk(call: Call, incoming: Incoming, condition: Condition) -
 
 
 async def _put_chunks(call: Call, incoming: Incoming, condition: Condition) -> ObjectStat:
-    lake = call.lakes.lake
+    driver = call.lakes.driver
     first, cuts = await _planned(incoming)
     try:
-        upload = await lake.run(open_upload(lake.steps.transfer(None), cuts.cut_kind))
+        upload = await driver.run(open_upload(driver.steps.transfer(None), cuts.cut_kind))
     except BaseException:
         first.release()
         raise
     try:
         await store_chunks(call, incoming, upload, first, cuts.lengths())
         change = await _proven_change(call, incoming, condition)
-        return (await lake.run(commit_upload(upload, change))).stat
+        return (await driver.run(commit_upload(upload, change))).stat
     except BaseException:
         with trio.CancelScope(shield=True):
-            await lake.run(abandon_upload(upload))
+            await driver.run(abandon_upload(upload))
         raise
 
 

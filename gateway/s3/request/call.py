@@ -12,7 +12,7 @@ from gateway.s3.protocol.signing import Signature
 from gateway.s3.protocol.targets import Target
 from gateway.s3.request.content import Contents
 from gateway.s3.request.receiving import ReceiveMemory
-from lakefs.client.trio.lake import TrioLake
+from lakefs.client.trio.driver import TrioDriver
 from lakefs.errors import LakeError
 from lakefs.limits import S3_RECEIVE_BYTES
 from lakefs.ports import Offload
@@ -26,13 +26,13 @@ XML: Final = (b"Content-Type", b"application/xml")
 class Lakes:
     """The store, as the operations use it: requests, whole operations, content, and threads for long computations."""
 
-    __slots__ = ("contents", "engine", "lake", "memory", "offload")
+    __slots__ = ("contents", "driver", "engine", "memory", "offload")
 
-    def __init__(self, engine: EngineClient, lake: TrioLake, offload: Offload) -> None:
+    def __init__(self, engine: EngineClient, driver: TrioDriver, offload: Offload) -> None:
         self.engine = engine
-        self.lake = lake
+        self.driver = driver
         self.offload = offload
-        self.contents = Contents(engine, lake)
+        self.contents = Contents(engine, driver)
         self.memory = ReceiveMemory(S3_RECEIVE_BYTES)
 
 

@@ -24,7 +24,7 @@ import trio
 
 from gateway.http.messages import ResponseSender
 from gateway.http.ranges import ByteRange
-from lakefs.client.trio.lake import TrioLake
+from lakefs.client.trio.driver import TrioDriver
 from lakefs.content.verify import Check, damaged, granules_around, matches
 from lakefs.errors import EngineUnreachable, LakeError, StaleGrant
 from lakefs.get.objects import open_object, read_range
@@ -53,9 +53,9 @@ _TURN_BYTES: Final = 1 << 20
 class Contents:
     """Opens objects of one store, and reads them."""
 
-    def __init__(self, engine: EngineClient, lake: TrioLake) -> None:
+    def __init__(self, engine: EngineClient, driver: TrioDriver) -> None:
         self._engine = engine
-        self._lake = lake
+        self._driver = driver
         self._window = memoryview(bytearray(S3_SEND_BYTES))
 
     async def open(self, name: Name, wanted: ByteRange | None = None, version: str = "") -> Opened:
@@ -81,8 +81,8 @@ class Contents:
 
     async def open_leased(self, name: Name, version: str = "") -> Opened:
         """An object with a lease, whatever its size.  Errors as `open`."""
-        access = self._lake.access()
-        return await self._lake.run(
+        access = self._driver.access()
+        return await self._driver.run(
             open_object(access, name, inline_bytes=SMALL_PAYLOAD_BYTES, version=version)
         )
 
@@ -110,7 +110,7 @@ class Contents:
             return whole if len(whole) == chosen.stop - chosen.first else whole[chosen.first : chosen.stop]
         if chosen.stop - chosen.first > GRANULE_BYTES:
             return None
-        found = _Reading(opened).at_once(self._lake.access(), chosen.first, chosen.stop, self._window)
+        found = _Reading(opened).at_once(self._driver.access(), chosen.first, chosen.stop, self._window)
         return bytes(found) if len(found) == chosen.stop - chosen.first else None
 
     async def send(self, opened: Opened, chosen: ByteRange, sender: ResponseSender) -> None:
@@ -118,7 +118,7 @@ class Contents:
         reading = _Reading(opened)
         at, turn = chosen.first, _TURN_BYTES
         while at < chosen.stop:
-            piece = reading.at_once(self._lake.access(), at, chosen.stop, self._window)
+            piece = reading.at_once(self._driver.access(), at, chosen.stop, self._window)
             if not piece:
                 at += await self._send_fetched(opened, at, chosen.stop, sender, hold=at == reading.fetched_at)
                 reading.fetched_at = at
@@ -137,11 +137,11 @@ class Contents:
         self, opened: Opened, at: int, stop: int, sender: ResponseSender, *, hold: bool
     ) -> int:
         """Fetch from `at` on, and send: all of it, or what the socket takes at once; how much that was."""
-        access = self._lake.access()
+        access = self._driver.access()
         hold = hold or not access.can_use_descriptors
         length = min(S3_HELD_BYTES if hold else S3_BROUGHT_BYTES, stop - at)
         try:
-            piece = await self._lake.run(read_range(access, opened, at, length))
+            piece = await self._driver.run(read_range(access, opened, at, length))
         except LakeError as error:
             _log.error("an answer was cut short", name=str(opened.name), error=error.message)
             raise EngineUnreachable("an answer was cut short") from error

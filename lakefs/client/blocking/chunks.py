@@ -6,49 +6,66 @@ What the shared index does not know, and what is not cached, goes the way of eve
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import wait
-from typing import TYPE_CHECKING, Final
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Final, Protocol, TypeVar
 
 from lakefs.direct.batch_reads import DirectBatch, Task, memories_of
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
-from lakefs.direct.index_in_use import SharedIndexUser
+from lakefs.direct.index_in_use import Connected, SharedIndexUser
 from lakefs.direct.opening import open_shared_index
 from lakefs.host.writable_memory import WritableBuffer, writable_memory
 from lakefs.ids import ChunkId
 from lakefs.limits import MIB
 from lakefs.shared_index.table_format import Found
+from lakefs.steps.steps import Steps
 
-if TYPE_CHECKING:
-    from lakefs.client.blocking.driver import BlockingDriver
-
+T = TypeVar("T")
 SHARED_FROM_BYTES: Final = 2 * MIB
 """Of so much, a second thread reads and checks a part.  Of 1 MiB it costs as much CPU as it saves time."""
 HELPERS: Final = 1
 """Threads beside the caller's own."""
 
 
-class Chunks(SharedIndexUser):
+class Driver(Connected, Protocol):
+    """The blocking driver, as far as it is used here."""
+
+    @property
+    def is_own(self) -> bool:
+        """True in the process that connected, False in a forked child."""
+
+    @property
+    def direct_chunks(self) -> DirectChunks:
+        """Reads of chunks by the engine's shared index."""
+
+    def run(self, steps: Steps[T]) -> T:
+        """Run steps to their end, and return their result."""
+
+    def work_threads(self) -> ThreadPoolExecutor:
+        """Threads that read and check."""
+
+
+class Chunks:
     """Chunks of a lake by id.  Made by `Lake.chunks`; as safe for threads as its lake, which it does not outlive."""
 
-    def __init__(self, lake: BlockingDriver) -> None:
-        super().__init__(lake)
-        self._lake = lake
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._hot = driver.direct_chunks
 
     def get(self, chunk: bytes) -> bytes:
         """A chunk, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
-        shared = self.direct_reads()
+        shared = self._hot.direct_reads()
         if shared is not None:
             content = shared.read(ChunkId(chunk))
             if content is not None:
-                if self.notes.note(chunk):
-                    self.tell_notes()
+                if self._hot.notes.note(chunk):
+                    self._hot.tell_notes()
                 return content
         return self.get_many([chunk])[0]
 
     def get_many(self, chunks: Sequence[bytes]) -> list[bytes]:
         """Chunks, checked, in order.  The first failure is raised."""
-        contents = self._lake.run(self._lake.steps.get_chunks(chunks))
-        self.renew()
+        contents = self._driver.run(self._driver.steps.get_chunks(chunks))
+        self._hot.renew()
         return contents
 
     def get_into(self, chunk: bytes, buffer: WritableBuffer) -> int:
@@ -57,12 +74,12 @@ class Chunks(SharedIndexUser):
         ChunkNotFound, ChunkDamaged, InvalidArgument; then the buffer may hold anything.
         """
         target = writable_memory(buffer, "a chunk")
-        shared = self.direct_reads()
+        shared = self._hot.direct_reads()
         if shared is not None:
             length = shared.read_into(ChunkId(chunk), target)
             if length != NOT_READ:
-                if self.notes.note(chunk):
-                    self.tell_notes()
+                if self._hot.notes.note(chunk):
+                    self._hot.tell_notes()
                 return length
         return self._ask_for([chunk], [target])[0]
 
@@ -72,28 +89,38 @@ class Chunks(SharedIndexUser):
         ChunkNotFound, ChunkDamaged, InvalidArgument; then the buffers may hold anything.
         """
         targets = memories_of(chunks, buffers)
-        shared = self.direct_reads()
-        lengths = [NOT_READ] * len(chunks) if shared is None else self.read_directly(shared, chunks, targets)
+        shared = self._hot.direct_reads()
+        lengths = (
+            [NOT_READ] * len(chunks) if shared is None else self._hot.read_directly(shared, chunks, targets)
+        )
         if NOT_READ in lengths:
             left = [index for index, length in enumerate(lengths) if length == NOT_READ]
             found = self._ask_for([chunks[index] for index in left], [targets[index] for index in left])
             for index, length in zip(left, found, strict=True):
                 lengths[index] = length
-        elif self.notes.note_many(chunks):  # else the engine has heard of most of them
-            self.tell_notes()
+        elif self._hot.notes.note_many(chunks):  # else the engine has heard of most of them
+            self._hot.tell_notes()
         return lengths
 
     def _ask_for(self, chunks: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
-        lengths = self._lake.run(self._lake.steps.get_chunks_into(chunks, targets))
-        self.renew()
+        lengths = self._driver.run(self._driver.steps.get_chunks_into(chunks, targets))
+        self._hot.renew()
         return lengths
+
+
+class DirectChunks(SharedIndexUser):
+    """Chunks that a driver reads by its engine's shared index."""
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver)
+        self._driver = driver
 
     def renew(self) -> None:
         """Ask the engine for its index where that is due."""
         if self.is_due:
-            epoch = self._lake.epoch
-            index = self._lake.run(open_shared_index())
-            if self._lake.epoch == epoch:  # else it may be that of an engine that is gone: the next read asks
+            epoch = self._driver.epoch
+            index = self._driver.run(open_shared_index())
+            if self._driver.epoch == epoch:  # else it may be a lost engine's: the next read asks
                 self.use_shared_index(index, epoch)
 
     def read_directly(
@@ -108,10 +135,10 @@ class Chunks(SharedIndexUser):
         `places` as of `DirectBatch`.
         """
         with DirectBatch(shared, chunks, targets, places) as batch:
-            is_shared = sum(map(len, targets)) >= SHARED_FROM_BYTES and self._lake.is_own
+            is_shared = sum(map(len, targets)) >= SHARED_FROM_BYTES and self._driver.is_own
             tasks = iter(found := batch.tasks(is_shared=is_shared))  # whoever is free takes the next
             helpers = [
-                self._lake.work_threads().submit(_work_off, tasks)
+                self._driver.work_threads().submit(_work_off, tasks)
                 for _ in range(HELPERS if is_shared and len(found) > 1 else 0)
             ]
             try:

@@ -1,4 +1,4 @@
-"""What drives operations on a blocking connection: `BlockingDriver`, the base of `lakefs.client.blocking.lake.Lake`.
+"""`BlockingDriver` runs operations on a blocking connection, for `lakefs.client.blocking.lake.Lake`.
 
 Requests are pipelined, and local reading and checking runs in a few threads.  One operation runs at a time; a second
 thread waits.
@@ -17,19 +17,22 @@ import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.grants.descriptors import SegmentDescriptors
-from lakefs.host.forks import follow_forks
+from lakefs.host.forks import NO_FORK, follow_forks
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import CLIENT_THREADS, MIB
 from lakefs.put.shared_memory import LentMemories
 from lakefs.steps.steps import Send, Start, Step, Steps, Ticket, Wait
 from lakefs.wire.engine_port import BlockingEngineClient
 from lakefs.wire.messages import Request
+
+if TYPE_CHECKING:
+    from lakefs.client.blocking.chunks import DirectChunks
 
 T = TypeVar("T")
 AT_ONCE_BYTES = 2 * MIB
@@ -51,13 +54,15 @@ class _Flight:
 class BlockingDriver:
     """One engine's connection, descriptors and threads, and `run`."""
 
+    _direct_chunks: DirectChunks | None = None
+
     def __init__(self, engine: BlockingEngineClient, *, check: Check = Check.BLAKE3) -> None:
         self._engine = engine
         self._descriptors = SegmentDescriptors()
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.RLock()
         self._epoch = engine.epoch
-        self._closed = False
+        self.is_closed = False
         self._process = os.getpid()
         """Another one has the same connection, and would take the answers of this; and it has no threads."""
         self.steps = LakeSteps(
@@ -70,20 +75,12 @@ class BlockingDriver:
         )
         follow_forks(self)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the connection; unfinished puts and leases end with it.  Nothing of another process's."""
         if not self.is_own:
             return
         with self._lock:
-            self._closed = True
+            self.is_closed = True
             if self._threads is not None:
                 self._threads.shutdown(wait=True, cancel_futures=True)
                 self._threads = None
@@ -96,7 +93,7 @@ class BlockingDriver:
             steps.close()
             raise InvalidArgument("this lake was connected by another process; connect anew in this one")
         with self._lock:
-            if self._closed:
+            if self.is_closed:
                 steps.close()
                 raise EngineUnreachable("this lake was closed")
             flight = _Flight(self._engine)
@@ -118,7 +115,7 @@ class BlockingDriver:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            return not self._closed and self._engine.tell(request)
+            return not self.is_closed and self._engine.tell(request)
         finally:
             self._lock.release()
 
@@ -199,6 +196,8 @@ class BlockingDriver:
 
     def begin_anew(self) -> None:
         """See `lakefs.host.forks`.  Until its end the lake is another process's, also for what is let go meanwhile."""
+        if self._direct_chunks is not None:  # it maps memory of the parent's engine
+            self._direct_chunks.forget()
         self._lock = threading.RLock()
         self._threads = None
         self._engine = self._engine.forked()
@@ -206,6 +205,15 @@ class BlockingDriver:
         self._descriptors = SegmentDescriptors()
         self.steps = replace(self.steps, descriptors=self._descriptors, lent=LentMemories())
         self._process = os.getpid()
+
+    @property
+    def direct_chunks(self) -> DirectChunks:
+        """Reads of chunks by the engine's shared index; made when it is first used."""
+        with NO_FORK:
+            if self._direct_chunks is None:  # the import is a tenth of the start-up
+                module = import_module("lakefs.client.blocking.chunks")
+                self._direct_chunks = cast("DirectChunks", module.DirectChunks(self))
+            return self._direct_chunks
 
     def work_threads(self) -> ThreadPoolExecutor:
         """The threads that read and check; of a lake that is not closed."""

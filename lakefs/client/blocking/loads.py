@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from lakefs.client.blocking.chunks import Chunks
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
 from lakefs.direct.pool_loads import cached_indexes, missing_segments, slots_fit
 from lakefs.errors import LakeError
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class PoolLoads:
-    """Loads of one lake, by the shared index of its `chunks`.  As safe for threads as the lake."""
+    """Loads of one lake, by its shared index.  As safe for threads as the lake."""
 
-    def __init__(self, lake: BlockingDriver, chunks: Chunks) -> None:
-        self._lake = lake
-        self._chunks = chunks
+    def __init__(self, driver: BlockingDriver) -> None:
+        self._driver = driver
+        self._chunks = driver.direct_chunks
         self._asked_for: set[tuple[int, SegmentId]] = set()
         """Connections, and segments whose descriptors were asked for on them: once is enough."""
 
@@ -45,7 +44,7 @@ class PoolLoads:
             or len(found) < len(wanted)
             or not slots_fit(found, offsets, rooms, pool.size_bytes)
         ):
-            lengths = self._lake.run(self._lake.steps.load_many(wanted, pool, offsets, rooms))
+            lengths = self._driver.run(self._driver.steps.load_many(wanted, pool, offsets, rooms))
             self._chunks.renew()
             return lengths
         lengths = self._read(shared, chunks, pool, offsets, found)
@@ -53,7 +52,7 @@ class PoolLoads:
         if left:
             asked = [wanted[index] for index in left], pool, [offsets[index] for index in left]
             kept_rooms = [rooms[index] for index in left] if rooms else ()
-            loaded = self._lake.run(self._lake.steps.load_many(*asked, kept_rooms))
+            loaded = self._driver.run(self._driver.steps.load_many(*asked, kept_rooms))
             for index, length in zip(left, loaded, strict=True):
                 lengths[index] = length
             self._prepare([found[index] for index in left])
@@ -69,7 +68,7 @@ class PoolLoads:
         """
         buffer = pool.buffer
         targets = [buffer[offset : offset + place[3]] for offset, place in zip(offsets, found, strict=True)]
-        cached = cached_indexes(self._lake.steps.descriptors, found)
+        cached = cached_indexes(self._driver.steps.descriptors, found)
         if len(cached) == len(chunks):
             return self._chunks.read_directly(shared, chunks, targets, found)
         lengths = [NOT_READ] * len(chunks)
@@ -82,10 +81,10 @@ class PoolLoads:
     def _prepare(self, found: Sequence[Found]) -> None:
         """Have what the next load of these needs: an index that is current, and their segments' descriptors."""
         self._chunks.renew()
-        epoch = self._lake.epoch
+        epoch = self._driver.epoch
         missing = [
             segment
-            for segment in missing_segments(self._lake.steps.descriptors, found)
+            for segment in missing_segments(self._driver.steps.descriptors, found)
             if (epoch, segment) not in self._asked_for
         ]
         if not missing:
@@ -94,4 +93,4 @@ class PoolLoads:
             self._asked_for.clear()
         self._asked_for.update((epoch, segment) for segment in missing)
         with suppress(LakeError):  # the engine goes on bringing what is in them
-            self._lake.run(need_segments(self._lake.steps.descriptors, missing))
+            self._driver.run(need_segments(self._driver.steps.descriptors, missing))

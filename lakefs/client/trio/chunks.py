@@ -12,7 +12,6 @@ import trio
 
 from lakefs.direct.batch_reads import DirectBatch, memories_of
 from lakefs.direct.chunk_reads import NOT_READ
-from lakefs.direct.index_in_use import SharedIndexUser
 from lakefs.direct.opening import open_shared_index
 from lakefs.get.opened import AT_ONCE_BYTES
 from lakefs.host.writable_memory import WritableBuffer
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
     from lakefs.client.trio.driver import TrioDriver
 
 
-class TrioChunks(SharedIndexUser):
+class TrioChunks:
     """Chunks of a lake by id.  Made by `TrioLake.chunks`."""
 
-    def __init__(self, lake: TrioDriver) -> None:
-        super().__init__(lake)
-        self._lake = lake
+    def __init__(self, driver: TrioDriver) -> None:
+        self._driver = driver
+        self._direct_chunks = driver.direct_chunks
 
     async def get(self, chunk: bytes) -> bytes:
         """A chunk, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
@@ -35,7 +34,7 @@ class TrioChunks(SharedIndexUser):
 
     async def get_many(self, chunks: Sequence[bytes]) -> list[bytes]:
         """Chunks, checked, in order.  The first failure is raised."""
-        contents = await self._lake.run(self._lake.steps.get_chunks(chunks))
+        contents = await self._driver.run(self._driver.steps.get_chunks(chunks))
         await self._renew()
         return contents
 
@@ -55,28 +54,30 @@ class TrioChunks(SharedIndexUser):
         lengths = self._read_directly(chunks, targets)
         left = [index for index, length in enumerate(lengths) if length == NOT_READ]
         if not left:
-            if self.notes.note_many(chunks):
-                self.tell_notes()
+            if self._direct_chunks.notes.note_many(chunks):
+                self._direct_chunks.tell_notes()
             await trio.lowlevel.checkpoint()
             return lengths
         wanted = [chunks[index] for index in left], [targets[index] for index in left]
-        found = await self._lake.run(self._lake.steps.get_chunks_into(*wanted))
+        found = await self._driver.run(self._driver.steps.get_chunks_into(*wanted))
         for index, length in zip(left, found, strict=True):
             lengths[index] = length
         await self._renew()
         return lengths
 
     async def _renew(self) -> None:
-        if self.is_due:
-            epoch = self._lake.epoch
-            index = await self._lake.run(open_shared_index())
-            if self._lake.epoch == epoch:  # else it may be that of an engine that is gone: the next read asks
-                self.use_shared_index(index, epoch)
+        if self._direct_chunks.is_due:
+            epoch = self._driver.epoch
+            index = await self._driver.run(open_shared_index())
+            if (
+                self._driver.epoch == epoch
+            ):  # else it may be that of an engine that is gone: the next read asks
+                self._direct_chunks.use_shared_index(index, epoch)
 
     def _read_directly(self, chunks: Sequence[bytes], targets: list[memoryview]) -> list[int]:
         """Lengths of what was read at once, NOT_READ of the rest."""
         lengths = [NOT_READ] * len(chunks)
-        shared = self.direct_reads()
+        shared = self._direct_chunks.direct_reads()
         if shared is None:
             return lengths
         if sum(map(len, targets)) <= AT_ONCE_BYTES:

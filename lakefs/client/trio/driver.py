@@ -1,4 +1,4 @@
-"""What drives operations in trio: `TrioDriver`, the base of `lakefs.client.trio.lake.TrioLake`.
+"""`TrioDriver` runs operations in trio, for `lakefs.client.trio.lake.TrioLake`.
 
 Each operation has a nursery of its own; when it is cancelled, what it sent is forgotten, its local work is waited for,
 and it gives back what it holds of the engine (sessions, leases), for at most `CLEANUP_S`.
@@ -6,12 +6,15 @@ and it gives back what it holds of the engine (sessions, leases), for at most `C
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import trio
 
 from lakefs.content.verify import Check
+from lakefs.direct.index_in_use import SharedIndexUser
 from lakefs.errors import EngineUnreachable
 from lakefs.get.opened import Access
 from lakefs.grants.descriptors import SegmentDescriptors
@@ -19,7 +22,7 @@ from lakefs.lake.lake_steps import LakeSteps
 from lakefs.ports import Offload
 from lakefs.steps.steps import Send, Start, Step, Steps, Tell, Work, takes
 from lakefs.wire.engine_port import EngineClient
-from lakefs.wire.messages import Request
+from lakefs.wire.messages import Request, WatchEvent
 
 T = TypeVar("T")
 CLEANUP_S = 5.0
@@ -53,7 +56,7 @@ class TrioDriver:
     ) -> None:
         self._engine = engine
         self._epoch = engine.epoch
-        self._offload = offload
+        self.offload = offload
         self._descriptors = SegmentDescriptors()
         self.steps = LakeSteps(
             self._descriptors,
@@ -62,6 +65,7 @@ class TrioDriver:
             check=check,
             is_held=self.is_held,
         )
+        self.direct_chunks = SharedIndexUser(self)
         # Who fetches by itself keeps grants for long, and knows of segments only.
         self._access = replace(self.steps.access(None), media=0)
 
@@ -86,6 +90,10 @@ class TrioDriver:
     def tell(self, request: Request) -> bool:
         """Send a request whose answer does not matter; see `EngineClient.tell`."""
         return self._engine.tell(request)
+
+    def watch(self, bucket: str) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
+        """See `EngineClient.watch`."""
+        return self._engine.watch(bucket)
 
     def is_connected(self) -> bool:
         """Whether the connection of this epoch is still there; see `EngineClient.is_connected`."""
@@ -171,7 +179,7 @@ class TrioDriver:
                         effect.request, effect.body, effect.descriptors, into=effect.into
                     )
                 else:
-                    ticket.result = await self._offload.run(effect.call, *effect.args)
+                    ticket.result = await self.offload.run(effect.call, *effect.args)
         except Exception as error:  # noqa: BLE001 - thrown into the operation, which raises it
             ticket.error = error
         if not ticket.scope.cancelled_caught:

@@ -12,6 +12,7 @@ from engine.process.embedded import EmbeddedEngine
 from engine.requests.table import Service
 from engine.store.store import Store
 from engine.tables.views import View
+from lakefs.client.facade import driver_of
 from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.ids import NodeId
@@ -31,10 +32,11 @@ async def names_of(store: Store) -> State:
     """All names of the store and what they are bound to."""
     lake = TrioLake(EmbeddedEngine(Service(store), descriptors=False), store.offload)
     state: dict[str, dict[str, Bound]] = {}
+    driver = driver_of(lake)
     for bucket in await lake.buckets():
         names = [Name(bucket.name, entry.key) async for entry in lake.ls(bucket.name)]
         state[bucket.name] = {}
-        for name, found in zip(names, await lake.run(lake.steps.stat_many(names)), strict=True):
+        for name, found in zip(names, await driver.run(driver.steps.stat_many(names)), strict=True):
             bound = bound_of(found) if isinstance(found, ObjectStat) else None
             if bound is None:
                 raise SimFailure(f"{name} is listed, and not there: {found!r}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 
+from lakefs.client.facade import driver_of
 from lakefs.client.trio.lake import TrioLake
 from lakefs.names import parse_object_name
 from lakefs.steps.steps import send
@@ -95,7 +96,7 @@ class NameWorkload:
         await self._ask(request)
 
     async def sync(self) -> None:
-        await self._lake.run(send(Sync()))
+        await driver_of(self._lake).run(send(Sync()))
 
     async def bucket(self) -> None:
         if self._rng.random() < 0.5:
@@ -107,7 +108,7 @@ class NameWorkload:
 
     async def _ask(self, request: Request, *body: bytes) -> list[ObjectStat]:
         """A request about names: stats of those that are there; the first failure of an item is raised."""
-        reply = await self._lake.run(send(request, body=body))
+        reply = await driver_of(self._lake).run(send(request, body=body))
         assert isinstance(reply.message, NameResults)
         for result in reply.message.results:
             if result.failure is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.format.layouts import SegmentKind
 from engine.segments.files import segment_path
+from lakefs.client.facade import driver_of
 from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.ids import BlobId, SegmentId
@@ -46,7 +47,7 @@ class PinWorkload:
             content = self._contents.by_blob[BlobId(opened.stat.blob)]
             pieces = opened.pieces
             chunks: list[bytes] = [piece.chunk for piece in pieces]
-            reply = await self._lake.run(send(PinChunks(chunks)))
+            reply = await driver_of(self._lake).run(send(PinChunks(chunks)))
         assert isinstance(reply.message, Pinned)
         expected = [
             (grant, content[piece.offset : piece.offset + piece.length])
@@ -86,6 +87,6 @@ class PinWorkload:
 
     async def _unpin(self, chunks: list[bytes]) -> None:
         try:
-            await self._lake.run(send(UnpinChunks(chunks)))
+            await driver_of(self._lake).run(send(UnpinChunks(chunks)))
         except LakeError as error:
             self._judge(error, "unpin", storing=False)

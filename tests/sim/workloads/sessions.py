@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from lakefs.client.facade import driver_of
 from lakefs.client.trio.lake import TrioLake
 from lakefs.content.manifest import CutKind, build
 from lakefs.errors import LakeError
@@ -87,7 +88,7 @@ class SessionWorkload:
             blob = tree.blob
         name = parse_object_name(self._name())
         change = NameChange(name.bucket, name.key, blob, ObjectAttributes(), create_bucket=True)
-        reply = await self._lake.run(send(Commit(session, [change], end_session=True)))
+        reply = await driver_of(self._lake).run(send(Commit(session, [change], end_session=True)))
         assert isinstance(reply.message, NameResults)
         self._expect(reply.message.results[0].failure is not None, f"{name} is bound to what nobody stored")
 
@@ -95,35 +96,36 @@ class SessionWorkload:
         """Offer chunks (or not), and store those that are not there."""
         kinds = [int(kind) for kind, _ in payloads]
         missing = list(range(len(payloads)))
+        driver = driver_of(self._lake)
         if self._rng.random() < 0.8 and kinds[0] == ChunkKind.DATA:
             ids = [bytes(data_chunk_id(payload)) for _, payload in payloads]
-            reply = await self._lake.run(send(Offer(session, ids)))
+            reply = await driver.run(send(Offer(session, ids)))
             assert isinstance(reply.message, Offered)
             missing = [index for index in missing if not reply.message.present[index]]
             await self._pause()
         if missing:
             bodies = [memoryview(payloads[index][1]) for index in missing]
             request = StoreChunks(session, [kinds[i] for i in missing], [len(body) for body in bodies])
-            await self._lake.run(send(request, body=bodies))
+            await driver.run(send(request, body=bodies))
             await self._pause()
 
     async def _commit(self, session: bytes, blob: BlobId) -> None:
         name = parse_object_name(self._name())
         change = NameChange(name.bucket, name.key, blob, ObjectAttributes(), create_bucket=True)
         end = self._rng.random() < 0.7
-        reply = await self._lake.run(send(Commit(session, [change], end_session=end)))
+        reply = await driver_of(self._lake).run(send(Commit(session, [change], end_session=end)))
         assert isinstance(reply.message, NameResults)
         (result,) = reply.message.results
         what = result.failure.message if result.failure else ""
         self._expect(result.stat is not None and result.stat.blob == blob, f"commit of {name}: {what}")
 
     async def _open_session(self) -> bytes:
-        reply = await self._lake.run(send(SessionOpen()))
+        reply = await driver_of(self._lake).run(send(SessionOpen()))
         assert isinstance(reply.message, SessionOpened)
         return reply.message.session
 
     async def _end_session(self, session: bytes) -> None:
         try:
-            await self._lake.run(send(SessionEnd(session)))
+            await driver_of(self._lake).run(send(SessionEnd(session)))
         except LakeError as error:
             self._judge(error, "end of a session", storing=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from lakefs.client.facade import driver_of
 from lakefs.client.trio.lake import TrioLake
 from lakefs.ids import BlobId
 from lakefs.steps.steps import send
@@ -70,7 +71,7 @@ class VersionWorkload:
             await self._ask(StatNames([(bucket, chosen.key)], versions=[chosen.version]))
             return
         request = OpenObjects([(bucket, chosen.key)], versions=[chosen.version], inline_bytes=1 << 20)
-        reply = await self._lake.run(send(request))
+        reply = await driver_of(self._lake).run(send(request))
         assert isinstance(reply.message, OpenResults)
         content = reply.body.joined()
         reply.body.release()
@@ -93,7 +94,7 @@ class VersionWorkload:
         )
 
     async def _some_version(self, bucket: str) -> VersionEntry | None:
-        reply = await self._lake.run(send(ListVersions(bucket)))
+        reply = await driver_of(self._lake).run(send(ListVersions(bucket)))
         assert isinstance(reply.message, ListedVersions)
         self._expect(not reply.message.next_after, "more versions than one page has")
         found = [entry for entry in reply.message.entries if not entry.key.endswith("/")]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import trio
 
+from lakefs.client.facade import driver_of
 from lakefs.client.trio.lake import OpenedObject, TrioLake
 from lakefs.errors import (
     BugError,
@@ -319,9 +320,10 @@ class Workload(NameWorkload, SessionWorkload, PinWorkload, UploadWorkload, Versi
         prefix = self._rng.choice(("", "d", "d/", "f/", "g/h"))
         delimiter = self._rng.choice(("", "/"))
         after = ""
+        driver = driver_of(self._lake)
         while True:
-            page = await self._lake.run(
-                self._lake.steps.list_page(
+            page = await driver.run(
+                driver.steps.list_page(
                     f"{self._bucket()}/{prefix}",
                     after=after,
                     delimiter=delimiter,

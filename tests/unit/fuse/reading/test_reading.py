@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from engine.tiers.arena import Arena
 from fuse.reading.blob_reader import BlobReader, ReadBuffers
 from fuse.reading.page_sums import PageSums
-from lakefs.client.trio.lake import TrioLake
+from lakefs.client.trio.driver import TrioDriver
 from lakefs.get.opened import Access, Opened, Piece
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.grants.grant_reads import bring_in
@@ -58,7 +58,7 @@ class Shelf:
             file.truncate(file.tell())
             os.fsync(file.fileno())
         self.descriptors.add(SEGMENT, os.open(path, os.O_RDONLY))
-        self.reader = BlobReader(cast(TrioLake, self), InlineOffload(), ReadBuffers(), self.opened)
+        self.reader = BlobReader(cast(TrioDriver, self), InlineOffload(), ReadBuffers(), self.opened)
 
     @property
     def steps(self) -> Shelf:
@@ -222,7 +222,7 @@ def test_a_chunk_in_the_engines_memory_is_read_from_there_for_as_long_as_it_is_t
 def test_an_object_whose_chunks_end_early_is_not_filled_up_with_what_was_read_before(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path / "segment")
     del shelf.opened.pieces[-1]
-    reader = BlobReader(cast(TrioLake, shelf), InlineOffload(), ReadBuffers(), shelf.opened)
+    reader = BlobReader(cast(TrioDriver, shelf), InlineOffload(), ReadBuffers(), shelf.opened)
     found = reader.read_nowait(len(CONTENT) - 20, 20)
     assert found is not None
     assert bytes(found) == CONTENT[-20:-5]

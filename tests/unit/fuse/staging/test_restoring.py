@@ -12,6 +12,7 @@ from fuse.staging.folder import Base, StagingFolder
 from fuse.staging.leftovers import Leftover, claimed, find_leftovers, forget, is_in_use
 from fuse.staging.restore import Standing, restore_to_store, standing
 from lakefs.client.blocking.lake import Lake
+from lakefs.client.facade import driver_of
 from lakefs.errors import (
     BucketNotFound,
     EngineUnreachable,
@@ -55,7 +56,8 @@ def put(lake: Lake, content: bytes) -> ObjectStat:
 
 
 def how(lake: Lake, leftover: Leftover) -> Standing:
-    return standing(leftover, lake.run(lake.steps.stat_many([NAME]))[0])
+    driver = driver_of(lake)
+    return standing(leftover, driver.run(driver.steps.stat_many([NAME]))[0])
 
 
 def test_an_edit_is_stored_over_what_it_was_made_on_and_keeps_what_the_name_carries(
@@ -64,7 +66,8 @@ def test_an_edit_is_stored_over_what_it_was_made_on_and_keeps_what_the_name_carr
     lake.put(str(NAME), b"0123456789", content_type="text/x")
     leftover = left(tmp_path, lake.stat(str(NAME)), (3, b"abc"), (12, b"end"))
     assert how(lake, leftover) is Standing.READY
-    stored = lake.run(restore_to_store(lake.steps, leftover, NAME))
+    driver = driver_of(lake)
+    stored = driver.run(restore_to_store(driver.steps, leftover, NAME))
     assert lake.get(str(NAME)) == b"012abc6789\0\0end"
     assert (stored.content_type, stored.mtime_ns) == ("text/x", leftover.time_ns)
 
@@ -75,15 +78,17 @@ def test_the_same_content_put_again_is_what_it_was_made_on(lake: Lake, tmp_path:
     assert how(lake, leftover) is Standing.INCOMPLETE
     put(lake, b"0123456789")
     assert how(lake, leftover) is Standing.READY
-    lake.run(restore_to_store(lake.steps, leftover, NAME))
+    driver = driver_of(lake)
+    driver.run(restore_to_store(driver.steps, leftover, NAME))
     assert lake.get(str(NAME)) == b"X123456789"
 
 
 def test_a_new_file_is_its_owner_s_alone_and_its_bucket_is_made_again(lake: Lake, tmp_path: Path) -> None:
     leftover = left(tmp_path, None, (0, b"new"), name="gone/file")
+    driver = driver_of(lake)
     with pytest.raises(BucketNotFound, match="lake bucket create typo"):
-        lake.run(restore_to_store(lake.steps, leftover, Name("typo", "file")))
-    stored = lake.run(restore_to_store(lake.steps, leftover, Name("gone", "file")))
+        driver.run(restore_to_store(driver.steps, leftover, Name("typo", "file")))
+    stored = driver.run(restore_to_store(driver.steps, leftover, Name("gone", "file")))
     assert (lake.get("gone/file"), stored.mode) == (b"new", 0o600)
 
 
@@ -93,16 +98,19 @@ def test_an_empty_object_in_the_place_of_a_new_file_is_replaced_and_another_is_n
     leftover = left(tmp_path, None, (0, b"new"))
     put(lake, b"x")
     assert how(lake, leftover) is Standing.CHANGED
+    driver = driver_of(lake)
     with pytest.raises(PreconditionFailed, match="has other content"):
-        lake.run(restore_to_store(lake.steps, leftover, NAME))
+        driver.run(restore_to_store(driver.steps, leftover, NAME))
     put(lake, b"")
     assert how(lake, leftover) is Standing.READY
-    lake.run(restore_to_store(lake.steps, leftover, NAME))
+    driver.run(restore_to_store(driver.steps, leftover, NAME))
     assert lake.get(str(NAME)) == b"new"
 
 
 def test_a_name_that_changes_at_the_last_moment_is_left_alone(lake: Lake, tmp_path: Path) -> None:
     leftover = left(tmp_path, put(lake, b"base"), (0, b"staged"))
+
+    driver = driver_of(lake)
 
     def meanwhile(steps: Steps[ObjectStat]) -> Steps[ObjectStat]:
         """The steps, and another client's put behind the first answer."""
@@ -117,10 +125,10 @@ def test_a_name_that_changes_at_the_last_moment_is_left_alone(lake: Lake, tmp_pa
             answer = yield step
             if first and answer is not None and hasattr(answer, "message"):
                 first = False
-                yield from lake.steps.put(str(NAME), b"newer")
+                yield from driver.steps.put(str(NAME), b"newer")
 
     with pytest.raises(PreconditionFailed):
-        lake.run(meanwhile(restore_to_store(lake.steps, leftover, NAME)))
+        driver.run(meanwhile(restore_to_store(driver.steps, leftover, NAME)))
     assert lake.get(str(NAME)) == b"newer"
 
 
@@ -128,21 +136,23 @@ def test_what_the_engine_stored_after_all_is_not_stored_again(lake: Lake, tmp_pa
     leftover = left(tmp_path, put(lake, b"0123456789"), (3, b"abc"))
     stored = put(lake, b"012abc6789")
     assert how(lake, leftover) is Standing.INCOMPLETE
-    assert lake.run(restore_to_store(lake.steps, leftover, NAME)).node == stored.node
+    driver = driver_of(lake)
+    assert driver.run(restore_to_store(driver.steps, leftover, NAME)).node == stored.node
     for other in (b"012abX6789", b"012abc678", b"012abc67890"):
         put(lake, other)
         with pytest.raises(PreconditionFailed):
-            lake.run(restore_to_store(lake.steps, leftover, NAME))
+            driver.run(restore_to_store(driver.steps, leftover, NAME))
 
 
 def test_bytes_that_are_nowhere_are_missed_or_zeros(lake: Lake, tmp_path: Path) -> None:
     leftover = left(tmp_path, put(lake, b"0123456789"), (3, b"abc"))
     lake.remove(str(NAME))
     assert how(lake, leftover) is Standing.INCOMPLETE
+    driver = driver_of(lake)
     with pytest.raises(KeyNotFound, match="3 of 10 bytes are here"):
-        lake.run(restore_to_store(lake.steps, leftover, NAME))
+        driver.run(restore_to_store(driver.steps, leftover, NAME))
     assert not lake.exists(str(NAME))
-    lake.run(restore_to_store(lake.steps, leftover, NAME, zeros=True))
+    driver.run(restore_to_store(driver.steps, leftover, NAME, zeros=True))
     assert lake.get(str(NAME)) == b"\0\0\0abc\0\0\0\0"
 
 

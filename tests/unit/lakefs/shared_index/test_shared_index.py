@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 import pytest
 
-from lakefs.client.blocking.chunks import Chunks
+from lakefs.client.blocking.chunks import Chunks, DirectChunks
 from lakefs.content.verify import Check
 from lakefs.direct.opening import open_shared_index
 from lakefs.errors import EngineBusy, EngineUnreachable, PermissionDenied, StoreDamaged
@@ -222,7 +222,7 @@ def test_a_table_that_was_replaced_on_its_way_is_asked_for_once_more(shared: tup
 
 
 class _Reconnecting:
-    """A lake whose connection is another one behind the first request for the index."""
+    """A driver whose connection is another one behind the first request for the index."""
 
     steps = SimpleNamespace(
         carries_descriptors=True, descriptors=None, check=Check.BLAKE3, get_chunks=lambda _: None
@@ -231,6 +231,7 @@ class _Reconnecting:
     def __init__(self, reader: SharedIndexReader) -> None:
         self.epoch = 1
         self._reader = reader
+        self.direct_chunks = DirectChunks(cast("Any", self))
 
     def run(self, steps: Generator[Any, Any, Any] | None) -> object:
         if steps is None:
@@ -243,8 +244,9 @@ class _Reconnecting:
 def test_the_index_of_a_connection_that_was_lost_meanwhile_is_not_used(
     shared: tuple[int, SharedTable],
 ) -> None:
-    chunks = Chunks(cast("Any", _Reconnecting(SharedIndexReader(shared[0]))))
+    driver = _Reconnecting(SharedIndexReader(shared[0]))
+    chunks = Chunks(cast("Any", driver))
     chunks.get_many([CHUNK])
-    assert chunks.direct_reads() is None
+    assert driver.direct_chunks.direct_reads() is None
     chunks.get_many([CHUNK])
-    assert chunks.direct_reads() is not None
+    assert driver.direct_chunks.direct_reads() is not None

@@ -12,6 +12,7 @@ import pytest
 
 from engine.process.embedded import open_lake
 from lakefs.client.blocking.lake import Lake
+from lakefs.client.facade import driver_of
 from lakefs.errors import (
     AlreadyExists,
     BucketNotFound,
@@ -235,19 +236,21 @@ def test_a_name_too_long_for_a_suffix_has_a_part_too(tmp_path: Path) -> None:
 
 def put(lake: Lake, root: Path, options: PutOptions | None = None) -> tuple[Totals, list[FileOutcome]]:
     outcomes: list[FileOutcome] = []
+    driver = driver_of(lake)
     steps = put_tree(
-        lake.steps,
+        driver.steps,
         [Walk(str(root), "k/", WalkOptions())],
         "bkt",
         options or PutOptions(create_bucket=True),
         Observer(outcomes.append),
     )
-    return lake.run(steps), outcomes
+    return driver.run(steps), outcomes
 
 
 def get(lake: Lake, target: Path, observer: Observer | None = None) -> Totals:
-    return lake.run(
-        get_tree(lake.steps, Name("bkt", "k/"), str(target), GetOptions(), observer or Observer())
+    driver = driver_of(lake)
+    return driver.run(
+        get_tree(driver.steps, Name("bkt", "k/"), str(target), GetOptions(), observer or Observer())
     )
 
 
@@ -277,7 +280,8 @@ def test_progress_adds_up_both_ways(lake: Lake, tmp_path: Path) -> None:
     done: list[tuple[int, int]] = []
     observer = Observer(progress=lambda moved, present: done.append((moved, present)))
     walk = Walk(str(root), "k/", WalkOptions())
-    lake.run(put_tree(lake.steps, [walk], "bkt", PutOptions(create_bucket=True), observer))
+    driver = driver_of(lake)
+    driver.run(put_tree(driver.steps, [walk], "bkt", PutOptions(create_bucket=True), observer))
     assert sum(moved for moved, _ in done) == sum(sizes.values())
     for present in (0, sum(sizes.values())):
         done.clear()
@@ -312,9 +316,12 @@ def interrupted(lake: Lake, target: Path, error: BaseException) -> None:
     def progress(moved: int, present: int) -> None:
         raise error
 
-    steps = get_to_file(lake.steps, Name("bkt", "x"), str(target), GetOptions(), Observer(progress=progress))
+    driver = driver_of(lake)
+    steps = get_to_file(
+        driver.steps, Name("bkt", "x"), str(target), GetOptions(), Observer(progress=progress)
+    )
     with pytest.raises(type(error)):
-        lake.run(steps)
+        driver.run(steps)
 
 
 def test_an_interrupted_get_leaves_the_target_and_no_part(lake: Lake, tmp_path: Path) -> None:
@@ -335,7 +342,8 @@ def test_a_get_that_lost_its_engine_keeps_its_part_for_the_next(lake: Lake, tmp_
     assert is_part(str(part))
     there: list[int] = []
     observer = Observer(progress=lambda moved, present: there.append(present))
-    lake.run(get_to_file(lake.steps, Name("bkt", "x"), str(tmp_path / "x"), GetOptions(), observer))
+    driver = driver_of(lake)
+    driver.run(get_to_file(driver.steps, Name("bkt", "x"), str(tmp_path / "x"), GetOptions(), observer))
     assert sum(there) >= 4 * MIB
     assert (tmp_path / "x").read_bytes() == content
     assert not part.exists()
@@ -345,9 +353,11 @@ def test_a_stream_gives_every_range_in_order(lake: Lake) -> None:
     content = os.urandom(21 * MIB + 11)
     lake.put("bkt/x", content, create_bucket=True)
 
+    driver = driver_of(lake)
+
     def streamed(offset: int, length: int) -> Steps[bytes]:
         got: list[bytes] = []
-        access = lake.steps.access(None)
+        access = driver.steps.access(None)
         opened: Opened = yield from open_object(access, Name("bkt", "x"))
         count = yield from stream_range(access, opened, offset, length, got.append)
         yield from close_object(opened)
@@ -363,7 +373,7 @@ def test_a_stream_gives_every_range_in_order(lake: Lake) -> None:
         (21 * MIB + 10, 9),
         (1 << 40, 1),
     ):
-        assert lake.run(streamed(offset, length)) == content[offset : offset + length]
+        assert driver.run(streamed(offset, length)) == content[offset : offset + length]
 
 
 def test_a_file_that_cannot_be_written_fails_alone(lake: Lake, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from engine.process.embedded import open_lake
 from lakefs.client.blocking.driver import unwind
+from lakefs.client.facade import driver_of
 from lakefs.errors import EngineUnreachable
 from lakefs.steps.steps import Steps, send, work
 from lakefs.wire.messages import Ping
@@ -29,7 +30,7 @@ def test_an_error_of_any_kind_is_thrown_into_the_operation(tmp_path: Path) -> No
 
     (tmp_path / "store").mkdir()
     with open_lake(tmp_path / "store") as lake, pytest.raises(BrokenPipeError):
-        lake.run(operation())
+        driver_of(lake).run(operation())
     assert seen == ["cleaning up", "cleaned up"]
 
 

@@ -16,6 +16,7 @@ from engine.chunks.chunk_store import find_chunk
 from engine.process.embedded import EmbeddedEngine
 from engine.process.shared_index_life import run_shared_index
 from engine.tiers.shared_index import SharedIndex
+from lakefs.client.facade import driver_of
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.client.trio.lake import TrioLake
 from lakefs.content.verify import Check
@@ -46,7 +47,7 @@ def run(body: Body, setting: str = "memory", entries: int = 800) -> None:
 
 
 async def _stored(lake: TrioLake, content: bytes, name: str = "bkt/object") -> ChunkId:
-    await lake.run(lake.steps.put(name, content, create_bucket=True))
+    await lake.put(name, content, create_bucket=True)
     return data_chunk_id(content)
 
 
@@ -95,7 +96,7 @@ def test_a_batch_that_is_told_the_places_reads_nowhere_else(length: int, check: 
         async with world.lake(check=check) as lake:
             chunk = await _hot(world, lake, content)
             assert _tier_of(index, chunk) == MEDIUM_DRAM
-            shared = lake.chunks.direct_reads()
+            shared = driver_of(lake).direct_chunks.direct_reads()
             assert shared is not None
             punch_everything(world)
             for places in (None, [index.in_slabs[chunk]]):
@@ -116,7 +117,7 @@ def test_bits_that_flip_in_memory_are_noticed_and_the_disk_is_read(length: int, 
         content = os.urandom(length)
         async with world.lake(check=check) as lake:
             chunk = await _hot(world, lake, content)
-            shared = lake.chunks.direct_reads()
+            shared = driver_of(lake).direct_chunks.direct_reads()
             place = world.tier.find(chunk)
             assert shared is not None
             assert place is not None
@@ -256,11 +257,8 @@ def test_a_table_that_grows_tells_slabs_as_the_one_before(monkeypatch: pytest.Mo
     async def body(world: World, index: SharedIndex) -> None:
         async with world.lake() as lake:
             shared = await _hot(world, lake, os.urandom(64 * KIB))
-            await lake.run(
-                lake.steps.put_many(
-                    [(f"bkt/{number}", b"%05d" % number) for number in range(900)], create_bucket=True
-                )
-            )
+            many = [(f"bkt/{number}", b"%05d" % number) for number in range(900)]
+            await lake.put_many(many, create_bucket=True)
         while index.counts.grown == 0 or index.state == "filling":
             await trio.lowlevel.checkpoint()
         assert _tier_of(index, shared) == MEDIUM_DRAM

@@ -13,6 +13,7 @@ import pytest
 
 import lakefs
 from lakefs.client.blocking.driver import BlockingDriver
+from lakefs.client.facade import driver_of
 from lakefs.errors import ChunkNotFound, InvalidArgument, SourceChanged
 from lakefs.get.pools import Pool
 from lakefs.grants.descriptors import SegmentDescriptors
@@ -26,7 +27,7 @@ def until_hot(lake: lakefs.Lake, chunk: bytes) -> None:
     until = time.monotonic() + WAIT_S
     while True:
         lake.chunks.get(chunk)
-        hot = lake.chunks.direct_reads()
+        hot = driver_of(lake).direct_chunks.direct_reads()
         if hot is not None and hot.index.find(chunk) is not None:
             return
         assert time.monotonic() < until, lake.status()["hot_index"]
@@ -35,7 +36,7 @@ def until_hot(lake: lakefs.Lake, chunk: bytes) -> None:
 def until_lost(lake: lakefs.Lake) -> None:
     """Look until the end of the connection is seen: the kernel closed it before the process was gone."""
     until = time.monotonic() + WAIT_S
-    while lake.is_connected():
+    while driver_of(lake).is_connected():
         assert time.monotonic() < until
 
 
@@ -75,7 +76,7 @@ def test_what_is_read_without_the_engine_is_told_to_it_and_then_read_from_its_me
             lake.put(f"bkt/{number}", content, create_bucket=True)
         for chunk in chunks:
             until_hot(lake, chunk)
-        hot = lake.chunks.direct_reads()
+        hot = driver_of(lake).direct_chunks.direct_reads()
         assert hot is not None
         until = time.monotonic() + WAIT_S
         while not all((found := hot.index.find(chunk)) and found[0] == MEDIUM_DRAM for chunk in chunks):
@@ -113,7 +114,7 @@ def test_chunks_are_read_after_the_engine_was_replaced(folder: Path) -> None:
             assert lake.chunks.get(chunk) == content  # the bytes say so themselves
         served.start()
         lake.put("hot/another", b"x")
-        assert lake.chunks.direct_reads() is None
+        assert driver_of(lake).direct_chunks.direct_reads() is None
         until_hot(lake, chunk)
         with no_requests():
             assert lake.chunks.get(chunk) == content
@@ -250,7 +251,7 @@ def test_unverified_reads_ask_the_engine_again_once_it_was_killed(served: Served
             assert lake.chunks.get_into(chunk, buffer) == 65_536
         served.kill()
         until_lost(lake)
-        hot = lake.chunks.direct_reads()
+        hot = driver_of(lake).direct_chunks.direct_reads()
         assert hot is not None
         assert hot.index.is_current  # nobody was there to say otherwise
         assert hot.read(ChunkId(chunk)) is None
